@@ -26,24 +26,24 @@ def check_origins() -> None:
     here = os.path.dirname(os.path.realpath(__file__))
     for name in PACKAGES:
         ours = os.path.join(here, name, "__init__.py")
-        found = _origin(name)
-        if os.path.realpath(found) == ours:
+        imported = _origin(name)
+        if os.path.realpath(imported) == ours:
             continue
         if not os.path.isfile(ours):
             raise ImportError(
                 f"soa-pipeline: the package '{name}' is missing: there is no {ours}. "
                 "Install soa-pipeline again."
             )
-        if not found:
+        if not imported:
             raise ImportError(
                 f"soa-pipeline: the package '{name}' cannot be found: put {here} on sys.path."
             )
-        entry = os.path.dirname(found)
-        if os.path.basename(found) == "__init__.py":
-            entry = os.path.dirname(entry)
+        path_entry = os.path.dirname(imported)
+        if os.path.basename(imported) == "__init__.py":  # a package lies in a folder of its own
+            path_entry = os.path.dirname(path_entry)
         raise ImportError(
-            f"soa-pipeline: {found} hides our package '{name}' ({os.path.dirname(ours)}). "
-            f"Rename or remove it, or take {entry} off PYTHONPATH and sys.path; "
+            f"soa-pipeline: {imported} hides our package '{name}' ({os.path.dirname(ours)}). "
+            f"Rename or remove it, or take {path_entry} off PYTHONPATH and sys.path; "
             "if pip installed it, use an environment without it."
         )
 

@@ -163,8 +163,8 @@ def load(
     opening = _opening(ref, mode, build, options)
     elsewhere = _elsewhere(device, site, remote)
     if elsewhere and (live or opening.watch is not None):
-        what = "live" if live else "watch"
-        raise LoadError(f"{what} with {elsewhere}: only sessions on this host have that")
+        option = "live" if live else "watch"
+        raise LoadError(f"{option} with {elsewhere}: only sessions on this host have that")
     if shadow is not None and (live or elsewhere or device == "auto"):
         raise LoadError("a shadow runs beside one version on one device of this host")
     if canary is not None and (live or device == "auto" or shadow is not None):
@@ -179,7 +179,7 @@ def load(
     else:
         open_ = partial(session_on, device=device_here("cpu"))
         session = load_here(opening, device, live)
-    with ExitStack() as after_an_error:
+    with ExitStack() as after_an_error:  # a wrapper that cannot be made must not leak the session
         after_an_error.callback(session.close)
         if shadow is not None:
             from runtime.versions import shadowed
@@ -203,8 +203,8 @@ def _elsewhere(device: Device, site: Ref | Site | None, remote: RemoteOptions | 
     if isinstance(device, str) and device.startswith(SCHEME):
         return repr(device)
     if remote is not None:
-        whose = "the site file has them" if at_site else f"they are for device {SCHEME}HOST:PORT"
-        raise LoadError(f"remote options with device {str(device)!r}: {whose}")
+        reason = "the site file has them" if at_site else f"they are for device {SCHEME}HOST:PORT"
+        raise LoadError(f"remote options with device {str(device)!r}: {reason}")
     return "a site" if at_site else ""
 
 
@@ -218,7 +218,7 @@ def _opener(
 
 
 def _opening(ref: Ref, mode: Mode, build: Build, options: Options) -> Opening:
-    """What to open, with the builder and the prover of this process. Raises LoadError."""
+    """The options of opening, with the builder and the prover of this process. Raises LoadError."""
     if build not in ("never", "missing"):
         raise LoadError(f"build {build!r} is neither 'never' nor 'missing'")
     if build == "missing":
@@ -235,8 +235,8 @@ def _on_a_server(
     """A function that opens a version at the server."""
     for name in _SERVER_CHOOSES:
         if getattr(opening, name) is not None:
-            what = "build" if name == "builder" else name
-            raise LoadError(f"{what} with device {url!r}: the server chooses that")
+            option = "build" if name == "builder" else name
+            raise LoadError(f"{option} with device {url!r}: the server chooses that")
     from serving.remote import connect
 
     return partial(connect, address=address_of(url), options=remote or RemoteOptions())
@@ -246,17 +246,17 @@ def _refused_here(opened: Opened, target: str, engine_name: str) -> str | None:
     """A `Prover`: validates an artifact against the reference, in a child process. Returns why it
     was refused, or None. Raises LoadError without a verdict: torch is missing, or the run failed.
     """
-    what = f"{opened.label}: {engine_name} for {target} is validated here at its first use"
+    step = f"{opened.label}: {engine_name} for {target} is validated here at its first use"
     if not has_torch():
-        raise LoadError(f"{what}, which takes torch: pip install torch", code="load-without-torch")
+        raise LoadError(f"{step}, which takes torch: pip install torch", code="load-without-torch")
     from pipeline.promotion import revalidate  # here: importing it takes a second
 
     try:
         report = revalidate(opened, target, engine_name)
     except EngineError as error:
-        raise LoadError(f"{what}: {error}", code="load-not-verified") from None
+        raise LoadError(f"{step}: {error}", code="load-not-verified") from None
     if report.verdict == "failed":  # for example out of memory: another attempt may succeed
-        raise LoadError(f"{what}, which failed: {report.reason}", code="load-not-verified")
+        raise LoadError(f"{step}, which failed: {report.reason}", code="load-not-verified")
     return None if report.valid else report.reason or "it was not validated"
 
 
@@ -267,7 +267,7 @@ def _at_a_site(opening: Opening, site: Ref | Site | None) -> Callable[[Opened], 
     from pipeline.config import find_site, load_site
     from serving.site import Site, connect_site
 
-    folder = Path()
+    folder = Path()  # of the site file: paths in it are relative to that
     if site is None:
         site, folder = find_site()
     elif isinstance(site, str | Path):

@@ -102,9 +102,11 @@ class ColumnModel:
         from mlflow.exceptions import MlflowException
         from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 
-        given = data if isinstance(data, Mapping) else {c: data[c].to_numpy() for c in data}
+        columns = (
+            data if isinstance(data, Mapping) else {name: data[name].to_numpy() for name in data}
+        )
         try:
-            answer = self._run(given)
+            answer = self._run(columns)
         except SoaPipelineError as error:
             raise MlflowException(str(error), INVALID_PARAMETER_VALUE) from error
         if isinstance(data, Mapping) or not is_frame(self._outputs):
@@ -115,37 +117,41 @@ class ColumnModel:
             return pd.DataFrame(answer, copy=False)
         return pd.DataFrame(answer, index=data.index, copy=False)
 
-    def _run(self, given: Mapping[str, Array]) -> dict[str, Array]:
-        """Run the session on arrays, by the names of MLflow's fields."""
-        arrays = {field: _checked(field, given) for field in self._inputs}
+    def _run(self, columns: Mapping[str, Array]) -> dict[str, Array]:
+        """Run the session on arrays. Inputs and answers are named as MLflow's fields."""
+        arrays = {field: _checked(field, columns) for field in self._inputs}
+        collections = self._collections(arrays)
+        signature = self._session.signature
+        self._session.run(
+            {name: collections[name] for name in signature.input_collections},
+            {name: collections[name] for name in signature.output_collections},
+        )
+        answers: dict[str, Array] = {}
+        for field in self._outputs:
+            name = field.column.name
+            answer = to_numpy(collections[field.collection], [name])[name]
+            answers[field.name] = np.atleast_1d(answer)
+        return answers
+
+    def _collections(self, arrays: Mapping[Field, Array]) -> dict[str, Collection]:
+        """Every collection that the model reads or writes, by name."""
         rows = _rows(arrays)
         signature = self._session.signature
-        every = {
-            name: _collection(
-                signature.layouts[name],
-                rows[signature.rows_of[name]],
-                {f.column.name: a for f, a in arrays.items() if f.collection == name},
-                name in signature.output_collections,
-            )
-            for name in dict.fromkeys((*signature.input_collections, *signature.output_collections))
-        }
-        self._session.run(
-            {name: every[name] for name in signature.input_collections},
-            {name: every[name] for name in signature.output_collections},
-        )
-        return {
-            field.name: np.atleast_1d(
-                to_numpy(every[field.collection], [field.column.name])[field.column.name]
-            )
-            for field in self._outputs
-        }
+        collections = {}
+        for name in signature.layouts:
+            own = {f.column.name: array for f, array in arrays.items() if f.collection == name}
+            written = name in signature.output_collections
+            n = rows[signature.rows_of[name]]
+            collections[name] = _collection(signature.layouts[name], n, own, written)
+        return collections
 
 
-def _checked(field: Field, given: Mapping[str, Array]) -> Array:
+def _checked(field: Field, columns: Mapping[str, Array]) -> Array:
     """The array of one input, with its dtype and shape checked. A scalar may be a plain number."""
-    if field.name not in given:
-        raise CollectionError(f"no column {field.name!r}, there are: {', '.join(map(str, given))}")
-    array = np.asarray(given[field.name])
+    if field.name not in columns:
+        have = ", ".join(map(str, columns))
+        raise CollectionError(f"no column {field.name!r}, there are: {have}")
+    array = np.asarray(columns[field.name])
     if field.rows is None and array.ndim == 0:
         array = array.reshape(1)
     if array.dtype != numpy_dtype(field.column.dtype):

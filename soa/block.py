@@ -70,18 +70,21 @@ class Plan:
 def plan_block(block: Block, layout: Layout) -> Plan:
     """Choose the plan of a block in a layout; raises BlockError naming block and column."""
     members = _members(block, layout)
-    wanted = [(m.name, m.component_of(i)) for m in members for i in range(m.components)]
-    per_feature = [m.dtype for m in members for _ in range(m.components)]
-    dtype = _model_dtype(block, per_feature)
-    feature_shape = _feature_shape(block, [m.shape for m in members], len(wanted))
+    features: list[tuple[str, int]] = []
+    dtypes: list[str] = []
+    for member in members:
+        features += [(member.name, member.component_of(i)) for i in range(member.components)]
+        dtypes += [member.dtype] * member.components
+    dtype = _model_dtype(block, dtypes)
+    feature_shape = _feature_shape(block, [member.shape for member in members], len(features))
     kind: PlanKind = "scalars" if members[0].kind == "scalar" else "columns"
-    run = None if kind == "scalars" else _buffer_run(layout, wanted, per_feature)
-    if run is not None:
-        place = {component: i for i, component in enumerate(run)}
-        order = tuple(place[component] for component in wanted)
-        return Plan("matrix", tuple(run), order, (per_feature[0],), dtype, feature_shape)
-    order = tuple(range(len(wanted)))
-    return Plan(kind, tuple(wanted), order, tuple(per_feature), dtype, feature_shape)
+    adjacent = None if kind == "scalars" else _adjacent_columns(layout, features, dtypes)
+    if adjacent is not None:
+        index_of = {component: i for i, component in enumerate(adjacent)}
+        order = tuple(index_of[component] for component in features)
+        return Plan("matrix", tuple(adjacent), order, (dtypes[0],), dtype, feature_shape)
+    order = tuple(range(len(features)))
+    return Plan(kind, tuple(features), order, tuple(dtypes), dtype, feature_shape)
 
 
 def _members(block: Block, layout: Layout) -> list[Column]:
@@ -101,7 +104,7 @@ def _members(block: Block, layout: Layout) -> list[Column]:
                 f"{where} names {member.name!r}, which is {member.dtype}: a collection "
                 f"can hold it, but no model reads it (models read {', '.join(DTYPES)})"
             )
-    scalars = [m.name for m in members if m.kind == "scalar"]
+    scalars = [member.name for member in members if member.kind == "scalar"]
     if scalars and len(scalars) < len(members):
         raise BlockError(
             f"{where} mixes scalars ({', '.join(scalars)}) with columns: a scalar has one value "
@@ -113,7 +116,7 @@ def _members(block: Block, layout: Layout) -> list[Column]:
 
 
 def _model_dtype(block: Block, dtypes: list[str]) -> str:
-    """The dtype that the model gets. Raises BlockError."""
+    """The dtype that the model gets; `dtypes` are those of the features. Raises BlockError."""
     if block.dtype is not None:
         if block.dtype not in DTYPES:
             raise BlockError(
@@ -130,7 +133,8 @@ def _model_dtype(block: Block, dtypes: list[str]) -> str:
 
 
 def _feature_shape(block: Block, shapes: list[tuple[int, ...]], components: int) -> tuple[int, ...]:
-    """The shape of a row that the model gets. Raises BlockError."""
+    """The shape of a row that the model gets, from the shapes of the columns and their number of
+    components. Raises BlockError."""
     if block.shape is not None:
         if math.prod(block.shape) != components or any(extent < 1 for extent in block.shape):
             raise BlockError(
@@ -138,20 +142,20 @@ def _feature_shape(block: Block, shapes: list[tuple[int, ...]], components: int)
                 f"its {components} components"
             )
         return block.shape
-    if len(shapes) == 1 and len(shapes[0]) == 2:
+    if len(shapes) == 1 and len(shapes[0]) == 2:  # one Eigen matrix
         return shapes[0]
     return (components,)
 
 
-def _buffer_run(
-    layout: Layout, wanted: list[tuple[str, int]], dtypes: list[str]
+def _adjacent_columns(
+    layout: Layout, features: list[tuple[str, int]], dtypes: list[str]
 ) -> list[tuple[str, int]] | None:
-    """The wanted physical columns in buffer order; None unless adjacent and of one dtype."""
+    """The physical columns of the features in buffer order; None unless they are adjacent and of
+    one dtype. No feature is there twice."""
     if layout.storage != "buffer" or len(set(dtypes)) > 1:
         return None
-    physical = [(c.name, k) for c in layout.columns for k in range(c.components)]
-    place = {component: i for i, component in enumerate(physical)}
-    places = sorted(place[component] for component in wanted)
-    if places[-1] - places[0] + 1 != len(places):
-        return None
-    return physical[places[0] : places[-1] + 1]
+    physical = [(member.name, k) for member in layout.columns for k in range(member.components)]
+    index_of = {component: i for i, component in enumerate(physical)}
+    indices = [index_of[component] for component in features]
+    first, last = min(indices), max(indices)
+    return physical[first : last + 1] if last - first + 1 == len(indices) else None

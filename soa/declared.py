@@ -50,20 +50,19 @@ def declared(package: str, family: str) -> dict[str, Declared]:
     for module, head in _heads(package):
         if re.search(rf"\b{family}=", head) is None:
             continue
-        (node,) = ast.parse(f"{head} ...", module).body
+        (node,) = ast.parse(f"{head} ...", module).body  # a class needs a body
         if isinstance(node, ast.ClassDef):
-            keywords = {each.arg: each.value for each in node.keywords if each.arg is not None}
+            keywords = {word.arg: word.value for word in node.keywords if word.arg is not None}
             settings = {key: ast.literal_eval(value) for key, value in keywords.items()}  # ours
             classes.append(Declared(settings[family], module, node.name, settings))
-    classes.sort(key=lambda each: (each.settings.get("order", 0), each.name))
+    classes.sort(key=lambda found: (found.settings.get("order", 0), found.name))
     by_name: dict[str, Declared] = {}
-    for each in classes:
-        if each.name in by_name:
+    for found in classes:
+        other = by_name.setdefault(found.name, found)
+        if other is not found:
             raise SoaPipelineError(
-                f"two classes are the {family} {each.name!r}: {by_name[each.name].module}, "
-                f"{each.module}"
+                f"two classes are the {family} {found.name!r}: {other.module}, {found.module}"
             )
-        by_name[each.name] = each
     return by_name
 
 
@@ -76,16 +75,16 @@ def of_packages(family: str) -> dict[str, Declared]:
     """
     from importlib.metadata import entry_points  # reads every installed package: some 40 ms
 
-    found: dict[str, Declared] = {}
+    by_name: dict[str, Declared] = {}
     for entry in entry_points(group=f"soa_pipeline.{family}"):
         package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.module
-        other = found.get(entry.name)
+        other = by_name.get(entry.name)
         if other is not None and other.package != package:
             raise SoaPipelineError(
                 f"two packages declare the {family} {entry.name!r}: {other.package}, {package}"
             )
-        found[entry.name] = Declared(entry.name, entry.module, entry.attr, {}, package)
-    return found
+        by_name[entry.name] = Declared(entry.name, entry.module, entry.attr, {}, package)
+    return by_name
 
 
 # Every process that runs a model searches for classes. So files are searched once, and only the
@@ -95,16 +94,16 @@ _HEAD = re.compile(rb"\n(class \w+\((?:[^()]|\([^()]*\))*\):)")
 
 @cache
 def _heads(package: str) -> list[tuple[str, str]]:
-    """The first lines of a package's classes that have keywords, each with its module."""
+    """The first lines of a package's classes that have keywords: pairs of module and line."""
     root = str(Path(__file__).parents[1])
-    found = []
+    module_and_head = []
     for folder, _, files in os.walk(os.path.join(root, *package.split("."))):
-        inside = folder[len(root) + 1 :].replace(os.sep, ".")
+        parent = folder[len(root) + 1 :].replace(os.sep, ".")
         for file in files:
             if not file.endswith(".py"):
                 continue
             with open(os.path.join(folder, file), "rb") as opened:
                 heads = _HEAD.findall(opened.read())
-            module = inside if file == "__init__.py" else f"{inside}.{file[:-3]}"
-            found += [(module, head.decode()) for head in heads if b"=" in head]
-    return found
+            module = parent if file == "__init__.py" else f"{parent}.{file[:-3]}"
+            module_and_head += [(module, head.decode()) for head in heads if b"=" in head]
+    return module_and_head

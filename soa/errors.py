@@ -24,9 +24,9 @@ class SoaPipelineError(Exception):
 
     code = "error"
 
-    def __init__(self, *said: object, code: str | None = None) -> None:
+    def __init__(self, *message: object, code: str | None = None) -> None:
         """`code`: a more specific code than that of the class; it begins with the class's code."""
-        super().__init__(*said)
+        super().__init__(*message)
         if code is not None:
             self.code = code
 
@@ -67,12 +67,12 @@ class OptionError(SoaPipelineError, TypeError):
 def causes(error: BaseException, contexts: bool = False) -> Iterator[BaseException]:
     """An exception, its cause, the cause of that, and so on, each once: they can form a circle.
     `contexts`: without a cause, that during whose handling an exception was raised."""
-    passed: set[int] = set()
-    each: BaseException | None = error
-    while each is not None and id(each) not in passed:
-        passed.add(id(each))
-        yield each
-        each = each.__cause__ or (each.__context__ if contexts else None)
+    yielded: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in yielded:
+        yielded.add(id(current))
+        yield current
+        current = current.__cause__ or (current.__context__ if contexts else None)
 
 
 @contextmanager
@@ -92,6 +92,6 @@ def needs_library(install: str, error: type[SoaPipelineError]) -> Iterator[None]
     try:
         yield
     except (ImportError, OSError) as problem:
-        what = getattr(problem, "name", None) or "a library"
-        text = f"{what} cannot be imported ({problem}): pip install {install}"
+        library = getattr(problem, "name", None) or "a library"
+        text = f"{library} cannot be imported ({problem}): pip install {install}"
         raise error(text, code="missing-library") from problem

@@ -57,10 +57,10 @@ Inode = tuple[int, int]
 def inode_of(file: Path | int) -> Inode | None:
     """The inode of the file at a path, or of an open file; None if there is no file."""
     try:
-        at = os.stat(file)
+        status = os.stat(file)
     except FileNotFoundError:
         return None
-    return at.st_dev, at.st_ino
+    return status.st_dev, status.st_ino
 
 
 def digest_of(path: str | Path) -> str:
@@ -81,7 +81,7 @@ def check_zip(path: str | Path) -> None:
     with os.fdopen(open_plain(path, links=True), "rb") as file:
         if file.read(4) != b"PK\3\4":
             return
-        with _damage_said(), zipfile.ZipFile(file) as archive:
+        with _bad_zip_errors(), zipfile.ZipFile(file) as archive:
             check_members(archive, archive.namelist())
 
 
@@ -91,18 +91,18 @@ def check_members(archive: zipfile.ZipFile, names: Iterable[str]) -> None:
     If the sums of all members are 0, they were not written
     (`torch.serialization.set_crc32_options(False)`), and nothing is compared.
     """
-    if not any(each.CRC for each in archive.infolist()):
+    if not any(member.CRC for member in archive.infolist()):
         return
-    with _damage_said():
+    with _bad_zip_errors():
         for name in names:
-            with archive.open(name) as member:
-                while member.read(1 << 20):
+            with archive.open(name) as content:
+                while content.read(1 << 20):  # zipfile compares the sum at the end of a member
                     pass
 
 
 @contextmanager
-def _damage_said() -> Iterator[None]:
-    """Raise zipfile.BadZipFile for whatever error the inside raises."""
+def _bad_zip_errors() -> Iterator[None]:
+    """Turns every error that is raised inside the `with` block into zipfile.BadZipFile."""
     import zipfile
 
     try:

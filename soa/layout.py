@@ -72,22 +72,26 @@ class Column:
         except LayoutError as error:
             raise LayoutError(f"column {self.name!r}: {error}") from None
         if self.kind == "eigen":
-            if is_opaque(self.dtype):
-                raise LayoutError(f"Eigen column {self.name!r} is {self.dtype}, not numbers")
-            if not 1 <= len(self.shape) <= 2 or any(
-                type(extent) is not int or extent < 1 for extent in self.shape
-            ):
-                raise LayoutError(
-                    f"Eigen column {self.name!r} has shape {list(self.shape)}: "
-                    "give [rows] or [rows, cols], each at least 1"
-                )
-            if self.components > _MOST_COMPONENTS:
-                raise LayoutError(
-                    f"Eigen column {self.name!r} has {self.components} entries: at most "
-                    f"{_MOST_COMPONENTS} are allowed"
-                )
+            self._check_eigen()
         elif self.shape:
             raise LayoutError(f"{self.kind} {self.name!r} has no shape, found {list(self.shape)}")
+
+    def _check_eigen(self) -> None:
+        """Raise LayoutError unless the column is a vector or a matrix of numbers."""
+        if is_opaque(self.dtype):
+            raise LayoutError(f"Eigen column {self.name!r} is {self.dtype}, not numbers")
+        if not 1 <= len(self.shape) <= 2 or any(
+            type(extent) is not int or extent < 1 for extent in self.shape
+        ):
+            raise LayoutError(
+                f"Eigen column {self.name!r} has shape {list(self.shape)}: "
+                "give [rows] or [rows, cols], each at least 1"
+            )
+        if self.components > _MOST_COMPONENTS:
+            raise LayoutError(
+                f"Eigen column {self.name!r} has {self.components} entries: at most "
+                f"{_MOST_COMPONENTS} are allowed"
+            )
 
     @property
     def own_alignment(self) -> int:
@@ -114,6 +118,8 @@ class Column:
     def component_of(self, index: int) -> int:
         """The physical component that holds entry `index`, counted row by row.
 
+        Components are counted column by column, as Eigen stores a matrix.
+
         Examples
         --------
         >>> eigen("matrix", "float32", 2, 3).component_of(1)  # of row 0 and column 1
@@ -134,7 +140,7 @@ def column(name: str, dtype: str) -> Column:
     >>> column("pt", "float32")
     Column(name='pt', dtype='float32', kind='column', shape=())
     """
-    return Column(_named(name), dtype)
+    return Column(_identifier(name), dtype)
 
 
 def opaque(name: str, nbytes: int) -> Column:
@@ -145,7 +151,7 @@ def opaque(name: str, nbytes: int) -> Column:
     >>> Layout([column("pt", "float32"), opaque("hits", 24)]).nbytes(100)
     2944
     """
-    return Column(_named(name), f"opaque{nbytes}")
+    return Column(_identifier(name), f"opaque{nbytes}")
 
 
 def scalar(name: str, dtype: str) -> Column:
@@ -158,7 +164,7 @@ def scalar(name: str, dtype: str) -> Column:
     >>> event["rho"]
     array(12.5, dtype=float32)
     """
-    return Column(_named(name), dtype, "scalar")
+    return Column(_identifier(name), dtype, "scalar")
 
 
 def eigen(name: str, dtype: str, *shape: int) -> Column:
@@ -169,12 +175,13 @@ def eigen(name: str, dtype: str, *shape: int) -> Column:
     >>> Collection(Layout([eigen("p4", "float32", 4)]), 5)["p4"].shape
     (5, 4)
     """
-    return Column(_named(name), dtype, "eigen", tuple(shape))
+    return Column(_identifier(name), dtype, "eigen", tuple(shape))
 
 
-@takes(LayoutError, name=TEXT)
-def _named(name: str) -> str:
-    if not IDENTIFIER.fullmatch(name):
+def _identifier(name: str) -> str:
+    """The name itself. LayoutError if it is a text that is no identifier; `Column` refuses what is
+    no text."""
+    if isinstance(name, str) and not IDENTIFIER.fullmatch(name):
         raise LayoutError(f"column name {name!r} is not an identifier (A-Z a-z 0-9 _)")
     return name
 
@@ -201,7 +208,8 @@ class Layout:
     @takes(
         LayoutError,
         columns=Accepted(
-            "the columns: column(…), eigen(…), scalar(…)", lambda v: isinstance(v, Iterable)
+            "the columns: column(…), eigen(…), scalar(…)",
+            lambda value: isinstance(value, Iterable),
         ),
         storage=TEXT,
     )
@@ -213,6 +221,7 @@ class Layout:
     ) -> None:
         if alignment is None:
             alignment = 1 if storage == "columns" else DEFAULT_ALIGNMENT
+        # The class is frozen, but its constructor takes other types than its fields have.
         object.__setattr__(self, "columns", tuple(columns))
         object.__setattr__(self, "alignment", alignment)
         object.__setattr__(self, "storage", storage)
@@ -222,22 +231,18 @@ class Layout:
         """Raise LayoutError if columns, alignment or storage are not possible."""
         if not self.columns:
             raise LayoutError("a layout needs at least one column")
-        if odd := [c for c in self.columns if not isinstance(c, Column)]:
+        if others := [member for member in self.columns if not isinstance(member, Column)]:
             raise LayoutError(
-                f"Layout: {odd[0]!r} is no column: use column(…), eigen(…), scalar(…)"
+                f"Layout: {others[0]!r} is no column: use column(…), eigen(…), scalar(…)"
             )
-        if twice := repeated(c.name for c in self.columns):
+        if twice := repeated(member.name for member in self.columns):
             raise LayoutError(f"column {twice[0]!r} is declared twice")
-        if (
-            type(self.alignment) is not int
-            or self.alignment < 1
-            or self.alignment & (self.alignment - 1)
-            or self.alignment > _LARGEST_ALIGNMENT
-        ):
+        powers = (1 << bit for bit in range(_LARGEST_ALIGNMENT.bit_length()))
+        if type(self.alignment) is not int or self.alignment not in powers:
             raise LayoutError(
                 f"alignment {self.alignment} is not a power of two up to {_LARGEST_ALIGNMENT}"
             )
-        widest = max(self.columns, key=lambda c: c.own_alignment)
+        widest = max(self.columns, key=lambda member: member.own_alignment)
         if self.storage == "buffer" and self.alignment < widest.own_alignment:
             raise LayoutError(
                 f"alignment {self.alignment} is smaller than one element of "
@@ -249,17 +254,17 @@ class Layout:
     @cached_property
     def numbers(self) -> tuple[Column, ...]:
         """The members that a model may read: all except uint64 and opaque ones."""
-        return tuple(c for c in self.columns if c.dtype in DTYPES)
+        return tuple(member for member in self.columns if member.dtype in DTYPES)
 
     @cached_property
     def by_name(self) -> Mapping[str, Column]:
-        return {c.name: c for c in self.columns}
+        return {member.name: member for member in self.columns}
 
     def __getitem__(self, name: str) -> Column:
         try:
             return self.by_name[name]
         except (KeyError, TypeError):  # TypeError: a list, which is no name
-            have = ", ".join(c.name for c in self.columns)
+            have = ", ".join(member.name for member in self.columns)
             hint = nearest(name, self.by_name)
             raise LayoutError(
                 f"no column {name!r} in the layout, which has: {have}{hint}"
@@ -277,8 +282,15 @@ class Layout:
 
     @cached_property
     def row_step(self) -> int:
-        """The number of rows after which every column is aligned again as at the first row."""
-        return max((self.alignment_of(c.name) // c.own_alignment for c in self.numbers), default=1)
+        """The number of rows after which every column is aligned again as at the first row.
+
+        Alignments and element sizes are powers of two, so the largest quotient is a multiple of all
+        the others. Opaque columns do not count: no model reads them.
+        """
+        return max(
+            (self.alignment_of(member.name) // member.own_alignment for member in self.numbers),
+            default=1,
+        )
 
     def pitch(self, name: str, n: int) -> int:
         """Bytes from the start of one component of a column to the next, for n elements.
@@ -290,7 +302,8 @@ class Layout:
         """
         member = self[name]
         elements = 1 if member.kind == "scalar" else n
-        return -(-elements * itemsize(member.dtype) // self.alignment) * self.alignment
+        nbytes = elements * itemsize(member.dtype)
+        return -(-nbytes // self.alignment) * self.alignment  # -(-a // b) rounds a / b up
 
     def padded_length(self, name: str, n: int) -> int:
         """Elements from one component of a column to the next (CMSSW's Eigen stride).
@@ -310,12 +323,12 @@ class Layout:
         >>> Layout([column("pt", "float32"), scalar("rho", "float64")]).offsets(33)
         {'pt': 0, 'rho': 256}
         """
-        begins: dict[str, int] = {}
-        at = 0
+        offsets: dict[str, int] = {}
+        end = 0  # of the columns so far
         for member in self.columns:
-            begins[member.name] = at
-            at += self.pitch(member.name, n) * member.components
-        return begins
+            offsets[member.name] = end
+            end += self.pitch(member.name, n) * member.components
+        return offsets
 
     def nbytes(self, n: int) -> int:
         """Bytes of the buffer for n elements (CMSSW's `computeDataSize`).
@@ -327,4 +340,4 @@ class Layout:
         """
         if n < 0:
             raise LayoutError(f"a collection cannot have {n} elements")
-        return sum(self.pitch(c.name, n) * c.components for c in self.columns)
+        return sum(self.pitch(member.name, n) * member.components for member in self.columns)

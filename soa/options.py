@@ -23,19 +23,20 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Accepted:
-    """The values that an argument may have. `said`: how a message names them."""
+    """The values that an argument may have. `words`: how a message names them. `holds`: whether a
+    value is one of them."""
 
-    said: str
+    words: str
     holds: Callable[[Any], bool]
 
     @property
     def or_none(self) -> Accepted:
-        return Accepted(f"{self.said}, or None", lambda value: value is None or self.holds(value))
+        return Accepted(f"{self.words}, or None", lambda value: value is None or self.holds(value))
 
-    def list_of(self, said: str) -> Accepted:
+    def list_of(self, words: str) -> Accepted:
         """Several such values. A text is no list of its letters."""
         return Accepted(
-            said,
+            words,
             lambda value: (
                 isinstance(value, Sequence | set | frozenset)
                 and not isinstance(value, str | bytes)
@@ -44,8 +45,9 @@ class Accepted:
         )
 
 
-def of_type(said: str, *types: type) -> Accepted:
-    return Accepted(said, lambda value: isinstance(value, types))
+def of_type(words: str, *types: type) -> Accepted:
+    """The instances of these types."""
+    return Accepted(words, lambda value: isinstance(value, types))
 
 
 TEXT = of_type("text", str)
@@ -62,6 +64,7 @@ COUNT = Accepted(
 
 
 def at_least(least: int) -> Accepted:
+    """The whole numbers from `least` on."""
     return Accepted(
         f"a whole number of at least {least}", lambda value: COUNT.holds(value) and value >= least
     )
@@ -87,14 +90,14 @@ def takes(
     kind. Arguments that `kinds` does not name are not checked."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        places = list(inspect.signature(function).parameters)
+        names = list(inspect.signature(function).parameters)
 
         @functools.wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-            for name, value in chain(zip(places, args, strict=False), kwargs.items()):
+            for name, value in chain(zip(names, args, strict=False), kwargs.items()):
                 kind = kinds.get(name)
                 if kind is not None and not kind.holds(value):
-                    raise error(_wrong(function.__qualname__, name, value, kind))
+                    raise error(_advice(function.__qualname__, name, value, kind))
             return function(*args, **kwargs)
 
         return checked
@@ -108,38 +111,45 @@ def check_fields(
     """The check of `takes` for the fields of a dataclass. `where`: the function of the user."""
     for name, kind in kinds.items():
         if not kind.holds(value := getattr(record, name)):
-            raise error(_wrong(where, name, value, kind))
+            raise error(_advice(where, name, value, kind))
 
 
-def _wrong(where: str, name: str, value: object, kind: Accepted) -> str:
-    given = "None" if value is None else f"{reprlib.repr(value)} ({type(value).__name__})"
-    return f"{where.removesuffix('.__init__')}: {name} is {given}; give {kind.said}"
+def _advice(where: str, name: str, value: object, kind: Accepted) -> str:
+    """The message about an argument of the wrong kind: where, what was found, what to give."""
+    found = "None" if value is None else f"{reprlib.repr(value)} ({type(value).__name__})"
+    return f"{where.removesuffix('.__init__')}: {name} is {found}; give {kind.words}"
 
 
-def known_options(of: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate a function whose `**options` are fields of the dataclass `of`.
+def known_options(record: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate a function whose `**options` are fields of the dataclass `record`.
 
-    An option that does not exist raises OptionError, which names the nearest one.
+    An option that does not exist raises OptionError, which names the nearest one. The signature of
+    the decorated function lists the fields.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        own = inspect.signature(function)
-        every = {n: p for n, p in own.parameters.items() if p.kind is not p.VAR_KEYWORD}
-        every |= {n: p for n, p in inspect.signature(of).parameters.items() if n not in every}
+        signature = inspect.signature(function)
+        known = {
+            name: parameter
+            for name, parameter in signature.parameters.items()
+            if parameter.kind is not parameter.VAR_KEYWORD
+        }
+        for name, field in inspect.signature(record).parameters.items():
+            known.setdefault(name, field)
 
         @functools.wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-            for name in kwargs.keys() - every.keys():
-                raise OptionError(_refusal(function.__name__, name, list(every)))
+            for name in kwargs.keys() - known.keys():
+                raise OptionError(_unknown_option(function.__name__, name, list(known)))
             return function(*args, **kwargs)
 
-        checked.__signature__ = own.replace(parameters=list(every.values()))  # type: ignore[attr-defined]
+        checked.__signature__ = signature.replace(parameters=list(known.values()))  # type: ignore[attr-defined]
         return checked
 
     return decorate
 
 
-def _refusal(function: str, name: str, known: list[str]) -> str:
+def _unknown_option(function: str, name: str, known: list[str]) -> str:
     advice = nearest(name, known).removeprefix("; ") or f"it has: {', '.join(known)}"
     return f"{function} has no option {name!r}: {advice}"
 
@@ -155,10 +165,10 @@ def nearest(name: object, known: Iterable[object]) -> str:
     ends in this one (`jet_pt`)."""
     import difflib
 
-    wanted, names = str(name).lower(), {str(each).lower(): str(each) for each in known}
-    close = difflib.get_close_matches(wanted, names, 1)
-    ends = tuple(f"{mark}{wanted}" for mark in "_./")
-    longer = [low for low in names if low.endswith(ends)]
-    if not close and len(longer) == 1:
-        close = longer
-    return f"; did you mean {names[close[0]]!r}?" if close else ""
+    wanted = str(name).lower()
+    by_lower = {str(other).lower(): str(other) for other in known}
+    close = difflib.get_close_matches(wanted, by_lower, 1)
+    if not close:
+        ends = tuple(f"{mark}{wanted}" for mark in "_./")
+        close = [lower for lower in by_lower if lower.endswith(ends)]
+    return f"; did you mean {by_lower[close[0]]!r}?" if len(close) == 1 else ""

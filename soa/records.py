@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from datetime import datetime
 from functools import cache
@@ -44,13 +44,13 @@ Reader = Callable[[Any], Any]
 class Misfit(ValueError):
     """A value that does not fit its annotation. The text begins with the place of the value."""
 
-    def __init__(self, said: str, *path: object) -> None:
-        super().__init__(said)
-        self.said = said
+    def __init__(self, reason: str, *path: object) -> None:
+        super().__init__(reason)
+        self.reason = reason
         self.path = [str(part) for part in path]
 
     def __str__(self) -> str:
-        return f"{'.'.join(self.path) or '(top level)'}: {self.said}"
+        return f"{'.'.join(self.path) or '(top level)'}: {self.reason}"
 
 
 class Record:
@@ -66,7 +66,8 @@ class Record:
 
 
 def check_fields(record: object) -> None:
-    """Raise ValueError if a field of a dataclass does not fit its annotation."""
+    """Raise ValueError if a field of a dataclass does not fit its annotation. A value that is
+    converted, as a list to a tuple, replaces the field's."""
     kind: Any = type(record)
     for name, read in _record_fields(kind).items():
         object.__setattr__(record, name, _at(name, read, getattr(record, name)))
@@ -123,24 +124,31 @@ def parse_json(content: bytes | str) -> Any:
     try:
         text = content.decode() if isinstance(content, bytes) else content
         data = json.loads(text)
-        if "\\u" in text or isinstance(content, str):
+        if "\\u" in text or isinstance(content, str):  # else decode() has refused surrogates
             json.dumps(data, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError(f"nested deeper than {MOST_LEVELS}") from None
     except (UnicodeDecodeError, UnicodeEncodeError) as error:
         raise ValueError(f"not UTF-8: {error.reason}") from None
-    if text.count("[") + text.count("{") > MOST_LEVELS and _deeper(data):
+    if text.count("[") + text.count("{") > MOST_LEVELS and _is_too_deep(data):
         raise ValueError(f"nested deeper than {MOST_LEVELS}")
     return data
 
 
-def _deeper(found: Any) -> bool:
-    level = [found]
+def _is_too_deep(data: Any) -> bool:
+    """Whether JSON data is nested deeper than `MOST_LEVELS`. Goes down level by level, because deep
+    data would exhaust the stack of a recursive function."""
+    level = [data]
     for _ in range(MOST_LEVELS + 1):
-        inner = [each.values() if isinstance(each, dict) else each for each in level
-                 if isinstance(each, dict | list)]  # fmt: skip
-        level = [value for values in inner for value in values]
+        level = [inner for value in level for inner in _directly_inside(value)]
     return bool(level)
+
+
+def _directly_inside(value: Any) -> Iterable[Any]:
+    """The values of an object, or the entries of a list; of anything else, none."""
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def read_record(kind: type[T], content: bytes | str) -> T:
@@ -164,11 +172,11 @@ def as_data(value: Any) -> Any: ...
 def as_data(value: Any) -> Any:
     """A value that `as_record` reads, as data for JSON: a dataclass with its fields in order."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {each.name: as_data(getattr(value, each.name)) for each in fields(value)}
+        return {field.name: as_data(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
-        return {key: as_data(each) for key, each in value.items()}
+        return {key: as_data(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [as_data(each) for each in value]
+        return [as_data(inner) for inner in value]
     if isinstance(value, datetime):
         return value.isoformat()
     return str(value) if isinstance(value, Path) else value
@@ -201,11 +209,12 @@ def _at(key: object, read: Reader, value: Any) -> Any:
 
 
 def _short(value: object) -> str:
+    """The value as text, cut after 100 characters."""
     text = repr(value)
     return text if len(text) <= 100 else f"{text[:100]}…"
 
 
-def _found(value: object) -> str:
+def _described(value: object) -> str:
     """The words for a value in a message: null, an object, a list, or the value itself."""
     if value is None:
         return "null"
@@ -215,17 +224,20 @@ def _found(value: object) -> str:
 
 
 def _exactly(kind: type, what: str) -> Reader:
+    """Reads a value of this type, named `what` in words; true and false are no whole numbers."""
+
     def read(value: Any) -> Any:
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise Misfit(f"{what} is needed, found {_found(value)}")
+            raise Misfit(f"{what} is needed, found {_described(value)}")
         return value
 
     return read
 
 
 def _float(value: Any) -> float:
+    """Read a number; a whole number is converted."""
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise Misfit(f"a number is needed, found {_found(value)}")
+        raise Misfit(f"a number is needed, found {_described(value)}")
     try:
         return float(value)
     except OverflowError:
@@ -237,7 +249,7 @@ def _time(value: Any) -> datetime:
     try:
         time = value if isinstance(value, datetime) else datetime.fromisoformat(value)
     except (TypeError, ValueError):
-        raise Misfit(f"a time in ISO 8601 format is needed, found {_found(value)}") from None
+        raise Misfit(f"a time in ISO 8601 format is needed, found {_described(value)}") from None
     if time.tzinfo is None:
         raise Misfit(f"{_short(value)} has no time zone")
     return time
@@ -254,7 +266,7 @@ def _literal(*choices: object) -> Reader:
     def read(value: Any) -> Any:
         if isinstance(value, str | int | None) and (type(value), value) in known:
             return value
-        raise Misfit(f"one of {', '.join(map(repr, choices))} is needed, found {_found(value)}")
+        raise Misfit(f"one of {', '.join(map(repr, choices))} is needed, found {_described(value)}")
 
     return read
 
@@ -267,106 +279,109 @@ def _union(*kinds: Any) -> Reader:
     def read(value: Any) -> Any:
         if optional and value is None:
             return None
-        for each in reads[:-1]:
+        for read_as in reads[:-1]:
             try:
-                return each(value)
+                return read_as(value)
             except Misfit:
                 continue
-        return reads[-1](value)
+        return reads[-1](value)  # its error is reported
 
     return read
 
 
-def _annotated(kind: Any, *said: Any) -> Reader:
-    """Reads a value with the changes and conditions that its annotation adds."""
-    before = [each.change for each in said if isinstance(each, Before)]
-    after = [each for each in said if not isinstance(each, Before)]
-    inner = reader(kind)
+def _annotated(kind: Any, *additions: Any) -> Reader:
+    """Reads a value with the changes (`Before`) and conditions that its annotation adds."""
+    changes = [addition.change for addition in additions if isinstance(addition, Before)]
+    conditions = [addition for addition in additions if not isinstance(addition, Before)]
+    read_kind = reader(kind)
 
     def read(value: Any) -> Any:
-        for change in before:
+        for change in changes:
             value = change(value)
-        found = inner(value)
+        value = read_kind(value)
         try:
-            for check in after:
-                found = check(found)
+            for condition in conditions:
+                value = condition(value)
         except Misfit:
             raise
         except ValueError as error:
             raise Misfit(str(error)) from None
-        return found
+        return value
 
     return read
 
 
-def _items(values: Any) -> Sequence[Any]:
+def _require_list(values: Any) -> Sequence[Any]:
+    """The values themselves. Raises Misfit if they are no list or tuple."""
     if not isinstance(values, list | tuple):
-        raise Misfit(f"a list is needed, found {_found(values)}")
+        raise Misfit(f"a list is needed, found {_described(values)}")
     return values
 
 
 def _list(kind: Any) -> Reader:
-    inner = reader(kind)
-    return lambda values: [_at(i, inner, each) for i, each in enumerate(_items(values))]
+    """Reads a list; a Misfit says the place of its value in the list."""
+    read = reader(kind)
+    return lambda values: [_at(i, read, value) for i, value in enumerate(_require_list(values))]
 
 
 def _tuple(*kinds: Any) -> Reader:
     """Reads a list as a tuple: of any length, or with an annotation for each entry."""
     if kinds[-1] is Ellipsis:
-        every = _list(kinds[0])
-        return lambda values: tuple(every(values))
-    inner = [reader(kind) for kind in kinds]
+        read_list = _list(kinds[0])
+        return lambda values: tuple(read_list(values))
+    reads = [reader(kind) for kind in kinds]
 
     def read(values: Any) -> tuple[Any, ...]:
-        if len(_items(values)) != len(inner):
-            raise Misfit(f"a list of {len(inner)} is needed, found {len(values)}")
-        pairs = zip(inner, values, strict=True)
-        return tuple(_at(i, each, value) for i, (each, value) in enumerate(pairs))
+        if len(_require_list(values)) != len(reads):
+            raise Misfit(f"a list of {len(reads)} is needed, found {len(values)}")
+        pairs = zip(reads, values, strict=True)
+        return tuple(_at(i, read_entry, value) for i, (read_entry, value) in enumerate(pairs))
 
     return read
 
 
 def _mapping(of_keys: Any, of_values: Any) -> Reader:
     """Reads an object, its keys and its values."""
-    keys, values = reader(of_keys), reader(of_values)
+    read_key, read_value = reader(of_keys), reader(of_values)
 
-    def read(found: Any) -> dict[Any, Any]:
-        if not isinstance(found, Mapping):
-            raise Misfit(f"an object is needed, found {_found(found)}")
-        return {_at(k, keys, k): _at(k, values, value) for k, value in found.items()}
+    def read(data: Any) -> dict[Any, Any]:
+        if not isinstance(data, Mapping):
+            raise Misfit(f"an object is needed, found {_described(data)}")
+        return {_at(k, read_key, k): _at(k, read_value, value) for k, value in data.items()}
 
     return read
 
 
 @cache
 def _record_fields(kind: Any) -> dict[str, Reader]:
+    """By field that the constructor takes: the reader of its annotation."""
     hints = get_type_hints(kind, include_extras=True)
-    return {each.name: reader(hints[each.name]) for each in fields(kind) if each.init}
+    return {field.name: reader(hints[field.name]) for field in fields(kind) if field.init}
 
 
-def _has_no_default(each: Field[Any]) -> bool:
-    return each.default is MISSING and each.default_factory is MISSING
+def _has_no_default(field: Field[Any]) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
 
 
 def _dataclass(kind: Any) -> Reader:
     """Reads an object as a dataclass; fields without a default must be there."""
-    inner = _record_fields(kind)
-    needed = [each.name for each in fields(kind) if each.init and _has_no_default(each)]
+    reads = _record_fields(kind)
+    needed = [field.name for field in fields(kind) if field.init and _has_no_default(field)]
     closed = getattr(kind, "__closed__", False)
 
-    def read(found: Any) -> Any:
-        if isinstance(found, kind):
-            return found
-        if not isinstance(found, Mapping):
-            raise Misfit(f"an object is needed, found {_found(found)}")
-        if closed and (more := [key for key in found if key not in inner]):
-            raise Misfit("there is no such field", more[0])
-        if lacking := [name for name in needed if name not in found]:
+    def read(data: Any) -> Any:
+        if isinstance(data, kind):
+            return data
+        if not isinstance(data, Mapping):
+            raise Misfit(f"an object is needed, found {_described(data)}")
+        if closed and (unknown := [key for key in data if key not in reads]):
+            raise Misfit("there is no such field", unknown[0])
+        if lacking := [name for name in needed if name not in data]:
             raise Misfit("is missing", lacking[0])
-        given = {name: _at(name, each, found[name]) for name, each in inner.items()
-                 if name in found}  # fmt: skip
+        present = [name for name in reads if name in data]
+        values = {name: _at(name, reads[name], data[name]) for name in present}
         try:
-            return kind(**given)
+            return kind(**values)
         except Misfit:
             raise
         except ValueError as error:

@@ -104,18 +104,22 @@ class Argument:
 def signature_table(title: object, signature: Signature) -> str:
     """A table of a signature's collections for a notebook."""
     inputs, outputs = signature.input_collections, signature.output_collections
-    rows = []
+    lines = []
     for name, layout in signature.layouts.items():
         dim = signature.rows_of[name]
         least, most = signature.ranges[dim].min, signature.ranges[dim].limit
         role = "written"
         if name in inputs:
             role = "read and written" if name in outputs else "read"
-        columns = ", ".join(
-            f"{c.name} {c.dtype}{list(c.shape) if c.shape else ''}" for c in layout.columns
-        )
-        rows.append((name, role, f"{dim}: {least:,} to {most:,}", columns))
-    return html_table(title, ("collection", "", "rows", "columns"), rows)
+        columns = ", ".join(_name_and_type(column) for column in layout.columns)
+        lines.append((name, role, f"{dim}: {least:,} to {most:,}", columns))
+    return html_table(title, ("collection", "", "rows", "columns"), lines)
+
+
+def _name_and_type(column: Column) -> str:
+    """A column as text: `pt float32`, or `p4 float32[4]` for an Eigen column."""
+    shape = list(column.shape) if column.shape else ""
+    return f"{column.name} {column.dtype}{shape}"
 
 
 def offsets_of(collection: str) -> str:
@@ -155,36 +159,21 @@ class Signature:
         jagged: Mapping[str, int] | None = None,
         stored: bool = False,
     ) -> Signature:
-        """Plan every block and check the whole; `rows_of` maps a collection to its row dimension.
+        """Plan every block and check the whole; `rows_of` maps a collection to its row dimension,
+        by default `n`.
 
         `stored`: names may be any text, because older versions allowed it. Raises SignatureError or
         BlockError naming the block, column or dimension.
         """
         if not stored:
             _require_identifiers(layouts, [*inputs, *outputs], ranges)
-        unknown = sorted(set(rows_of or {}) - set(layouts))
-        if unknown:
-            raise SignatureError(f"rows of {unknown[0]!r}, which is no collection")
-        rows_of = {name: (rows_of or {}).get(name, "n") for name in layouts}
-        for collection, dim in rows_of.items():
-            if dim not in ranges:
-                raise SignatureError(f"collection {collection!r}: no range for its rows {dim!r}")
-
-        def bind(block: Block) -> BoundBlock:
-            if block.collection not in layouts:
-                have = ", ".join(layouts)
-                raise SignatureError(
-                    f"block {block.name!r}: no collection {block.collection!r}, there are: {have}"
-                )
-            plan = plan_block(block, layouts[block.collection])
-            return BoundBlock(block, plan, rows_of[block.collection])
-
+        dims = _row_dimensions(layouts, rows_of or {}, ranges)
         signature = cls(
             dict(layouts),
-            rows_of,
+            dims,
             dict(ranges),
-            tuple(bind(b) for b in inputs),
-            tuple(bind(b) for b in outputs),
+            tuple(_bound(block, layouts, dims) for block in inputs),
+            tuple(_bound(block, layouts, dims) for block in outputs),
             dict(jagged or {}),
         )
         signature._check()
@@ -220,7 +209,7 @@ class Signature:
 
     def _check_outputs(self) -> None:
         """Raise SignatureError if a column is written twice or read too, or its dtype is mixed."""
-        read = {(b.block.collection, c) for b in self.inputs for c in b.block.columns}
+        read = {(bound.block.collection, c) for bound in self.inputs for c in bound.block.columns}
         written: dict[tuple[str, str], str] = {}
         for out in self.outputs:
             if out.block.broadcast:
@@ -267,19 +256,21 @@ class Signature:
 
     @cached_property
     def input_collections(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(b.block.collection for b in self.inputs))
+        return tuple(dict.fromkeys(bound.block.collection for bound in self.inputs))
 
     @cached_property
     def output_collections(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(b.block.collection for b in self.outputs))
+        return tuple(dict.fromkeys(bound.block.collection for bound in self.outputs))
 
     @cached_property
     def arguments(self) -> tuple[Argument, ...]:
         """Every argument of an artifact, in order."""
-        carriers = [Argument("carrier", "carrier", dim, "float32") for dim in self.dims]
-        blocks = [a for b in self.inputs for a in _arguments(b, "input")]
-        blocks += [a for b in self.outputs for a in _arguments(b, "output")]
-        return (*carriers, *blocks)
+        arguments = [Argument("carrier", "carrier", dim, "float32") for dim in self.dims]
+        for bound in self.inputs:
+            arguments += _arguments(bound, "input")
+        for bound in self.outputs:
+            arguments += _arguments(bound, "output")
+        return tuple(arguments)
 
     def _repr_html_(self) -> str:
         """A table of the collections, for a notebook."""
@@ -299,10 +290,11 @@ class Signature:
                 name: {**as_data(layout), "rows": self.rows_of[name]}
                 for name, layout in self.layouts.items()
             },
-            "rows": {dim: _as_stored(each) for dim, each in self.ranges.items()},
-            "inputs": [described(b) for b in self.inputs],
-            "outputs": [described(b) for b in self.outputs],
+            "rows": {dim: _as_stored(rows) for dim, rows in self.ranges.items()},
+            "inputs": [described(bound) for bound in self.inputs],
+            "outputs": [described(bound) for bound in self.outputs],
         }
+        # Without jagged collections, the text is the same as before `jagged` existed.
         return {**data, "jagged": dict(self.jagged)} if self.jagged else data
 
     @classmethod
@@ -313,7 +305,10 @@ class Signature:
         except ValueError as error:
             raise SignatureError(f"this is not a stored signature: {error}") from None
         signature = cls.build(
-            {n: Layout(c.columns, c.alignment, c.storage) for n, c in stored.collections.items()},
+            {
+                name: Layout(collection.columns, collection.alignment, collection.storage)
+                for name, collection in stored.collections.items()
+            },
             stored.inputs,
             stored.outputs,
             stored.rows,
@@ -329,20 +324,47 @@ class Signature:
         return signature
 
 
+def _row_dimensions(
+    layouts: Mapping[str, Layout], rows_of: Mapping[str, str], ranges: Mapping[str, RowRange]
+) -> dict[str, str]:
+    """The row dimension of every collection: that in `rows_of`, else `n`. SignatureError if a
+    collection does not exist, or its dimension has no range."""
+    unknown = sorted(set(rows_of) - set(layouts))
+    if unknown:
+        raise SignatureError(f"rows of {unknown[0]!r}, which is no collection")
+    dims = {name: rows_of.get(name, "n") for name in layouts}
+    for collection, dim in dims.items():
+        if dim not in ranges:
+            raise SignatureError(f"collection {collection!r}: no range for its rows {dim!r}")
+    return dims
+
+
+def _bound(block: Block, layouts: Mapping[str, Layout], dims: Mapping[str, str]) -> BoundBlock:
+    """The block with its plan and row dimension. SignatureError if its collection does not exist;
+    BlockError if its layout cannot provide it."""
+    if block.collection not in layouts:
+        have = ", ".join(layouts)
+        raise SignatureError(
+            f"block {block.name!r}: no collection {block.collection!r}, there are: {have}"
+        )
+    plan = plan_block(block, layouts[block.collection])
+    return BoundBlock(block, plan, dims[block.collection])
+
+
 def _require_identifiers(
     layouts: Mapping[str, Layout], blocks: Sequence[Block], dims: Iterable[str]
 ) -> None:
     """Raise SignatureError for a name that C++ could not have."""
-    names = {
+    names_of = {
         "collection": layouts,
         "column": [c.name for layout in layouts.values() for c in layout.columns],
         "block": [block.name for block in blocks],
         "row dimension": dims,
     }
-    for what, named in names.items():
-        for name in named:
+    for kind, names in names_of.items():
+        for name in names:
             if not IDENTIFIER.fullmatch(name):
-                raise SignatureError(f"{what} {name!r} is not an identifier (A-Z a-z 0-9 _)")
+                raise SignatureError(f"{kind} {name!r} is not an identifier (A-Z a-z 0-9 _)")
 
 
 def _text(data: Mapping[str, Any]) -> str:
@@ -351,6 +373,7 @@ def _text(data: Mapping[str, Any]) -> str:
 
 
 def _as_stored(rows: RowRange) -> dict[str, Any]:
+    """The range as `Signature.to_dict` has it."""
     data: dict[str, Any] = as_data(rows)
     if not rows.unbounded:  # the same text as before `unbounded` existed
         del data["unbounded"]
@@ -359,6 +382,8 @@ def _as_stored(rows: RowRange) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _StoredCollection:
+    """A collection as it is stored: the fields of its layout, and its row dimension."""
+
     columns: tuple[Column, ...]
     alignment: int
     storage: Storage
@@ -377,11 +402,11 @@ class _Stored:
 
 
 def _arguments(bound: BoundBlock, role: Role) -> list[Argument]:
-    """The arguments of a block, in their order."""
+    """The arguments of a block, in their order: one for a matrix, else one per component."""
     plan, block = bound.plan, bound.block
     kind: Literal["matrix", "column", "scalar"] = "scalar" if plan.kind == "scalars" else "column"
     starts, count = plan.components, 1
-    if plan.kind == "matrix":
+    if plan.kind == "matrix":  # its memory starts at its first component
         kind, starts, count = "matrix", starts[:1], len(starts)
     return [
         Argument(role, kind, bound.rows, dtype, block.name, block.collection, name, k, count)

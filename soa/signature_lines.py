@@ -26,7 +26,11 @@ from soa.signature import Signature
 
 
 def describe(signature: Signature, tile: int | None = None, windows: bool = False) -> str:
-    """Return the lines. Every line ends with a newline, also the last one."""
+    """The signature as lines. Every line ends with a newline, also the last one.
+
+    `tile`: the rows of a tile, if runs are cut into tiles; the signature must then have
+    `tile_kinds`. `windows`: whether windows may begin at any row.
+    """
     buffers = all(layout.storage == "buffer" for layout in signature.layouts.values())
     lines = [f"soa-arguments {1 if buffers else 2}"]
     for dim in signature.dims:
@@ -35,8 +39,9 @@ def describe(signature: Signature, tile: int | None = None, windows: bool = Fals
         storage = "" if buffers else f" {layout.storage}"
         lines.append(f"collection {name} {signature.rows_of[name]} {layout.alignment}{storage}")
         lines += [
-            f"column {name} {c.name} {c.dtype} {itemsize(c.dtype)} {c.kind} {c.components}"
-            for c in layout.columns
+            f"column {name} {column.name} {column.dtype} {itemsize(column.dtype)} {column.kind} "
+            f"{column.components}"
+            for column in layout.columns
         ]
     lines += [
         f"argument {a.kind} {a.rows} {a.dtype} {a.collection or '-'} {a.column or '-'} "

@@ -69,25 +69,32 @@ def logger(name: str) -> logging.Logger:
 def _plain_arguments(record: logging.LogRecord) -> bool:
     """A filter that lets every record pass, with its arguments as one line of plain text."""
     if isinstance(record.args, Mapping):  # of "%(name)s"
-        record.args = {key: _plain_argument(each) for key, each in record.args.items()}
+        record.args = {key: _plain_argument(value) for key, value in record.args.items()}
     elif record.args:
         record.args = tuple(map(_plain_argument, record.args))
     return True
 
 
-def _plain_argument(given: object) -> object:
-    return given if isinstance(given, int | float) else plain(given)
+def _plain_argument(value: object) -> object:
+    """Numbers stay numbers, for formats such as `%d`."""
+    return value if isinstance(value, int | float) else plain(value)
 
 
 def listed(words: list[str]) -> str:
-    """Join words: `a, b and c`."""
-    return " and ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
+    """Join words: `a, b and c`. No words give an empty text."""
+    if len(words) < 2:
+        return "".join(words)
+    return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def number(value: float, digits: int = 3) -> str:
-    """A number as people write it: `5,720`, `0.25`, `4.2e-6`; never `5.72e+03`."""
+    """A number as people write it: `5,720`, `0.25`, `4.2e-6`; never `5.72e+03`.
+
+    `digits`: the significant ones. Zeros at the end of a fraction are left out.
+    """
     if value == 0 or not math.isfinite(value):
         return str(value) if value else "0"
+    # Of the rounded value: 999.9 becomes 1,000, which has one digit more.
     power = math.floor(math.log10(abs(float(f"{value:.{digits - 1}e}"))))
     if -4 <= power < 9:
         text = f"{value:,.{max(0, digits - 1 - power)}f}"
@@ -110,5 +117,6 @@ def time_unit(value: float) -> tuple[float, str]:
 
 
 def identifier(text: str) -> str:
-    """A text as a name in configs and code: each other character becomes an underscore."""
+    """A text as a name in configs and code: each character that no name has becomes an underscore,
+    and one is put before a digit at the beginning."""
     return re.sub(r"^(?=[0-9])|\W", "_", text, flags=re.ASCII)

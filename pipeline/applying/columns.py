@@ -54,8 +54,8 @@ class FileColumn:
 
     @property
     def cut(self) -> bytes | None:
-        """The offsets as bytes; None if flat. They are equal for two columns if every row has as
-        many items in one as in the other."""
+        """The offsets as bytes, to be the key of a dict; None if flat. They are equal for two
+        columns if every row has as many items in one as in the other."""
         return None if self.offsets is None else self.offsets.tobytes()
 
 
@@ -118,14 +118,14 @@ def _numbers(array: Any, missing: bool, fill: float | None) -> tuple[Array, Arra
     if fill is None and missing and floating:
         fill = math.nan
     if nulls := nulls_in(array, lambda level: fill is None or level != kind):
-        how = "fill them in the file (ak.fill_none)"
+        advice = "fill them in the file (ak.fill_none)"
         if missing and not floating:
-            how = "cast it to floating point, where a null is NaN"
-        raise ValueError(f"has {nulls} nulls: {how}")
+            advice = "cast it to floating point, where a null is NaN"
+        raise ValueError(f"has {nulls} nulls: {advice}")
     if levels == (None,):
         offsets = np.append(0, np.cumsum(counts_of(array)))
         return _filled(array.flatten(), fill), offsets
-    rows, shape = len(array), list[int]()
+    rows, shape = len(array), list[int]()  # of a row
     for size in levels:
         shape.append(_length_of_all(array) if size is None else size)
         array = array.flatten()
@@ -193,8 +193,9 @@ def field_of(array: Any, name: str) -> Any:
     if pa.types.is_struct(array.type):
         return pc.struct_field(array, name)
     values = pc.struct_field(array.values, name)
-    kind = pa.list_ if pa.types.is_list(array.type) else pa.large_list
-    lists = kind(values.type), len(array), array.buffers()[:2], array.null_count, array.offset
+    list_type = pa.list_ if pa.types.is_list(array.type) else pa.large_list
+    buffers = array.buffers()[:2]  # which rows are null, and the offsets
+    lists = list_type(values.type), len(array), buffers, array.null_count, array.offset
     return pa.Array.from_buffers(*lists, [values])
 
 
@@ -207,11 +208,13 @@ def eigen_shape(kind: Any) -> tuple[int, ...] | None:
         return None
     names = [field.name for field in kind]
     last = re.fullmatch(r"e(\d+)(?:_(\d+))?", names[-1])
-    shape = tuple(int(place) + 1 for place in last.groups() if place) if last else ()
-    if math.prod(shape) != len(names):
+    if last is None:
+        return None
+    shape = tuple(int(index) + 1 for index in last.groups() if index)
+    if math.prod(shape) != len(names):  # cheaper than all names of a large shape
         return None
     try:
-        entries = eigen("one", "float32", *shape).entries
+        entries = eigen("any", "float32", *shape).entries
     except LayoutError:  # too many of them
         return None
     return shape if entries == names else None
@@ -221,9 +224,9 @@ def entries_joined(structs: Any, shape: tuple[int, ...]) -> Any:
     """The vectors or matrices of these structs of entries; entries of a null struct are null."""
     import pyarrow as pa
 
-    parts = structs.flatten()
-    by_row = np.arange(len(parts) * len(structs)).reshape(len(parts), -1).T.ravel()
-    joined = pa.concat_arrays(parts).take(pa.array(by_row))
+    entries = structs.flatten()  # an array for each entry: their values are put row by row
+    by_row = np.arange(len(entries) * len(structs)).reshape(len(entries), -1).T.ravel()
+    joined = pa.concat_arrays(entries).take(pa.array(by_row))
     for size in reversed(shape):
         joined = pa.FixedSizeListArray.from_arrays(joined, size)
     return joined
@@ -245,7 +248,7 @@ def nulls_in(array: Any, among: Callable[[Any], bool] = lambda kind: True) -> in
         inner = [array.keys, array.items]
     elif hasattr(array, "flatten"):
         inner = [array.flatten()]  # the items of the lists that are not null
-    return sum(nulls_in(each, among) for each in inner)
+    return sum(nulls_in(values, among) for values in inner)
 
 
 def levels_of(kind: Any) -> tuple[Any, tuple[int | None, ...]]:
@@ -291,8 +294,7 @@ def as_awkward(array: Any) -> Any:
     if pa.types.is_fixed_size_list(kind):
         return ak.contents.RegularArray(as_awkward(array.flatten()), kind.list_size, len(array))
     if is_jagged(array):
-        ends = np.append(0, np.cumsum(counts_of(array)))
-        offsets = ak.index.Index64(ends.astype(np.int64))
+        offsets = ak.index.Index64(np.append(0, np.cumsum(counts_of(array))).astype(np.int64))
         return ak.contents.ListOffsetArray(offsets, as_awkward(array.flatten()))
     if is_text(kind):
         return ak.to_layout(ak.drop_none(ak.from_arrow(array.cast(pa.large_string()))))

@@ -35,7 +35,7 @@ def on_dask(where: str) -> Iterator[Execute]:
     answers."""
     with needs_extra("dask", ApplyError):
         from distributed import Client, LocalCluster
-    local = re.fullmatch(r"local(?::([1-9][0-9]{0,3}))?", where)
+    local = re.fullmatch(r"local(?::([1-9][0-9]{0,3}))?", where)  # the group: number of workers
     with ExitStack() as stack:
         try:
             cluster: str | LocalCluster = where
@@ -88,5 +88,5 @@ def _score(plan: Plan, piece: Piece) -> Scored:
     try:
         return score(plan, piece)
     except (SoaPipelineError, OSError) as error:
-        said = str(error)
-    raise ApplyError(f"{said} (on the worker {socket.gethostname()})")
+        message = str(error)  # raised below, so that the error does not become its context
+    raise ApplyError(f"{message} (on the worker {socket.gethostname()})")

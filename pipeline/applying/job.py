@@ -16,7 +16,7 @@ from pipeline.applying.origin_record import Input
 from runtime.loader import Reopening
 from runtime.watch import Counts, Profile, sum_of
 from soa.dtypes import itemsize
-from soa.signature import Signature
+from soa.signature import BoundBlock, Signature
 
 _BATCH_BYTES, _BATCH_ROWS = 16 << 20, 100_000
 
@@ -49,11 +49,11 @@ class Plan:
 
     def key(self) -> str:
         """A digest of the version and the settings."""
-        plan, opening = vars(self) | {"session": None}, self.session.opening
-        del plan["profile"]  # the version has only one
+        settings, opening = vars(self) | {"session": None}, self.session.opening
+        del settings["profile"]  # the version has only one
         if not self.fill:
-            del plan["fill"]  # the key is that of earlier releases
-        return _digest([self.session.digest, str(opening.ref), opening.mode, plan])
+            del settings["fill"]  # the key is that of earlier releases
+        return _digest([self.session.digest, str(opening.ref), opening.mode, settings])
 
 
 @dataclass(frozen=True)
@@ -121,38 +121,48 @@ class Scored:
         return {"decoding": self.decoding, "model": self.model, "encoding": self.encoding}
 
     def __add__(self, other: Scored) -> Scored:
-        counts = [each for each in (self.counts, other.counts) if each is not None]
+        counted = [counts for counts in (self.counts, other.counts) if counts is not None]
         return Scored(
             self.rows + other.rows,
             self.decoding + other.decoding,
             self.model + other.model,
             self.encoding + other.encoding,
-            sum_of(counts) if counts else None,
+            sum_of(counted) if counted else None,
         )
 
 
-def _digest(of: list[Any]) -> str:
-    return hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()
+def _digest(data: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
 Execute = Callable[[Plan, Sequence[Piece]], Iterator[tuple[Piece, Scored]]]
 """Scores pieces and yields each once its part is written, in any order."""
 
 
+def blocks_by_column(blocks: Iterable[BoundBlock]) -> dict[str, BoundBlock]:
+    """By `collection/column` of some blocks: the block that has it; the last one, if several do."""
+    return {
+        f"{bound.block.collection}/{name}": bound
+        for bound in blocks
+        for name in bound.block.columns
+    }
+
+
 def rows_at_a_time(signature: Signature, keep: int) -> int:
-    """How many rows take about 16 MiB, at most 100 000. `keep`: the number of kept columns."""
-    row = 8 * keep
+    """How many rows take about 16 MiB, at most 100 000. `keep`: the number of kept columns, of
+    which 8 bytes a row are assumed."""
+    row_bytes = 8 * keep
     for name in signature.input_collections:
-        items = signature.jagged.get(name, 1)
-        row += (
-            sum(itemsize(c.dtype) * c.components for c in signature.layouts[name].columns) * items
-        )
-    return max(1, min(_BATCH_ROWS, _BATCH_BYTES // row))
+        columns = signature.layouts[name].columns
+        item_bytes = sum(itemsize(c.dtype) * c.components for c in columns)
+        row_bytes += item_bytes * signature.jagged.get(name, 1)
+    return max(1, min(_BATCH_ROWS, _BATCH_BYTES // row_bytes))
 
 
 def cuts(edges: Sequence[int], rows: int, seeks: bool) -> Iterable[int]:
-    """The rows at which a file is cut into pieces of about `rows` rows. It is cut at its `edges`
-    (of row groups, baskets or clusters); if `seeks`, long groups are cut as well."""
+    """The rows at which a file is cut into pieces of about `rows` rows, from 0 to its end. It is
+    cut at its `edges` (of row groups, baskets or clusters); if `seeks`, long groups are cut as
+    well."""
     last = 0
     yield last
     for edge in edges[1:]:

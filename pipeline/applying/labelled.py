@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.applying.columns import column_of
-from pipeline.applying.job import Plan
+from pipeline.applying.job import Plan, blocks_by_column
 from pipeline.applying.prepare import model_columns
 from pipeline.applying.score_piece import Scorer
 from pipeline.applying.sources import Source, open_source
@@ -57,14 +57,17 @@ class Labelled:
     def metrics(self) -> list[Metric]:
         """The metrics that are asked for, with their functions on this host."""
         metrics = []
-        for name, asked in self.asked.functions.items():
-            function, kwargs = self.code.get(name, asked.function), dict(asked.kwargs)
+        for name, config in self.asked.functions.items():
+            function, kwargs = self.code.get(name, config.function), dict(config.kwargs)
             if function == "efficiency":
-                point = {"background": asked.background, "threshold": asked.threshold}
-                kwargs = {k: v for k, v in point.items() if v is not None} | kwargs
+                working_point = {"background": config.background, "threshold": config.threshold}
+                known = {key: value for key, value in working_point.items() if value is not None}
+                kwargs = known | kwargs
             label = self.asked.label_of(name)
             metrics.append(
-                Metric(name, function, asked.output, label, asked.signal, asked.threshold, kwargs)
+                Metric(
+                    name, function, config.output, label, config.signal, config.threshold, kwargs
+                )
             )
         return metrics
 
@@ -82,23 +85,13 @@ class Labelled:
         self, session: Session, columns: Mapping[str, str], missing: bool = False
     ) -> dict[str, Measurement]:
         """Compute each metric on a session's outputs. `missing`: see `Plan`. Raises as `check`."""
-        measured: dict[str, Measurement] = {}
         with self._opened() as source:
             outputs = _outputs(session, source, columns, missing)
-            for metric in self.metrics():
-                try:
-                    if metric.output not in outputs:
-                        raise MetricError(f"metric {metric.name!r}: no output {metric.output!r}")
-                    labels = _column(source, metric.label)
-                    output = outputs[metric.output]
-                    value = metric.value(labels, output, lambda name: _column(source, name))
-                    measured[metric.name] = Measurement(value, curve=metric.curve(labels, output))
-                except SoaPipelineError as error:
-                    measured[metric.name] = Measurement(math.nan, str(error))
-        return measured
+            return {metric.name: _measured(metric, source, outputs) for metric in self.metrics()}
 
     def keep(self, folder: Path) -> LabelledData:
-        """Copy the file and the functions into `folder`, which becomes a part of a bundle."""
+        """Copy the file and the functions into the new `folder`, which becomes a part of a bundle.
+        Paths in the record begin with the folder's name."""
         with self._opened() as source:
             rows = source.edges([metric.label for metric in self.metrics()])[-1]
         folder.mkdir()
@@ -106,14 +99,14 @@ class Labelled:
         shutil.copyfile(self.path, folder / data)
         files = {name: spec.rpartition(":")[0] for name, spec in self.code.items()}
         code = {name: f"{name}.py" for name, file in files.items() if file.endswith(".py")}
-        for name, kept in code.items():
-            shutil.copyfile(files[name], folder / kept)
+        for name, copy in code.items():
+            shutil.copyfile(files[name], folder / copy)
         return LabelledData(
             file=f"{folder.name}/{data}",
             source=self.path.name,
             sha256=digest_of(folder / data),
             rows=rows,
-            code={name: f"{folder.name}/{kept}" for name, kept in code.items()},
+            code={name: f"{folder.name}/{copy}" for name, copy in code.items()},
         )
 
     @classmethod
@@ -127,6 +120,7 @@ class Labelled:
 
     @contextmanager
     def _opened(self) -> Iterator[Source]:
+        """The opened file. DataError if a label is missing, MetricError if there are no rows."""
         with open_source(self.path, self.asked.tree) as source:
             labels = [metric.label for metric in self.metrics()]
             source.require(labels)
@@ -135,17 +129,31 @@ class Labelled:
             yield source
 
 
+def _measured(
+    metric: Metric, source: Source, outputs: Mapping[str, npt.NDArray[Any]]
+) -> Measurement:
+    """The value and the curve of a metric; NaN and the reason if it cannot be computed."""
+    try:
+        if metric.output not in outputs:
+            raise MetricError(f"metric {metric.name!r}: no output {metric.output!r}")
+        labels, output = _column(source, metric.label), outputs[metric.output]
+        value = metric.value(labels, output, lambda name: _column(source, name))
+        return Measurement(value, curve=metric.curve(labels, output))
+    except SoaPipelineError as error:
+        return Measurement(math.nan, str(error))
+
+
 def _column(source: Source, name: str) -> npt.NDArray[Any]:
     """All rows of a column; all items if it is jagged."""
     source.require([name])
     batches = source.batches([name], 0, source.edges([name])[-1], _BATCH)
-    with _errors_name(source, name):
-        parts = [column_of(name, batch[name]).values for batch in batches]
-    return np.concatenate(parts)
+    with _naming(source, name):
+        values = [column_of(name, batch[name]).values for batch in batches]
+    return np.concatenate(values)
 
 
 @contextmanager
-def _errors_name(source: Source, name: str) -> Iterator[None]:
+def _naming(source: Source, name: str) -> Iterator[None]:
     """Turns a ValueError (a column without numbers) into a DataError that names file and column."""
     try:
         yield
@@ -162,26 +170,26 @@ def _outputs(
     `collection/column` if several blocks have a column of that name.
     """
     signature = session.signature
-    every = [(b.block.collection, name) for b in signature.outputs for name in b.block.columns]
-    keys = {f"{collection}/{name}": name for collection, name in every}
+    keys = {key: key.partition("/")[2] for key in blocks_by_column(signature.outputs)}
     read = model_columns(signature, source, columns)
     plan = Plan(cast(Any, None), read, keys, (), _BATCH, missing)  # the scorer gets the session
     scorer = Scorer(session, plan)
     source.cast(scorer.dtypes)
     names = list(dict.fromkeys(read.values()))
-    parts: dict[str, list[npt.NDArray[Any]]] = {key: [] for key in keys}
+    values_of: dict[str, list[npt.NDArray[Any]]] = {key: [] for key in keys}
     for batch in source.batches(names, 0, source.edges(names)[-1], _BATCH):
-        with _errors_name(source, ", ".join(names)):
+        with _naming(source, ", ".join(names)):
             answers = scorer.answers(batch)
         for key, values in answers.columns.items():
-            parts[key].append(values.reshape(len(values), -1))
-    return _by_name(signature, {key: np.concatenate(each) for key, each in parts.items()})
+            values_of[key].append(values.reshape(len(values), -1))
+    columns_of = {key: np.concatenate(batches) for key, batches in values_of.items()}
+    return _by_name(signature, columns_of)
 
 
 def _by_name(
     signature: Signature, columns: Mapping[str, npt.NDArray[Any]]
 ) -> dict[str, npt.NDArray[Any]]:
-    """Outputs by column and by block, from those by `collection/column`."""
+    """Outputs by column and by block, from the `(rows, components)` by `collection/column`."""
     names = [key.partition("/")[2] for key in columns]
     outputs = {
         key if names.count(name) > 1 else name: columns[key]
@@ -190,4 +198,6 @@ def _by_name(
     for bound in signature.outputs:
         members = [columns[f"{bound.block.collection}/{name}"] for name in bound.block.columns]
         outputs[bound.name] = np.concatenate(members, axis=1)
-    return {name: v[:, 0] if v.shape[1] == 1 else v for name, v in outputs.items()}
+    return {
+        name: values[:, 0] if values.shape[1] == 1 else values for name, values in outputs.items()
+    }

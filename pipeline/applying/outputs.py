@@ -55,12 +55,12 @@ def write(path: Path, rows: Rows, folder: Path, *, over: bool = True) -> None:
     """
     partial = folder / f"{os.urandom(8).hex()}.partial"
     try:
-        with _errors_name(path):
+        with _naming(path):
             WRITERS[path.suffix](partial, rows)
             if over:
                 partial.replace(path)
             else:
-                _put(partial, path)
+                _move_to_new(partial, path)
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
@@ -69,12 +69,12 @@ def write(path: Path, rows: Rows, folder: Path, *, over: bool = True) -> None:
 def require_held(path: Path, rows: Rows) -> None:
     """Raise FormatError unless a file with the suffix of `path` can store such rows. The test
     writes a temporary file elsewhere."""
-    with _errors_name(path), TemporaryDirectory(prefix="soa-apply-") as folder:
+    with _naming(path), TemporaryDirectory(prefix="soa-apply-") as folder:
         WRITERS[path.suffix](Path(folder) / "rows", rows)
 
 
 @contextlib.contextmanager
-def _errors_name(path: Path) -> Iterator[None]:
+def _naming(path: Path) -> Iterator[None]:
     """Turns the errors of libraries and disks into errors that name `path`."""
     try:
         yield
@@ -90,11 +90,14 @@ def _errors_name(path: Path) -> Iterator[None]:
         raise DataError(f"{path} cannot be written: {first_line(error)}") from error
 
 
-def _put(partial: Path, path: Path) -> None:
-    """Move a file to `path`. ApplyError if a file appeared there meanwhile: that one is kept."""
+def _move_to_new(partial: Path, path: Path) -> None:
+    """Move a file to `path`. ApplyError if a file appeared there meanwhile: that one is kept.
+
+    A link cannot replace a file, as a move can. Without links, an empty file holds the place.
+    """
     try:
         try:
-            os.link(partial, path)
+            os.link(partial, path)  # the caller removes `partial`
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
@@ -113,9 +116,11 @@ def _parquet(path: Path, rows: Rows) -> None:
     import pyarrow.parquet as pq
 
     # Floating-point numbers mostly differ: a dictionary of them costs time and disk space.
-    words = [f.name for f in rows.schema if not pa.types.is_floating(levels_of(f.type)[0])]
-    form = {"use_dictionary": words or False, "write_page_checksum": True}
-    with pq.ParquetWriter(path, rows.schema, **form) as file:
+    repeating = [
+        field.name for field in rows.schema if not pa.types.is_floating(levels_of(field.type)[0])
+    ]
+    options = {"use_dictionary": repeating or False, "write_page_checksum": True}
+    with pq.ParquetWriter(path, rows.schema, **options) as file:
         for table in rows.tables():
             for name in table.column_names:
                 # Arrow writes null lists of fixed size, but cannot read them again.
@@ -125,6 +130,7 @@ def _parquet(path: Path, rows: Rows) -> None:
 
 
 def _ipc(path: Path, rows: Rows) -> None:
+    """Write an Arrow file."""
     import pyarrow as pa
 
     with pa.ipc.new_file(str(path), rows.schema.with_metadata({ABOUT: rows.about()})) as file:
@@ -140,7 +146,7 @@ def _values(
     among: Callable[[Any], bool] = lambda kind: True,
 ) -> Any:
     """A column as one array. FormatError if there are nulls, at any depth, of types for which
-    `among` is true."""
+    `among` is true: `form` cannot store them, and `others` can."""
     column = table[name].combine_chunks()
     if count := nulls_in(column, among):
         raise FormatError(
@@ -150,9 +156,9 @@ def _values(
     return column
 
 
-def _require(held: bool, column: Any, form: str) -> None:
-    """Raise FormatError if `held` is false: the format cannot store this column of the schema."""
-    if not held:
+def _require(fits: bool, column: Any, form: str) -> None:
+    """Raise FormatError if `fits` is false: the format cannot store this column of the schema."""
+    if not fits:
         raise FormatError(
             f"column {column.name!r} is {column.type}, which {form} cannot store: write Parquet or "
             "Arrow, or leave it out"
@@ -164,8 +170,8 @@ def _is_moment(kind: Any) -> bool:
     import pyarrow as pa
 
     zoned = pa.types.is_timestamp(kind) and kind.tz
-    kinds = (pa.types.is_timestamp, pa.types.is_duration, pa.types.is_date32)
-    return not zoned and any(fits(kind) for fits in kinds)
+    tests = (pa.types.is_timestamp, pa.types.is_duration, pa.types.is_date32)
+    return not zoned and any(test(kind) for test in tests)
 
 
 def _dtype(
@@ -193,29 +199,33 @@ def _hdf5(path: Path, rows: Rows) -> None:
             dtype, shape = _dtype(column, "HDF5", is_text)
             written = h5py.string_dtype() if dtype.hasobject else dtype
             datasets[column.name] = file.create_dataset(column.name, (rows.count, *shape), written)
-        at = 0
+        start = 0
         for table in rows.tables():
             for name, dataset in datasets.items():
                 values = as_numpy(_values(table, name, "HDF5"))
                 try:
-                    dataset[at : at + len(table)] = values
+                    dataset[start : start + len(table)] = values
                 except ValueError as error:  # text with a NUL in it
                     raise FormatError(f"column {name!r}: {first_line(error)}") from error
-            at += len(table)
+            start += len(table)
         file.attrs[ABOUT] = rows.about()
 
 
 def _npz(path: Path, rows: Rows) -> None:
-    """Write an .npz file with an array for each column, table by table."""
+    """Write an .npz file with an array for each column, table by table: `rows.tables()` is read
+    once for each column."""
     with zipfile.ZipFile(path, "w") as file:
         for column in rows.schema:
             if column.name == ABOUT:
                 raise FormatError(f"column {ABOUT!r}: .npz uses this name for its own record")
             dtype, shape = _dtype(column, ".npz", _is_moment)
-            head = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False}
+            header = {
+                "descr": np.lib.format.dtype_to_descr(dtype),
+                "fortran_order": False,
+                "shape": (rows.count, *shape),
+            }
             with file.open(f"{column.name}.npy", "w", force_zip64=True) as member:
-                shaped = {**head, "shape": (rows.count, *shape)}
-                np.lib.format.write_array_header_1_0(member, shaped)
+                np.lib.format.write_array_header_1_0(member, header)
                 for table in rows.tables():
                     member.write(as_numpy(_values(table, column.name, ".npz")).tobytes())
         with file.open(f"{ABOUT}.npy", "w") as member:
@@ -232,12 +242,12 @@ def _root(path: Path, rows: Rows) -> None:
     def arrays(table: Any) -> dict[str, Any]:
         columns = {name: as_awkward(_values(table, name, form)) for name in table.column_names}
         # Flat columns as NumPy arrays: uproot compares them with the counters that it makes.
-        return {name: v.data if v.is_numpy else ak.Array(v) for name, v in columns.items()}
+        return {name: c.data if c.is_numpy else ak.Array(c) for name, c in columns.items()}
 
     for column in rows.schema:
         _require(_in_root(column.type, rows.ntuple), column, form)
     empty = arrays(rows.schema.empty_table())
-    types = {name: ak.Array(each).type.content for name, each in empty.items()}
+    types = {name: ak.Array(array).type.content for name, array in empty.items()}
     # The file is opened here: if the disk is full at the first bytes, uproot would leave it open.
     # ZLIB, uproot's default, takes seven times as long to write, and more disk space.
     with path.open("w+b") as opened, uproot.recreate(opened, compression=uproot.ZSTD(1)) as file:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.applying.columns import Array, counts_of, is_jagged
-from pipeline.applying.job import Job, Output, Piece, Plan, cuts, rows_at_a_time
+from pipeline.applying.job import Job, Output, Piece, Plan, blocks_by_column, cuts, rows_at_a_time
 from pipeline.applying.origin_record import Input
 from pipeline.applying.outputs import WRITERS, Rows, require_held
 from pipeline.applying.score_piece import Scorer, row_dimension
@@ -26,7 +26,7 @@ from runtime.loader import Reopening, device_here, session_on
 from runtime.opening import Opened, Opening, open_version
 from runtime.watch import has_profile, profile_of
 from soa.errors import CollectionError, needs_extra
-from soa.options import nearest
+from soa.options import nearest, repeated
 from soa.signature import Signature, offsets_of
 
 FOLDER = ".pipeline-apply"
@@ -37,8 +37,8 @@ _TRIED = 256
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a job is asked for: arguments of `apply`. `watch` None: count the values if the version
-    says how its columns are distributed."""
+    """The arguments of `apply` that say what a job does. `watch` None: count the values if the
+    version says how its columns are distributed."""
 
     inputs: Sequence[Path]
     out: Path
@@ -59,41 +59,47 @@ class _Inspected:
 
 
 def prepare(opening: Opening, wanted: Wanted) -> Job:
-    """Raises ApplyError, DataError, or the errors of opening a version."""
+    """The job for these arguments. Its first rows were tried; nothing was written.
+
+    Raises ApplyError, DataError, or the errors of opening a version.
+    """
     _require_pyarrow()
     paths = _distinct_files(wanted.inputs)
     opened = open_version(opening)
     row_dimension(opened.signature)
     with open_source(paths[0], wanted.tree) as source:
-        plan = _plan(opened, source, wanted)
-    files = [_inspected(path, wanted.tree, plan) for path in paths]
-    outputs, folder = _outputs(plan.key(), wanted.out.absolute(), wanted.suffix, files)
-    counters = _try(plan, opened, [each.input for each in files], outputs)
-    return Job(plan, outputs, str(folder), _about(opened), counters)
+        plan = _make_plan(opened, source, wanted)
+    files = [_inspect(path, wanted.tree, plan) for path in paths]
+    outputs, folder = _plan_outputs(plan.key(), wanted.out.absolute(), wanted.suffix, files)
+    counters = _try_first_rows(plan, opened, [file.input for file in files], outputs)
+    return Job(plan, outputs, str(folder), _about_version(opened), counters)
 
 
 def _require_pyarrow() -> None:
+    """Raise ApplyError if pyarrow cannot be imported."""
     with needs_extra("data", ApplyError):
         import pyarrow as pyarrow
 
 
-def _distinct_files(given: Sequence[Path]) -> list[Path]:
-    if not given:
+def _distinct_files(inputs: Sequence[Path]) -> list[Path]:
+    """The absolute paths of all files that are named. ApplyError if there are none, or one is named
+    twice."""
+    if not inputs:
         raise ApplyError("no file to score: name some")
-    found = [file.absolute() for path in given for file in _files_of(path)]
-    for place, path in enumerate(found):
-        if path in found[:place]:
-            raise ApplyError(f"{path} is named twice")
-    return found
+    files = [file.absolute() for path in inputs for file in _files_of(path)]
+    if twice := repeated(files):
+        raise ApplyError(f"{twice[0]} is named twice")
+    return files
 
 
-def _inspected(path: Path, tree: str | None, plan: Plan) -> _Inspected:
+def _inspect(path: Path, tree: str | None, plan: Plan) -> _Inspected:
+    """A file with its rows. DataError if it lacks a column of the plan."""
     with open_source(path, tree) as source:
         source.require(plan.names)
-        edges, now = source.edges(plan.names), path.stat()
-        size, changed = now.st_size, now.st_mtime_ns
+        edges, status = source.edges(plan.names), path.stat()
+        size, mtime_ns = status.st_size, status.st_mtime_ns
         return _Inspected(
-            Input(str(path), source.tree, source.ntuple, edges[-1], size, changed),
+            Input(str(path), source.tree, source.ntuple, edges[-1], size, mtime_ns),
             [*cuts(edges, plan.batch, source.seeks)],
         )
 
@@ -101,33 +107,24 @@ def _inspected(path: Path, tree: str | None, plan: Plan) -> _Inspected:
 def _files_of(path: Path) -> Sequence[Path]:
     """The files that a path means: itself, those of a folder, or those that match a pattern."""
     if path.is_dir():
-        readable = [each for each in sorted(path.iterdir()) if each.suffix in READERS]
+        readable = [file for file in sorted(path.iterdir()) if file.suffix in READERS]
         if not readable:
             raise ApplyError(f"{path} has no file with one of {', '.join(READERS)}")
         return readable
     if path.exists() or not any(letter in str(path) for letter in "*?["):
         return [path]
-    if not (matching := sorted(glob.glob(str(path), recursive=True))):
+    matching = sorted(glob.glob(str(path), recursive=True))
+    if not matching:
         raise ApplyError(f"no file matches {path}")
     return [*map(Path, matching)]
 
 
-def _plan(opened: Opened, source: Source, wanted: Wanted) -> Plan:
+def _make_plan(opened: Opened, source: Source, wanted: Wanted) -> Plan:
     """Make the plan from the first file; the other files must have the same columns."""
-    kept: list[str] = []
-    for word in wanted.keep:
-        try:
-            kept += [word] if word in source else names_in(word, source.columns)
-        except ValueError as error:
-            raise ApplyError(f"--keep {word} in {source.path}: {error}") from None
-    renamed = {**BuiltFrom(opened.bundle.manifest).apply.columns, **wanted.columns}
-    read = model_columns(opened.signature, source, renamed)
-    filled = {read.get(name, name): value for name, value in wanted.fill.items()}
-    for name in filled:
-        if name not in read.values():
-            names = ", ".join(dict.fromkeys(read.values()))
-            hint = nearest(name, read.values())
-            raise ApplyError(f"--fill {name}: the model reads {names}{hint}")
+    kept = _kept(source, wanted.keep)
+    named = {**BuiltFrom(opened.bundle.manifest).apply.columns, **wanted.columns}
+    read = model_columns(opened.signature, source, named)
+    fill = _fill_by_file_column(wanted.fill, read)
     session = session_on(opened, device_here("cpu"))
     reopening = session.reopening
     assert isinstance(reopening, Reopening)
@@ -136,69 +133,104 @@ def _plan(opened: Opened, source: Source, wanted: Wanted) -> Plan:
     return Plan(
         reopening,
         read,
-        outputs=_written(opened.signature, kept),
+        outputs=_output_names(opened.signature, kept),
         keep=tuple(dict.fromkeys(kept)),
         batch=rows_at_a_time(opened.signature, len(kept)),
         missing=BuiltFrom(opened.bundle.manifest).missing,
-        fill=filled,
+        fill=fill,
         profile=profile_of(opened.bundle) if watched else None,
     )
 
 
+def _kept(source: Source, keep: Sequence[str]) -> list[str]:
+    """The columns of a file that `keep` names, or matches with its patterns. Raises ApplyError."""
+    kept: list[str] = []
+    for word in keep:
+        try:
+            kept += [word] if word in source else names_in(word, source.columns)
+        except ValueError as error:
+            raise ApplyError(f"--keep {word} in {source.path}: {error}") from None
+    return kept
+
+
+def _fill_by_file_column(fill: Mapping[str, float], read: Mapping[str, str]) -> dict[str, float]:
+    """`fill` by column of the files; it may name columns of the model too. ApplyError for a column
+    that the model does not read."""
+    by_file_column = {read.get(name, name): value for name, value in fill.items()}
+    for name in by_file_column:
+        if name not in read.values():
+            names = ", ".join(dict.fromkeys(read.values()))
+            hint = nearest(name, read.values())
+            raise ApplyError(f"--fill {name}: the model reads {names}{hint}")
+    return by_file_column
+
+
 def model_columns(signature: Signature, source: Source, named: Mapping[str, str]) -> dict[str, str]:
-    """By column that the model reads: the column of the file. It is the one in `named`, else one
-    with the same name. Raises ApplyError, DataError."""
+    """By column that the model reads, `collection/column`: the column of the file. It is the one in
+    `named`, else one with the same name. Raises ApplyError, DataError."""
     names: dict[str, str] = {}
     offsets = {offsets_of(name) for name in signature.jagged}
-    read = {
-        f"{b.block.collection}/{name}": None
-        for b in signature.inputs
-        for name in b.block.columns
-        if b.block.collection not in offsets
-    }
-    guessed: dict[str, str] = {}
+    blocks = blocks_by_column(signature.inputs).items()
+    read = [key for key, bound in blocks if bound.block.collection not in offsets]
     for key in named:
         if key not in read and key.partition("/")[1:] != ("/", "*"):
             raise ApplyError(f"--columns {key}: the model reads {', '.join(read)}")
+    guessed: dict[str, str] = {}  # the key, by column of the file
     for key in read:
         collection, _, name = key.partition("/")
-        pattern = named.get(f"{collection}/*")
-        chosen = named.get(key) or (pattern and pattern.replace("*", name))
+        chosen = _chosen(named, key)
         likely = [chosen] if chosen else [*(f"{collection}{dot}{name}" for dot in "./_"), name]
-        there = [each for each in likely if each in source]
-        if not there:
+        present = next((column for column in likely if column in source), None)
+        if present is None:
             raise DataError(
                 f"{source.path} has no {likely[-1]!r}; it has {source.listed}{source.advice}: say "
                 f"which column it is, --columns {key}=NAME or `apply: columns:` in the config"
                 f"{nearest(likely[-1], source.columns)}"
             )
-        names[key] = there[0]
-        if not chosen and there[0] in guessed:
+        names[key] = present
+        if chosen:
+            continue
+        if present in guessed:
             raise ApplyError(
-                f"{guessed[there[0]]} and {key} would both be {there[0]!r} of {source.path}: say "
+                f"{guessed[present]} and {key} would both be {present!r} of {source.path}: say "
                 f"which each is, --columns {key}=NAME"
             )
-        guessed |= {} if chosen else {there[0]: key}
+        guessed[present] = key
     return names
 
 
-def _written(signature: Signature, keep: Sequence[str]) -> dict[str, str]:
-    """By column that the model writes: its name in the outputs."""
-    every = [(b.block.collection, name) for b in signature.outputs for name in b.block.columns]
-    columns = [name for _, name in every]
-    for collection, name in every:
+def _chosen(named: Mapping[str, str], key: str) -> str | None:
+    """The column of the file that `named` says for a column of the model, by its key or by the
+    pattern of its collection, as `{"jets/*": "Jet_*"}`; None if it says none."""
+    if named.get(key):
+        return named[key]
+    collection, _, name = key.partition("/")
+    pattern = named.get(f"{collection}/*")
+    return pattern.replace("*", name) if pattern else None
+
+
+def _output_names(signature: Signature, keep: Sequence[str]) -> dict[str, str]:
+    """By column that the model writes: its name in the outputs. ApplyError if a kept column has
+    that name, or no format has the column's dtype."""
+    written = [
+        (bound.block.collection, name)
+        for bound in signature.outputs
+        for name in bound.block.columns
+    ]
+    columns = [name for _, name in written]
+    for collection, name in written:
         if signature.layouts[collection][name].dtype == "bfloat16":
             raise ApplyError(f"{collection}/{name} is bfloat16, which no format of files has")
     names = {
         f"{collection}/{name}": name if columns.count(name) == 1 else f"{collection}_{name}"
-        for collection, name in every
+        for collection, name in written
     }
     if both := [name for name in names.values() if name in keep]:
         raise ApplyError(f"{both[0]!r} is an output of the model too: leave it out of --keep")
     return names
 
 
-def _try(
+def _try_first_rows(
     plan: Plan, opened: Opened, files: Sequence[Input], outputs: Sequence[Output]
 ) -> dict[str, str]:
     """Run the first rows at once and in two parts, and compare. Returns the `counters` of the job.
@@ -206,50 +238,59 @@ def _try(
     Raises ApplyError if the answer for a row depends on other rows, and FormatError if the format
     of an output cannot store the rows. This is a trial, not a proof: docs/howto/apply.md.
     """
-    some = next((each for each in files if each.rows), files[0])
-    model, path = Scorer(plan.session(), plan), Path(some.path)
-    with open_source(path, some.tree) as source:
-        source.cast(model.dtypes)
+    file = next((file for file in files if file.rows), files[0])
+    scorer, path = Scorer(plan.session(), plan), Path(file.path)
+    with open_source(path, file.tree) as source:
+        source.cast(scorer.dtypes)
         batch = source.head(plan.names, min(_TRIED, plan.batch))
         n = len(next(iter(batch.values())))
+        cut_at = [0, n // 3, n]
         try:
-            table = model.table(batch, {"model": 0.0, "encoding": 0.0})
-            whole = model.answers(batch)
-            cut = [0, n // 3, n]
-            parts = [
-                model.answers({name: each[low:high] for name, each in batch.items()}).columns
-                for low, high in pairwise(cut)
+            table = scorer.table(batch, {"model": 0.0, "encoding": 0.0})
+            at_once = scorer.answers(batch)
+            in_parts = [
+                scorer.answers({name: column[low:high] for name, column in batch.items()}).columns
+                for low, high in pairwise(cut_at)
             ]
         except (CollectionError, BindError, ValueError) as error:
             raise DataError(f"{path}, rows 0 to {n}: {error}") from error
-        counters = _counters(plan, source, batch, whole.offsets is not None)
-    at = cut if whole.offsets is None else whole.offsets[cut].tolist()
-    _require_alone(opened, whole.columns, zip(parts, pairwise(at), strict=True))
+        counters = _counters(plan, source, batch, at_once.offsets is not None)
+    if at_once.offsets is not None:  # the answers are for items: where those of the rows begin
+        cut_at = at_once.offsets[cut_at].tolist()
+    _require_alone(opened, at_once.columns, zip(in_parts, pairwise(cut_at), strict=True))
+    _require_formats(table, counters, outputs)
+    return counters
+
+
+def _require_formats(table: Any, counters: Mapping[str, str], outputs: Sequence[Output]) -> None:
+    """Raise FormatError if an output's format cannot store rows like those of `table`. One output
+    of each format is tried."""
     first_of: dict[tuple[str, bool], Output] = {}
     for output in outputs:
         first_of.setdefault((Path(output.path).suffix, output.pieces[0].input.ntuple), output)
     for output in first_of.values():
         file = output.pieces[0].input
         tree = file.tree or "Events"
-        rows = Rows(table.schema, n, lambda: [table], lambda: "{}", tree, file.ntuple, counters)
+        rows = Rows(
+            table.schema, len(table), lambda: [table], lambda: "{}", tree, file.ntuple, counters
+        )
         require_held(Path(output.path), rows)
-    return counters
 
 
 def _require_alone(
     opened: Opened,
-    whole: Mapping[str, Array],
-    parts: Iterable[tuple[Mapping[str, Array], tuple[int, int]]],
+    at_once: Mapping[str, Array],
+    in_parts: Iterable[tuple[Mapping[str, Array], tuple[int, int]]],
 ) -> None:
-    """Raise ApplyError if the answers for the same rows differ between `whole` and `parts`."""
+    """Raise ApplyError if the answers for the same rows differ between `at_once` and `in_parts`.
+    Each part has its answers, and the rows of `at_once` to compare: the first, and the end."""
     limits = opened.bundle.manifest.tolerances
-    columns = [
-        (b, f"{b.block.collection}/{n}") for b in opened.signature.outputs for n in b.block.columns
-    ]
-    for part, (low, high) in parts:
-        for bound, key in columns:
-            limit, known = limits[bound.name], whole[key][low:high]
-            agree = np.isclose(part[key], known, limit.rtol, limit.atol, equal_nan=True)
+    blocks = blocks_by_column(opened.signature.outputs)
+    limit_of = {key: limits[bound.name] for key, bound in blocks.items()}
+    for answers, (low, high) in in_parts:
+        for key, limit in limit_of.items():
+            expected = at_once[key][low:high]
+            agree = np.isclose(answers[key], expected, limit.rtol, limit.atol, equal_nan=True)
             if np.count_nonzero(~agree) > limit.max_outside * agree.size:
                 raise ApplyError(
                     f"{opened.label}: {key.partition('/')[2]!r} of a row depends on the rows "
@@ -266,55 +307,57 @@ def _counters(
     Columns with the same items share a branch, as in NanoAOD, unless `batch` shows that their
     counts differ.
     """
-    counts = {name: counts_of(each) for name, each in batch.items() if is_jagged(each)}
-    named = {name: source.counter(name) for name in counts}
+    counts = {name: counts_of(column) for name, column in batch.items() if is_jagged(column)}
+    counter_of = {name: source.counter(name) for name in counts}
     branches: dict[str, str] = {}
     if jagged_answers:  # the answers have the same items as the columns that the model reads
-        columns = filter(None, (named[name] for name in plan.columns.values()))
-        items = next(columns, "n" + next(iter(plan.columns)).partition("/")[0])
-        named |= dict.fromkeys(plan.columns.values(), items)
-        branches |= dict.fromkeys(plan.outputs.values(), items)
-    first: dict[str, Any] = {}
-    for name, counter in named.items():
+        counters = (counter_of[name] for name in plan.columns.values())
+        collection = next(iter(plan.columns)).partition("/")[0]
+        shared = next((counter for counter in counters if counter), f"n{collection}")
+        counter_of |= dict.fromkeys(plan.columns.values(), shared)
+        branches |= dict.fromkeys(plan.outputs.values(), shared)
+    counts_in: dict[str, Any] = {}  # by counter: the column of that name, else the first counts
+    for name, counter in counter_of.items():
         if counter is not None:
-            known = first.setdefault(counter, batch.get(counter, counts[name]))
+            known = counts_in.setdefault(counter, batch.get(counter, counts[name]))
             if np.array_equal(known, counts[name]):
                 branches[name] = counter
     return branches
 
 
-def _outputs(
+def _plan_outputs(
     key: str, out: Path, suffix: str | None, files: Sequence[_Inspected]
 ) -> tuple[tuple[Output, ...], Path]:
-    """The files to be written, and the folder for their parts."""
+    """The files to be written, and the folder for their parts. `key`: of the plan. ApplyError if a
+    file cannot be written there."""
     single = out.suffix in WRITERS and not out.is_dir()
     if not single and not out.is_dir() and (out.suffix or out.exists()):
         raise ApplyError(f"--out {out}: a folder, or a file with one of {', '.join(WRITERS)}")
     folder = out.with_name(f".{out.name}{FOLDER}") if single else out / FOLDER
     pieces_of: dict[Path, list[Piece]] = {}
     for i, inspected in enumerate(files):
-        file, edges = inspected.input, inspected.cut_at
-        name = Path(file.path)
-        own_suffix = name.suffix if name.suffix in WRITERS else ".parquet"  # no output is text
-        path = out if single else out / f"{name.stem}{suffix or own_suffix}"
+        file, cut_at = inspected.input, inspected.cut_at
+        source = Path(file.path)
+        own_suffix = source.suffix if source.suffix in WRITERS else ".parquet"  # no output is text
+        path = out if single else out / f"{source.stem}{suffix or own_suffix}"
         if path in pieces_of and not single:
             raise ApplyError(f"two files would become {path}: give one of them another name")
         if path.is_dir():
             raise ApplyError(
                 f"{path} is a folder: give the file another name, or --out another place"
             )
-        if path.resolve() == name.resolve():
+        if path.resolve() == source.resolve():
             raise ApplyError(f"{path} would replace what is read: write elsewhere, --out")
         # The mark keeps jobs apart: a late worker of an earlier job writes under another name.
         mark = hashlib.sha256(f"{key}{file}".encode()).hexdigest()[:8]
         pieces_of.setdefault(path, []).extend(
             Piece(file, start, stop, str(folder / f"{i:05}-{start:012}-{mark}.arrow"))
-            for start, stop in pairwise(edges if edges[1:] else [0, 0])
+            for start, stop in pairwise(cut_at if len(cut_at) > 1 else [0, 0])
         )
     return tuple(Output(str(path), tuple(pieces)) for path, pieces in pieces_of.items()), folder
 
 
-def _about(opened: Opened) -> dict[str, Any]:
+def _about_version(opened: Opened) -> dict[str, Any]:
     """The fields of `About` that describe the version."""
     version = opened.version
     promotion = version.promotion(PRODUCTION) if version else None

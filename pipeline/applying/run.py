@@ -151,13 +151,15 @@ def apply(
     )
     opening = Opening(ref, mode=mode, registry=registry, lookup=lookup, threads=1, watch=0)
     job = prepare(opening, wanted)
-    here = contextlib.nullcontext(execute or locally(threads))
-    with here if dask is None else on_dask(dask) as how:
-        return run(job, how, begun=begun, force=force, progress=progress, histograms=histograms)
+    local = contextlib.nullcontext(execute or locally(threads))
+    with local if dask is None else on_dask(dask) as executor:
+        return run(
+            job, executor, begun=begun, force=force, progress=progress, histograms=histograms
+        )
 
 
 def locally(threads: int | None = None) -> Execute:
-    """Score in threads of this process."""
+    """A function that scores pieces in threads of this process; by default one per core."""
 
     def execute(plan: Plan, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, Scored]]:
         with ThreadPoolExecutor(threads or len(os.sched_getaffinity(0))) as pool:
@@ -166,7 +168,7 @@ def locally(threads: int | None = None) -> Execute:
                 for future in as_completed(futures):
                     yield futures.pop(future), future.result()
             finally:
-                for future in futures:
+                for future in futures:  # after an error, or if the caller stops
                     future.cancel()
 
     return execute
@@ -184,20 +186,20 @@ def run(
     """Do the unfinished work of a job. `begun`: its start, by `time.perf_counter`. `force`: replace
     existing outputs of other jobs."""
     start, key, folder = time.perf_counter() - begun, job.key(), Path(job.folder)
-    left = [output for output in job.outputs if _maker(output.path) != key]
-    for output in left:
+    unfinished = [output for output in job.outputs if _job_key_in(output.path) != key]
+    for output in unfinished:
         if os.path.lexists(output.path) and not force:
             raise ApplyError(f"{output.path} is there already: --force replaces it")
-    parts = _Parts(job, left, progress, _Counted() if histograms else None)
-    if left or folder.exists():
-        with _alone(folder):
-            _begin(job, key, left)
-            _write(left, parts, execute, force)
+    parts = _Parts(job, unfinished, progress, _Counted() if histograms else None)
+    if unfinished or folder.exists():
+        with _lock_folder(folder):
+            _begin(job, key, unfinished)
+            _write(unfinished, parts, execute, force)
     rows = sum(output.rows for output in job.outputs)
     counts, profile = parts.spent.counts, job.plan.profile
     return Report(
         tuple(output.path for output in job.outputs),
-        written=tuple(output.path for output in left),
+        written=tuple(output.path for output in unfinished),
         rows=rows,
         found=rows - parts.spent.rows,
         start=start,
@@ -251,7 +253,7 @@ def count_files(
     return job.plan.profile, counts
 
 
-def _maker(path: str) -> str | None:
+def _job_key_in(path: str) -> str | None:
     """The key of the job that wrote this file; None if there is no file, or no such key in it."""
     try:
         return read_about(Path(path)).job
@@ -260,10 +262,10 @@ def _maker(path: str) -> str | None:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _lock_folder(folder: Path) -> Iterator[None]:
     """Makes the folder of a job if necessary, and locks it. At the end, removes it if it holds no
-    part. ApplyError if another process holds the lock."""
-    above = folder.parent.exists()
+    part, and its parent if that is new and empty. ApplyError if another process holds the lock."""
+    parent_existed = folder.parent.exists()
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / _LOCK)
     try:
@@ -277,14 +279,15 @@ def _alone(folder: Path) -> Iterator[None]:
     finally:
         if not any(folder.glob("*.arrow")):
             shutil.rmtree(folder, ignore_errors=True)
-            if not above:
+            if not parent_existed:
                 with contextlib.suppress(OSError):  # it may hold an output
                     folder.parent.rmdir()
         lock.release()
 
 
-def _begin(job: Job, key: str, left: Sequence[Output]) -> None:
-    """Write the record of the job into its folder, and remove files that it does not need.
+def _begin(job: Job, key: str, unfinished: Sequence[Output]) -> None:
+    """Write the record of the job into its folder, and remove files that it does not need for the
+    unfinished outputs.
 
     ApplyError, with what changed, if the folder has the record of a different job.
     """
@@ -296,18 +299,18 @@ def _begin(job: Job, key: str, left: Sequence[Output]) -> None:
     }
     if path.exists():
         try:
-            was = as_record(dict[str, Any], parse_json(read_plain(path)))
-        except ValueError:
-            was = {}
-        if changed := [name for name in record if was.get(name) != record[name]]:
-            was_it = f" (it was {was.get('version')})" if changed[0] == "version" else ""
+            earlier = as_record(dict[str, Any], parse_json(read_plain(path)))
+        except ValueError:  # damaged: nothing in it agrees
+            earlier = {}
+        if changed := [name for name in record if earlier.get(name) != record[name]]:
+            before = f" (it was {earlier.get('version')})" if changed[0] == "version" else ""
             raise ApplyError(
                 f"a job that was cut short left its parts in {job.folder}, and the {changed[0]} "
-                f"changed since{was_it}: run it as it was, or remove that folder to begin anew"
+                f"changed since{before}: run it as it was, or remove that folder to begin anew"
             )
     write_whole(path, json.dumps(record, indent=1))
-    needed = {piece.part for output in left for piece in output.pieces}
-    for file in Path(job.folder).iterdir():
+    needed = {piece.part for output in unfinished for piece in output.pieces}
+    for file in Path(job.folder).iterdir():  # left by a job that was killed
         if str(file) not in needed and file.name not in (_RECORD, _LOCK):
             file.unlink(missing_ok=True)
 
@@ -338,25 +341,28 @@ class _Parts:
     def __init__(
         self,
         job: Job,
-        left: Sequence[Output],
+        unfinished: Sequence[Output],
         progress: Progress | None,
         counted: _Counted | None = None,
     ) -> None:
+        """`unfinished`: the outputs whose parts are wanted. `counted`: counts their values, if it
+        is given."""
         self.job, self._progress, self.counted = job, progress, counted
-        self._wanted = [piece for output in left for piece in output.pieces]
-        self._there: set[str] = set()
+        self._pieces = [piece for output in unfinished for piece in output.pieces]
+        self._complete: set[str] = set()
         self._rows = self._done = sum(output.rows for output in job.outputs)
         self.results: Iterator[tuple[Piece, Scored]] = iter(())
+        """Yields the missing pieces once their parts are complete: the caller sets it."""
         self.spent = Scored(0, 0.0, 0.0, 0.0)
 
     def find_missing(self) -> list[Piece]:
         """Look which parts are complete, report their rows as done, and return the other pieces."""
-        self._there = {piece.part for piece in self._wanted if _is_whole(piece)}
-        left = [piece for piece in self._wanted if piece.part not in self._there]
-        self._tell(-sum(piece.rows for piece in left))
-        return left
+        self._complete = {piece.part for piece in self._pieces if _is_whole(piece)}
+        missing = [piece for piece in self._pieces if piece.part not in self._complete]
+        self._report(-sum(piece.rows for piece in missing))  # all rows counted as done so far
+        return missing
 
-    def _tell(self, rows: int) -> None:
+    def _report(self, rows: int) -> None:
         """Add `rows` to the rows that are done, and report the progress."""
         self._done += rows
         if self._progress is not None:
@@ -366,19 +372,20 @@ class _Parts:
         """Wait for the part of a piece, and return it as a table; its memory is the mapped file."""
         import pyarrow as pa
 
-        while piece.part not in self._there:
+        while piece.part not in self._complete:
             other, scored = next(self.results)
-            self._there.add(other.part)
+            self._complete.add(other.part)
             self.spent += scored
-            self._tell(other.rows)
+            self._report(other.rows)
         table = pa.ipc.open_file(pa.memory_map(piece.part)).read_all()
         if len(table) != piece.rows:
             raise ApplyError(f"{piece.part} has {len(table)} rows, not {piece.rows}: run again")
         return table
 
     def rows(self, output: Output, key: str) -> Rows:
-        """The rows of an output, read from its parts while these are being scored."""
-        origins: dict[str, dict[str, None]] = {"target": {}, "engine": {}, "host": {}}
+        """The rows of an output, read from its parts while these are being scored. `key`: of the
+        job."""
+        origins: dict[str, dict[str, None]] = {"target": {}, "engine": {}, "host": {}}  # in order
         first = self._table(output.pieces[0]).schema
         schema = first.remove_metadata()
 
@@ -386,12 +393,13 @@ class _Parts:
             for piece in output.pieces:
                 table = self._table(piece)
                 notes = parse_json(table.schema.metadata[ABOUT.encode()])
-                for name, found in origins.items():
-                    found[notes[name]] = None
+                for name, values in origins.items():
+                    values[notes[name]] = None
                 if not table.schema.equals(schema):
                     raise FormatError(
-                        f"{piece.input.path}: its columns are {_kinds(table.schema)}; those of "
-                        f"{output.pieces[0].input.path} are {_kinds(schema)}: write to a folder"
+                        f"{piece.input.path}: its columns are {_columns_and_types(table.schema)}; "
+                        f"those of {output.pieces[0].input.path} are "
+                        f"{_columns_and_types(schema)}: write to a folder"
                     )
                 if self.counted is not None:
                     self.counted.add(piece.part, table, self.job.plan.outputs.values())
@@ -401,31 +409,37 @@ class _Parts:
             if not origins["host"]:
                 for _ in tables():  # the format needs the text before the tables
                     pass
-            plan = self.job.plan
-            record = About(
-                **self.job.about,
-                digest=plan.session.digest,
-                targets=tuple(origins["target"]),
-                engines=tuple(origins["engine"]),
-                hosts=tuple(origins["host"]),
-                software=f"soa-pipeline {installed('soa-pipeline')}",
-                created=now(),
-                by=user_at_host(),
-                rows=output.rows,
-                columns=plan.columns,
-                outputs=plan.outputs,
-                keep=plan.keep,
-                inputs=tuple(piece.input for piece in output.pieces if not piece.start),
-                job=key,
-            )
-            return json.dumps(as_data(record))
+            return self._about(output, key, origins)
 
         file = output.pieces[0].input
         tree = file.tree or "Events"
         return Rows(schema, output.rows, tables, about, tree, file.ntuple, self.job.counters)
 
+    def _about(self, output: Output, key: str, origins: Mapping[str, Iterable[str]]) -> str:
+        """The record of origin of an output. `origins`: the targets, engines and hosts that its
+        parts name."""
+        plan = self.job.plan
+        record = About(
+            **self.job.about,
+            digest=plan.session.digest,
+            targets=tuple(origins["target"]),
+            engines=tuple(origins["engine"]),
+            hosts=tuple(origins["host"]),
+            software=f"soa-pipeline {installed('soa-pipeline')}",
+            created=now(),
+            by=user_at_host(),
+            rows=output.rows,
+            columns=plan.columns,
+            outputs=plan.outputs,
+            keep=plan.keep,
+            inputs=tuple(piece.input for piece in output.pieces if not piece.start),
+            job=key,
+        )
+        return json.dumps(as_data(record))
 
-def _kinds(schema: Any) -> str:
+
+def _columns_and_types(schema: Any) -> str:
+    """The columns of a schema with their types, as text."""
     return ", ".join(f"{field.name} {field.type}" for field in schema)
 
 

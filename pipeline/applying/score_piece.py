@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -15,6 +16,7 @@ import numpy as np
 
 from pipeline.applying.columns import (
     Array,
+    FileColumn,
     as_arrow,
     column_of,
     is_jagged,
@@ -46,32 +48,15 @@ def score(plan: Plan, piece: Piece) -> Scored:
     spent = dict.fromkeys(("decoding", "model", "encoding"), 0.0)
     part = Path(piece.part)
     counter = None if plan.profile is None else Counter(plan.profile, session.signature)
-    model = Scorer(session, plan, counter)
-
-    def tables() -> Iterator[Any]:
-        at, begun = piece.start, time.perf_counter()
-        for batch in batches:
-            spent["decoding"] += time.perf_counter() - begun
-            try:
-                table = model.table(batch, spent)
-            except (CollectionError, BindError, DeviationError, ValueError) as error:
-                raise _of_rows(piece, at, plan.batch, error) from error
-            at += len(table)
-            begun = time.perf_counter()
-            yield table
-            spent["encoding"] += time.perf_counter() - begun  # the table was written meanwhile
-            begun = time.perf_counter()
-
+    scorer = Scorer(session, plan, counter)
     with reopened(piece.input) as source:
-        source.cast(model.dtypes)
-        batches = source.batches(plan.names, piece.start, piece.stop, plan.batch)
-        rest = tables()
-        first = next(rest)
+        later = _tables(piece, source, scorer, plan, spent)
+        first = next(later)  # it says the schema; even a piece without rows has one table
         origin = session.origin
-        assert origin is not None
+        assert origin is not None  # the session is of an opened version
         notes = {"target": origin.target, "engine": origin.engine, "host": socket.gethostname()}
         rows = Rows(
-            first.schema, piece.rows, lambda: chain([first], rest), lambda: json.dumps(notes)
+            first.schema, piece.rows, lambda: chain([first], later), lambda: json.dumps(notes)
         )
         write(part, rows, part.parent)
     counts = None
@@ -80,27 +65,48 @@ def score(plan: Plan, piece: Piece) -> Scored:
     return Scored(piece.rows, **spent, counts=counts)
 
 
+def _tables(
+    piece: Piece, source: Source, scorer: Scorer, plan: Plan, spent: dict[str, float]
+) -> Iterator[Any]:
+    """Yields a table of the answers to each batch of a piece. Adds to `spent` the seconds in which
+    the source decodes, the model runs, and the caller writes a table. Raises as `score`."""
+    source.cast(scorer.dtypes)
+    row, begun = piece.start, time.perf_counter()
+    for batch in source.batches(plan.names, piece.start, piece.stop, plan.batch):
+        spent["decoding"] += time.perf_counter() - begun
+        try:
+            table = scorer.table(batch, spent)
+        except (CollectionError, BindError, DeviationError, ValueError) as error:
+            raise _of_rows(piece, row, plan.batch, error) from error
+        row += len(table)
+        begun = time.perf_counter()
+        yield table
+        spent["encoding"] += time.perf_counter() - begun  # the table was written meanwhile
+        begun = time.perf_counter()
+
+
 def count(plan: Plan, piece: Piece) -> Counts:
     """Count the values of a piece's rows, and of the answers to them. Raises as `score`."""
     assert plan.profile is not None
     session = plan.session()
     counter = Counter(plan.profile, session.signature)
-    model = Scorer(session, plan, counter)
-    at = piece.start
+    scorer = Scorer(session, plan, counter)
+    row = piece.start
     with reopened(piece.input) as source:
-        source.cast(model.dtypes)
+        source.cast(scorer.dtypes)
         for batch in source.batches(plan.names, piece.start, piece.stop, plan.batch):
             try:
-                model.answers(batch)
+                scorer.answers(batch)
             except (CollectionError, BindError, DeviationError, ValueError) as error:
-                raise _of_rows(piece, at, plan.batch, error) from error
-            at += len(next(iter(batch.values())))  # a group may end before the batch is full
+                raise _of_rows(piece, row, plan.batch, error) from error
+            row += len(next(iter(batch.values())))  # a group may end before the batch is full
     origin = session.origin
-    assert origin is not None
+    assert origin is not None  # the session is of an opened version
     return counter.counts(origin.name, origin.version, plan.session.digest)
 
 
 def _of_rows(piece: Piece, begin: int, batch: int, error: Exception) -> DataError:
+    """The error with the file and the rows of the batch in which it was raised."""
     return DataError(
         f"{piece.input.path}, rows {begin} to {min(begin + batch, piece.stop)}: {error}"
     )
@@ -110,10 +116,10 @@ def reopened(file: Input) -> Source:
     """Open a file of a job. ApplyError if its size or time has changed since the job began."""
     path = Path(file.path)
     try:
-        now = path.stat()
+        status = path.stat()
     except OSError as error:
         raise ApplyError(f"{path}: {error.strerror}, but the job began with it") from error
-    if (now.st_size, now.st_mtime_ns) != (file.size, file.mtime_ns):
+    if (status.st_size, status.st_mtime_ns) != (file.size, file.mtime_ns):
         raise ApplyError(f"{path} was changed since the job began: begin a new job")
     return open_source(path, file.tree)
 
@@ -193,21 +199,22 @@ class Scorer:
         columns = {name: as_arrow(batch[name]) for name in self._plan.keep}
         for key, values in answers.columns.items():
             columns[self._plan.outputs[key]] = as_arrow(values, answers.offsets)
-        whole = pa.table(columns)
+        table = pa.table(columns)
         spent["model"] += ran - begun
         spent["encoding"] += time.perf_counter() - ran
-        return whole
+        return table
 
     def answers(self, batch: Mapping[str, Any]) -> Answers:
-        """The model's answers to a batch of columns."""
+        """The model's answers to a batch of columns. CollectionError, BindError or ValueError if
+        the columns are not those that the model reads."""
         read = {name: self._plain(name, batch[name]) for name in self._plan.columns.values()}
         batch = {**batch, **read}
         flat = self._flat_columns(batch)
         jagged = {
             name: self._lists(name, batch) for name in self._read if name in self._signature.jagged
         }
-        counts = {each.n for each in flat.columns.values()}
-        (n,) = counts or {len(each) for each in jagged.values()}
+        counts = {collection.n for collection in flat.columns.values()}
+        (n,) = counts or {len(lists) for lists in jagged.values()}
         answers: dict[str, Array] = {}
         for key in self._plan.outputs:
             name, _, column = key.partition("/")
@@ -216,25 +223,28 @@ class Scorer:
         for low, high in self._windows(n, jagged):
             for name, columns in flat.columns.items():
                 _copy(columns, slice(low, high), self._memory[name], slice(0, high - low))
-            self._run(high - low, {name: each[low:high] for name, each in jagged.items()})
+            self._run(high - low, {name: lists[low:high] for name, lists in jagged.items()})
             for key, values in answers.items():
                 self._read_answers(key, values[low:high])
         return Answers(answers, flat.offsets)
 
     def _read_answers(self, key: str, into: Array) -> None:
-        """Copy the answers of a column from the bound memory, as many as there are rows."""
+        """Copy the answers of a column from the bound memory, as many as `into` has rows."""
         name, _, column = key.partition("/")
         memory = self._memory[name]
         member = memory.layout[column]
-        rows = into.reshape(len(into), member.components)
+        rows = into.reshape(len(into), member.components)  # a view
         for i in range(member.components):
             rows[:, i] = memory.span(column, member.component_of(i)).numpy()[: len(into)]
 
     @property
     def dtypes(self) -> dict[str, str]:
         """By column of the files that the model reads: its dtype in the model's layout."""
-        keys = ((key.split("/"), name) for key, name in self._plan.columns.items())
-        return {name: self._signature.layouts[where][own].dtype for (where, own), name in keys}
+        dtypes = {}
+        for key, name in self._plan.columns.items():
+            collection, _, column = key.partition("/")
+            dtypes[name] = self._signature.layouts[collection][column].dtype
+        return dtypes
 
     def _plain(self, name: str, values: Any) -> Any:
         """A column of the file in its plainest form. ValueError if it has nulls that nothing
@@ -252,36 +262,56 @@ class Scorer:
     def _flat_columns(self, batch: Mapping[str, Any]) -> _Flat:
         """The flat collections, in place where possible. If all columns are jagged, each item is
         one row. A list that fills a vector column of the model does not count as jagged."""
-        every = {n: batch[n] for name in self._flat for n in self._read[name].values()}
-        vectors = {
-            own
+        values = {
+            file_column: batch[file_column]
             for name in self._flat
-            for member, own in self._read[name].items()
-            if self._signature.layouts[name][member].shape
+            for file_column in self._read[name].values()
         }
-        lists = [name for name in every if name not in vectors and is_jagged(every[name])]
-        if lists and len(lists) != len(every):
-            other = next(name for name in every if name not in lists)
+        columns = self._jagged_columns(values)
+        values |= {column.name: column.values for column in columns}
+        collections = {name: self._flat_collection(name, values) for name in self._flat}
+        return _Flat(collections, columns[0].offsets if columns else None)
+
+    def _jagged_columns(self, values: Mapping[str, Any]) -> list[FileColumn]:
+        """The columns of the files that are jagged: all that flat collections read, or none.
+        ValueError if only some are, or if they differ in their items per row."""
+        vectors = {
+            file_column
+            for name in self._flat
+            for column, file_column in self._read[name].items()
+            if self._signature.layouts[name][column].shape
+        }
+        jagged = [name for name in values if name not in vectors and is_jagged(values[name])]
+        if jagged and len(jagged) != len(values):
+            other = next(name for name in values if name not in jagged)
             raise ValueError(
-                f"{lists[0]!r} is jagged, {other!r} is not: the columns must all be of one kind"
+                f"{jagged[0]!r} is jagged, {other!r} is not: the columns must all be of one kind"
             )
         missing, fill = self._plan.missing, self._plan.fill
-        cut = [(name, column_of(name, every[name], missing, fill.get(name))) for name in lists]
-        for name, column in cut:
-            if not np.array_equal(column.offsets, cut[0][1].offsets):  # type: ignore[arg-type]
-                raise ValueError(f"{cut[0][0]!r} and {name!r} differ in their items per row")
-        every |= {name: column.values for name, column in cut}
-        collections = {}
-        for name in self._flat:
-            layout = self._signature.layouts[name]
-            members = [member for member in layout.columns if member.name in self._read[name]]
-            collections[name] = as_collection(
-                {member.name: every[self._read[name][member.name]] for member in members},
-                Layout(members, storage="columns"),
-                fill={m.name: np.nan for m in members if missing and is_float(m.dtype)}
-                | {m.name: fill[own] for m in members if (own := self._read[name][m.name]) in fill},
-            )
-        return _Flat(collections, cut[0][1].offsets if cut else None)
+        columns = [column_of(name, values[name], missing, fill.get(name)) for name in jagged]
+        for column in columns:
+            if column.cut != columns[0].cut:
+                raise ValueError(
+                    f"{columns[0].name!r} and {column.name!r} differ in their items per row"
+                )
+        return columns
+
+    def _flat_collection(self, name: str, values: Mapping[str, Any]) -> Collection:
+        """A flat collection of the model's columns. `values`: by column of the files."""
+        file_columns = self._read[name]
+        layout = self._signature.layouts[name]
+        members = [member for member in layout.columns if member.name in file_columns]
+        fill: dict[str, float] = {}
+        for member in members:
+            if file_columns[member.name] in self._plan.fill:
+                fill[member.name] = self._plan.fill[file_columns[member.name]]
+            elif self._plan.missing and is_float(member.dtype):
+                fill[member.name] = math.nan
+        return as_collection(
+            {member.name: values[file_columns[member.name]] for member in members},
+            Layout(members, storage="columns"),
+            fill=fill,
+        )
 
     def _lists(self, name: str, batch: Mapping[str, Any]) -> Any:
         """The columns of a jagged collection, as an Awkward array of records of lists."""
@@ -292,65 +322,70 @@ class Scorer:
             values, dtype = batch[file_column], layout[column].dtype
             fill = self._plan.fill.get(file_column)
             if fill is None and self._plan.missing and is_float(dtype):
-                fill = np.nan
+                fill = math.nan
             if not is_jagged(values):  # each row has as many items
                 lists[column] = ak.Array(column_of(file_column, values, fill=fill).values)
             else:
                 lists[column] = ak.from_arrow(with_filled_items(values, fill))
-        one = next(iter(lists.values()))
+        any_column = next(iter(lists.values()))
         for member in layout.columns:
             if member.name not in lists:  # the model does not read it
-                lists[member.name] = ak.values_astype(ak.zeros_like(one), member.dtype)
+                lists[member.name] = ak.values_astype(ak.zeros_like(any_column), member.dtype)
         return ak.zip(lists, depth_limit=1)
 
     def _windows(self, n: int, jagged: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
-        """Yields windows of rows, first and end, within the compiled ranges of rows and items."""
-        ends = [self._ends(name, records) for name, records in jagged.items()]
+        """Yields windows of rows, first and end, within the compiled ranges of rows and items. A
+        row with more items than may run is a window of its own, which binding refuses."""
+        offsets_of = {name: self._offsets(records) for name, records in jagged.items()}
         low = 0
         while low < n:
             high = min(n, low + self._most)
-            for limit, end in ends:
-                fits = int(np.searchsorted(end, end[low] + limit, "right")) - 1
+            for name, offsets in offsets_of.items():
+                limit = self._signature.ranges[self._signature.rows_of[name]].limit
+                fits = int(np.searchsorted(offsets, offsets[low] + limit, "right")) - 1
                 high = max(min(high, fits), low + 1)
             yield low, high
             low = high
 
-    def _ends(self, name: str, records: Any) -> tuple[int, Array]:
-        """The most items of a jagged collection in a run; and the item at which each row begins."""
+    def _offsets(self, records: Any) -> Array:
+        """The item at which each row of a jagged collection begins, and the number of items."""
         import awkward as ak
 
-        limit = self._signature.ranges[self._signature.rows_of[name]].limit
-        return limit, np.append(0, np.cumsum(ak.num(records[records.fields[0]], axis=1)))
+        return np.append(0, np.cumsum(ak.num(records[records.fields[0]], axis=1)))
 
     def _run(self, rows: int, jagged: Mapping[str, Any]) -> None:
         """Run the session on bound memory; jagged rows are bound anew each time."""
         if not jagged:
             if self._binding is None:
-                given, written = self._memory_of(self._most)
-                self._binding = self._session.bind(given, written)
+                inputs, outputs = self._memory_of(self._most)
+                self._binding = self._session.bind(inputs, outputs)
             # Below the model's minimum, more rows of the memory run; their answers are not read.
             self._binding(max(rows, self._least))
             self._count(self._memory, rows)
             return
-        given, written = self._memory_of(rows)
+        inputs, outputs = self._memory_of(rows)
         for name, records in jagged.items():
-            given |= from_jagged(records, self._signature, name)
-        self._session.run(given, written)
-        self._count({**given, **written})
+            inputs |= from_jagged(records, self._signature, name)
+        self._session.run(inputs, outputs)
+        self._count({**inputs, **outputs})
 
     def _count(self, memory: Mapping[str, Collection], rows: int | None = None) -> None:
         """Count the values of all rows of some memory, or of the first rows."""
         if self._counter is not None:
-            counted = {name: each.n if rows is None else rows for name, each in memory.items()}
+            counted = {
+                name: collection.n if rows is None else rows for name, collection in memory.items()
+            }
             self._counter.add(memory, counted)
 
     def _memory_of(self, rows: int) -> tuple[dict[str, Collection], dict[str, Collection]]:
-        part = {name: memory.rows(rows) for name, memory in self._memory.items()}
-        written = {name: part[name] for name in self._signature.output_collections}
-        return {name: part[name] for name in self._flat}, written
+        """The first rows of the memory: that of the flat inputs, and that of the outputs."""
+        memory = {name: collection.rows(rows) for name, collection in self._memory.items()}
+        outputs = {name: memory[name] for name in self._signature.output_collections}
+        return {name: memory[name] for name in self._flat}, outputs
 
 
 def _copy(source: Collection, rows: slice, into: Collection, place: slice) -> None:
+    """Copy rows of all columns of `source` to the rows `place` of `into`."""
     for member in source.layout.columns:
         for k in range(member.components):
             values = source.span(member.name, k).numpy()[rows]

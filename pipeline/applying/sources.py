@@ -11,7 +11,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -81,8 +81,8 @@ class Source:
         """The column with the number of items per row, such as nJet for Jet_pt; None if the file
         has no column of such a name."""
         ends = [i for i, letter in enumerate(name) if letter in "_."]
-        counters = (f"n{name[:end]}" for end in reversed(ends))
-        return next((each for each in counters if each in self.columns), None)
+        counters = (f"n{name[:end]}" for end in reversed(ends))  # the longest prefix first
+        return next((counter for counter in counters if counter in self.columns), None)
 
     def edges(self, names: Sequence[str]) -> Sequence[int]:
         """The rows at which row groups, baskets or clusters begin, and the number of rows."""
@@ -111,12 +111,14 @@ class Source:
     def _batches(
         self, names: Sequence[str], start: int, stop: int, rows: int
     ) -> Iterator[dict[str, Any]]:
+        """As `batches`; raises the errors of the library."""
         if start == stop:  # an empty batch still has the columns' dtypes
             yield self._slice(names, start, stop)
         for low in range(start, stop, rows):
             yield self._slice(names, low, min(low + rows, stop))
 
     def _slice(self, names: Sequence[str], start: int, stop: int) -> dict[str, Any]:
+        """Rows `start` to `stop` of these columns."""
         raise NotImplementedError
 
 
@@ -142,6 +144,8 @@ def open_source(path: Path, tree: str | None = None) -> Source:
 
 
 class _Root(Source):
+    """A tree of a ROOT file: a TTree or an RNTuple."""
+
     def __init__(self, path: Path, tree: str | None = None) -> None:
         super().__init__(path)
         import uproot
@@ -176,7 +180,7 @@ class _Root(Source):
     def edges(self, names: Sequence[str]) -> Sequence[int]:
         count = int(self._branches.num_entries)
         if self.ntuple:
-            cuts = {int(each.num_first_entry) for each in self._branches.cluster_summaries}
+            cuts = {int(cluster.num_first_entry) for cluster in self._branches.cluster_summaries}
         else:
             cuts = set.intersection(*({*self._branches[n].entry_offsets} for n in names))
         return sorted({0, *(int(cut) for cut in cuts if 0 < cut < count), count})
@@ -194,6 +198,22 @@ class _Root(Source):
         return arrays
 
 
+class _Place(NamedTuple):
+    """Where a column lies: in a field of a file, or in a field inside that, of a struct."""
+
+    field: str
+    inner: str = ""
+
+
+def _inner_fields(kind: Any) -> list[str] | None:
+    """The names of the fields of a struct, or of a list of structs; None for another type."""
+    import pyarrow as pa
+
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        kind = kind.value_type
+    return [field.name for field in kind] if pa.types.is_struct(kind) else None
+
+
 class _Arrow(Source):
     """A file of record batches. Column `a.b` is field b of a struct, or list of structs, a.
 
@@ -201,38 +221,42 @@ class _Arrow(Source):
     of vectors or matrices; its entries can be read by name.
     """
 
-    def __init__(self, path: Path, schema: Any, notes: Any, counts: Sequence[int]) -> None:
-        import pyarrow as pa
-
+    def __init__(self, path: Path, schema: Any, metadata: Any, counts: Sequence[int]) -> None:
+        """`metadata`: of the file, None if it has none. `counts`: the rows of each record batch."""
         super().__init__(path)
-        self._schema, self._notes = schema, notes
+        self._schema, self._metadata = schema, metadata
         self._edges = [0, *np.cumsum(counts, dtype=np.int64).tolist()]
-        self._places: dict[str, tuple[str, str]] = {}
+        self._places: dict[str, _Place] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         for field in schema:
             if (shape := eigen_shape(field.type)) is not None:
                 self._shapes[field.name] = shape
-                self._places[field.name] = field.name, ""
-            nested = pa.types.is_list(field.type) or pa.types.is_large_list(field.type)
-            kind = field.type.value_type if nested else field.type
-            for inner in [each.name for each in kind] if pa.types.is_struct(kind) else [""]:
-                self._places[f"{field.name}.{inner}".strip(".")] = field.name, inner
-        entries = {name for name, (field, i) in self._places.items() if field in self._shapes and i}
-        self.columns = [name for name in self._places if name not in entries]
+                self._places[field.name] = _Place(field.name)
+            inner = _inner_fields(field.type)
+            if inner is None:
+                self._places[field.name] = _Place(field.name)
+            else:
+                self._places |= {f"{field.name}.{name}": _Place(field.name, name) for name in inner}
+        self.columns = [
+            name
+            for name, place in self._places.items()
+            if not (place.inner and place.field in self._shapes)
+        ]
 
     def __contains__(self, name: str) -> bool:
         return name in self._places
 
     def about(self) -> str | None:
-        text = (self._notes or {}).get(ABOUT.encode())
+        text = (self._metadata or {}).get(ABOUT.encode())
         return text.decode() if text else None
 
     def counter(self, name: str) -> str | None:
         import pyarrow as pa
 
-        field, inner = self._places[name]
-        struct = pa.types.is_struct(self._schema.field(field).type)
-        return f"n{field}" if inner and not struct else super().counter(name)
+        place = self._places[name]
+        if place.inner and not pa.types.is_struct(self._schema.field(place.field).type):
+            return f"n{place.field}"  # a field of a list of structs
+        return super().counter(name)
 
     def edges(self, names: Sequence[str]) -> Sequence[int]:
         return self._edges
@@ -241,15 +265,15 @@ class _Arrow(Source):
         self, names: Sequence[str], start: int, stop: int, rows: int
     ) -> Iterator[dict[str, Any]]:
         """Batches of at most `rows` rows from the record batches that overlap with the range."""
-        fields = list(dict.fromkeys(self._places[name][0] for name in names))
+        fields = list(dict.fromkeys(self._places[name].field for name in names))
         if start == stop:
             yield self._columns(names, self._schema.empty_table())
             return
         first, last = bisect_right(self._edges, start) - 1, bisect_left(self._edges, stop)
-        at = self._edges[first]
+        begin = self._edges[first]  # of the batch
         for batch in self._read(fields, range(first, last), rows):
-            low, high = max(start - at, 0), min(stop - at, batch.num_rows)
-            at += batch.num_rows
+            low, high = max(start - begin, 0), min(stop - begin, batch.num_rows)
+            begin += batch.num_rows
             for cut in range(low, high, rows):
                 yield self._columns(names, batch.slice(cut, min(rows, high - cut)))
 
@@ -263,12 +287,12 @@ class _Arrow(Source):
 
         columns = {}
         for name in names:
-            field, inner = self._places[name]
-            column = batch.column(field)
+            place = self._places[name]
+            column = batch.column(place.field)
             if isinstance(column, pa.ChunkedArray):
                 column = column.combine_chunks()
-            if inner:
-                column = field_of(column, inner)
+            if place.inner:
+                column = field_of(column, place.inner)
             elif name in self._shapes:
                 column = entries_joined(column, self._shapes[name])
             columns[name] = column
@@ -282,9 +306,9 @@ class _Parquet(_Arrow):
         import pyarrow.parquet as pq
 
         self._file = pq.ParquetFile(path, page_checksum_verification=True)
-        meta = self._file.metadata
-        counts = [meta.row_group(i).num_rows for i in range(meta.num_row_groups)]
-        super().__init__(path, self._file.schema_arrow, meta.metadata, counts)
+        footer = self._file.metadata
+        counts = [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
+        super().__init__(path, self._file.schema_arrow, footer.metadata, counts)
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
@@ -296,12 +320,14 @@ class _Parquet(_Arrow):
 
 
 class _Ipc(_Arrow):
+    """An Arrow file with an index at its end, which is mapped into memory."""
+
     def __init__(self, path: Path) -> None:
         import pyarrow as pa
 
         self._map = pa.memory_map(str(path))
-        one = self._open([0])  # one field is enough to count rows: no other is decompressed
-        counts = [one.get_batch(i).num_rows for i in range(one.num_record_batches)]
+        file = self._open([0])  # one field is enough to count rows: no other is decompressed
+        counts = [file.get_batch(i).num_rows for i in range(file.num_record_batches)]
         schema = self._open([]).schema
         super().__init__(path, schema, schema.metadata, counts)
 
@@ -326,7 +352,7 @@ class _Stream(_Arrow):
     seeks = False
 
     def __init__(self, path: Path) -> None:
-        self._place = path
+        self.path = path  # for `_open`, before the base class sets it
         with self._open() as stream:
             counts = [batch.num_rows for batch in stream]
             super().__init__(path, stream.schema, stream.schema.metadata, counts)
@@ -334,7 +360,7 @@ class _Stream(_Arrow):
     def _open(self) -> Any:
         import pyarrow as pa
 
-        return pa.ipc.open_stream(pa.memory_map(str(self._place)))
+        return pa.ipc.open_stream(pa.memory_map(str(self.path)))
 
     def _read(self, fields: list[str], groups: range, rows: int) -> Iterator[Any]:
         for i, batch in enumerate(self._open()):
@@ -345,6 +371,7 @@ class _Stream(_Arrow):
 
 
 def _arrow_file(path: Path) -> _Arrow:
+    """The reader of an Arrow file or stream; a file begins with a mark."""
     with path.open("rb") as file:
         return _Ipc(path) if file.read(6) == b"ARROW1" else _Stream(path)
 
@@ -360,18 +387,20 @@ class _Csv(_Arrow):
 
     @property
     def advice(self) -> str:
-        divided = len(self.columns) == 1 and set(self.columns[0]) & {";", "\t", "|"}
-        return " (the values of a CSV file have commas between them)" if divided else ""
+        if len(self.columns) == 1 and set(self.columns[0]) & {";", "\t", "|"}:
+            return " (the values of a CSV file have commas between them)"
+        return ""
 
     def __init__(self, path: Path) -> None:
         import pyarrow as pa
 
-        self._place, self._types = path, dict[str, Any]()
+        self.path = path  # for `_open`, before the base class sets it
+        self._types: dict[str, Any] = {}
         inferred = self._open().schema
         try:
             rows = self._count()
         except pa.ArrowInvalid:
-            integers = [each.name for each in inferred if pa.types.is_integer(each.type)]
+            integers = [field.name for field in inferred if pa.types.is_integer(field.type)]
             self._types = dict.fromkeys(integers, pa.float64())
             rows = self._count()
         super().__init__(path, self._open().schema, None, [rows])
@@ -379,10 +408,11 @@ class _Csv(_Arrow):
     def _open(self, columns: list[str] | None = None) -> Any:
         from pyarrow import csv
 
-        how = csv.ConvertOptions(column_types=self._types, include_columns=columns)
-        return csv.open_csv(self._place, convert_options=how)
+        options = csv.ConvertOptions(column_types=self._types, include_columns=columns)
+        return csv.open_csv(self.path, convert_options=options)
 
     def _count(self) -> int:
+        """The number of rows. ArrowInvalid if a value is not of its column's type."""
         return sum(batch.num_rows for batch in self._open())
 
     def cast(self, dtypes: Mapping[str, str]) -> None:
@@ -392,8 +422,9 @@ class _Csv(_Arrow):
         wanted = {n: pa.type_for_alias(d) for n, d in dtypes.items() if d not in half}
         self._types |= wanted
         for name, kind in wanted.items():
-            if (at := self._schema.get_field_index(name)) >= 0:
-                self._schema = self._schema.set(at, pa.field(name, kind))
+            index = self._schema.get_field_index(name)
+            if index >= 0:
+                self._schema = self._schema.set(index, pa.field(name, kind))
 
     def _read(self, fields: list[str], groups: range, rows: int) -> Iterator[Any]:
         yield from self._open(fields)
@@ -404,34 +435,37 @@ class _Arrays(Source):
 
     def __init__(self, path: Path, arrays: Mapping[str, Any]) -> None:
         super().__init__(path)
-        self._arrays = {name: each for name, each in arrays.items() if each.shape}
-        self._places = {
-            f"{name}.{field}".strip("."): (name, field)
-            for name, each in self._arrays.items()
-            for field in each.dtype.names or [""]
-        }
+        self._arrays = {name: array for name, array in arrays.items() if array.shape}
+        self._places: dict[str, _Place] = {}
+        for name, array in self._arrays.items():
+            inner = array.dtype.names or ()
+            self._places |= {f"{name}.{field}": _Place(name, field) for field in inner}
+            if not inner:
+                self._places[name] = _Place(name)
         self.columns = [*self._places]
 
     def edges(self, names: Sequence[str]) -> Sequence[int]:
-        counts = {name: len(self._arrays[self._places[name][0]]) for name in names}
-        for one, other in pairwise(counts):
-            if counts[one] != counts[other]:
+        counts = {name: len(self._arrays[self._places[name].field]) for name in names}
+        for name, other in pairwise(counts):
+            if counts[name] != counts[other]:
                 raise DataError(
-                    f"{self.path}: {one} has {counts[one]} rows, {other} has {counts[other]} rows: "
-                    "columns of one job have as many rows as each other"
+                    f"{self.path}: {name} has {counts[name]} rows, {other} has {counts[other]} "
+                    "rows: columns of one job have as many rows as each other"
                 )
         return [0, max(counts.values(), default=0)]
 
     def _slice(self, names: Sequence[str], start: int, stop: int) -> dict[str, Any]:
         arrays = {}
         for name in names:
-            array, field = self._places[name]
-            values = self._arrays[array][start:stop]
-            arrays[name] = values[field] if field else values
+            place = self._places[name]
+            values = self._arrays[place.field][start:stop]
+            arrays[name] = values[place.inner] if place.inner else values
         return arrays
 
 
 class _Hdf5(_Arrays):
+    """The datasets of an HDF5 file, those in groups too."""
+
     def __init__(self, path: Path) -> None:
         import h5py
 
@@ -451,7 +485,7 @@ class _Hdf5(_Arrays):
 
         arrays = super()._slice(names, start, stop)
         for name in names:
-            array = self._arrays[self._places[name][0]]
+            array = self._arrays[self._places[name].field]
             text = h5py.check_string_dtype(array.dtype)
             if text is not None and text.length is None:  # h5py gave Python objects: make them text
                 arrays[name] = array.asstr()[start:stop].astype(np.str_)
@@ -462,11 +496,13 @@ class _Hdf5(_Arrays):
 
 
 class _Npz(_Arrays):
+    """The arrays of an .npz file."""
+
     def __init__(self, path: Path) -> None:
         self._zip = zipfile.ZipFile(path)
-        names = [each.removesuffix(".npy") for each in self._zip.namelist()]
+        names = [member.removesuffix(".npy") for member in self._zip.namelist()]
         super().__init__(path, {name: _Member(self._zip, path, name) for name in names})
-        self.seeks = all(each.seeks for each in self._arrays.values())
+        self.seeks = all(array.seeks for array in self._arrays.values())
 
     def about(self) -> str | None:
         with np.load(self.path, allow_pickle=False) as arrays:
@@ -481,27 +517,25 @@ class _Member:
     beginning to its end."""
 
     def __init__(self, file: zipfile.ZipFile, path: Path, name: str) -> None:
-        self._file, self._name, info = file, f"{name}.npy", file.getinfo(f"{name}.npy")
+        self._zip, self._name, self._path = file, f"{name}.npy", path
+        info = file.getinfo(self._name)
         with file.open(info) as stream:
-            wide = np.lib.format.read_magic(stream) != (1, 0)
-            form = np.lib.format
-            read = form.read_array_header_2_0 if wide else form.read_array_header_1_0
-            self.shape, fortran, self.dtype = read(stream)
-            self._head = stream.tell()
-        self._row = self.dtype.itemsize * int(np.prod(self.shape[1:]))
+            version = np.lib.format.read_magic(stream)
+            read_header = np.lib.format.read_array_header_2_0
+            if version == (1, 0):
+                read_header = np.lib.format.read_array_header_1_0
+            self.shape, fortran, self.dtype = read_header(stream)
+            self._header_bytes = stream.tell()
+        self._row_bytes = self.dtype.itemsize * int(np.prod(self.shape[1:]))
         self._values: Array | None = None
         self._stream: Any = None
         if self.dtype.hasobject:
             self._values = np.empty(self.shape, object)  # columns.py refuses this dtype
-        elif fortran or not (self._row and self.shape and self.shape[0]):
+        elif fortran or not (self._row_bytes and self.shape and self.shape[0]):
             self._values = np.load(path)[name]
         elif info.compress_type == zipfile.ZIP_STORED:
-            with path.open("rb") as raw:  # the name and an extra field precede the data
-                raw.seek(info.header_offset + 26)
-                name_length, extra = struct.unpack("<HH", raw.read(4))
-            at = info.header_offset + 30 + name_length + extra + self._head
-            self._values = np.memmap(path, self.dtype, "r", at, self.shape)
-        self._path = path
+            start = _content_offset(path, info) + self._header_bytes
+            self._values = np.memmap(path, self.dtype, "r", start, self.shape)
         self.seeks = self._values is not None
 
     def __len__(self) -> int:
@@ -510,26 +544,36 @@ class _Member:
     def __getitem__(self, rows: slice) -> Array:
         """Some rows. If compressed: from row 0 on, else the rows must follow those read before."""
         if self._values is not None:
-            now = self._path.stat()
-            checked = _checked(self._path, now.st_size, now.st_mtime_ns)
+            status = self._path.stat()
+            checked = _checked_members(self._path, status.st_size, status.st_mtime_ns)
             if self._name not in checked:
-                check_members(self._file, [self._name])
+                check_members(self._zip, [self._name])
                 checked.add(self._name)
             return self._values[rows]
         start, stop, _ = rows.indices(len(self))
         if start == 0:
-            self._stream = self._file.open(self._name)
-            self._stream.read(self._head)
-        content = self._stream.read((stop - start) * self._row)
+            self._stream = self._zip.open(self._name)
+            self._stream.read(self._header_bytes)
+        content = self._stream.read((stop - start) * self._row_bytes)
         while stop == len(self) and self._stream.read(1 << 20):
             pass  # the sum is compared at the member's end, also if its shape is damaged
         return np.frombuffer(content, self.dtype).reshape(stop - start, *self.shape[1:])
 
 
+def _content_offset(path: Path, info: zipfile.ZipInfo) -> int:
+    """Where the content of a stored member begins in a zip file: after a header of 30 bytes, which
+    ends with the lengths of the two fields that follow it, the name and an extra field."""
+    with path.open("rb") as file:
+        file.seek(info.header_offset + 26)
+        name_length, extra_length = struct.unpack("<HH", file.read(4))
+    return int(info.header_offset + 30 + name_length + extra_length)
+
+
 @lru_cache(64)
-def _checked(path: Path, size: int, changed: int) -> set[str]:
+def _checked_members(path: Path, size: int, mtime_ns: int) -> set[str]:
     """The members of a file that this process has compared with their sums: once each, although a
-    member that is memory-mapped is read in many pieces."""
+    member that is memory-mapped is read in many pieces. The set starts empty, and the cache keeps
+    it as long as the file does not change."""
     return set()
 
 

@@ -70,15 +70,15 @@ def build(
     say(f"checking the digests of {version.ref}")
     bundle = open_version(Opening(version.ref, mode="test", registry=registry), annexes=()).bundle
     progress = Work(work or Path("pipeline-work"), say, show, version.name)
-    result = _candidates(bundle, wanted, engines, progress)
+    result = _build_candidates(bundle, wanted, engines, progress)
     progress.keep_seconds()
     with tempfile.TemporaryDirectory(prefix="soa-annex-") as folder:
         annex = package_annex(Path(folder) / "annex", bundle, result, tools(), host())
         say(f"adding {wanted} to {version.ref}")
         extended = registry.add_target(version, annex)
-    whole = open_version(Opening(extended.ref, mode="test", registry=registry)).bundle
-    page_of(registry, extended, whole, progress.root / "reports", say)
-    return Added(extended, str(wanted), whole.annexes[str(wanted)], whole)
+    bundle = open_version(Opening(extended.ref, mode="test", registry=registry)).bundle
+    page_of(registry, extended, bundle, progress.root / "reports", say)
+    return Added(extended, str(wanted), bundle.annexes[str(wanted)], bundle)
 
 
 def build_at_first_use(bundle: Bundle, target: Target) -> Annex:
@@ -98,14 +98,11 @@ def build_at_first_use(bundle: Bundle, target: Target) -> Annex:
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{place}.lock"):
-            try:
-                annex = Annex.open(place) if place.is_dir() else None
-            except BundleError:
-                annex = None
+            annex = _intact_annex(place)
             if annex is not None and annex.record.base == bundle.digest:
                 return annex
             work = place.with_name(f"{place.name}.work")
-            result = _candidates(bundle, target, (), Work(work))
+            result = _build_candidates(bundle, target, (), Work(work))
             annex = package_annex(place, bundle, result, tools(), host(), replace=True)
             shutil.rmtree(work, ignore_errors=True)  # kept after a failure: its logs say why
             return annex
@@ -116,13 +113,23 @@ def build_at_first_use(bundle: Bundle, target: Target) -> Annex:
         ) from error
 
 
-def _candidates(bundle: Bundle, target: Target, engines: Sequence[str], work: Work) -> TargetResult:
+def _intact_annex(place: Path) -> Annex | None:
+    """The annex in a folder; None if there is none, or it is damaged."""
+    try:
+        return Annex.open(place) if place.is_dir() else None
+    except BundleError:
+        return None
+
+
+def _build_candidates(
+    bundle: Bundle, target: Target, engines: Sequence[str], work: Work
+) -> TargetResult:
     """Build the candidates of one target like `pipeline run`, from a bundle, not from a config."""
     manifest = bundle.manifest
-    names = ("program.pt2", "reference.safetensors", "model.ts")
-    named = (manifest.program, manifest.reference, manifest.torchscript or names[2])
-    if named != names:
-        raise EngineError(f"{bundle.path}: portable files {named} are not named {names}")
+    names = ("program.pt2", "reference.safetensors", "model.ts")  # as `Capture` has them
+    recorded = (manifest.program, manifest.reference, manifest.torchscript or names[2])
+    if recorded != names:
+        raise EngineError(f"{bundle.path}: portable files {recorded} are not named {names}")
     captured = Capture(  # its folder is the bundle: nothing is written there
         bundle.path,
         Signature.from_dict(manifest.signature),

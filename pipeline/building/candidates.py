@@ -29,7 +29,7 @@ def build_targets(
     artifact or they may be faster than it. The targets of one kind are raced together.
     """
     steps = Steps(work, captured, recipe)
-    candidates = _with_tiles(steps, _candidates(steps, targets))
+    candidates = _with_tiles(steps, _build_candidates(steps, targets))
     results: dict[str, TargetResult] = {}
     for kind in dict.fromkeys(target.device for target in targets):
         valid = {
@@ -37,14 +37,20 @@ def build_targets(
             for (target, name), candidate in candidates.items()
             if target.device == kind and candidate.report.valid
         }
-        timed = steps.race(valid) if valid else {}
-        for target in (target for target in targets if target.device == kind):
+        reports = steps.race(valid) if valid else {}
+        for target in targets:
+            if target.device != kind:
+                continue
             results[str(target)] = TargetResult(
                 str(target),
                 recipe.options,
-                candidates={name: c for (other, name), c in candidates.items() if other == target},
-                benchmark=timed.get(str(target)),
-                raced_with=[name for name in timed if name != str(target)],
+                candidates={
+                    name: candidate
+                    for (other, name), candidate in candidates.items()
+                    if other == target
+                },
+                benchmark=reports.get(str(target)),
+                raced_with=[raced for raced in reports if raced != str(target)],
             )
     return {str(target): results[str(target)] for target in targets}
 
@@ -54,7 +60,7 @@ def first_engines(engines: Sequence[str], by_default: bool) -> list[str]:
     return [name for name in engines if not (by_default and engine(name).in_place_of)]
 
 
-def _candidates(steps: Steps, targets: Sequence[Target]) -> Candidates:
+def _build_candidates(steps: Steps, targets: Sequence[Target]) -> Candidates:
     """The candidates of all targets, in the order of the recipe's engines."""
     recipe = steps.recipe
     pairs = [
@@ -65,14 +71,14 @@ def _candidates(steps: Steps, targets: Sequence[Target]) -> Candidates:
     ]
     built: Candidates = {}
     first = first_engines(recipe.engines, recipe.by_default)
-    rest = [name for name in recipe.engines if name not in first]
-    for several in (first, rest):
-        wanted = [pair for pair in pairs if pair[1] in several and _is_wanted(steps, built, *pair)]
+    last = [name for name in recipe.engines if name not in first]
+    for engines in (first, last):
+        wanted = [pair for pair in pairs if pair[1] in engines and _is_wanted(steps, built, *pair)]
         with side_by_side() as pool:
-            at_work = {pair: pool.submit(_candidate, steps, *pair) for pair in wanted}
-            if several is first:
+            futures = {pair: pool.submit(_build_candidate, steps, *pair) for pair in wanted}
+            if engines is first:
                 pool.submit(steps.work.beside)
-            built |= {pair: future.result() for pair, future in at_work.items()}
+            built |= {pair: future.result() for pair, future in futures.items()}
     return {pair: built[pair] for pair in pairs if pair in built}
 
 
@@ -82,11 +88,11 @@ def _is_wanted(steps: Steps, built: Candidates, target: Target, name: str) -> bo
     if preferred is None:
         return True
     if not preferred.report.valid:
-        return not preferred.report.unverified
+        return not preferred.report.unverified  # else this one would be unverified too
     return engine(name).for_heavy_rows and steps.is_heavy(target, preferred.compiled)
 
 
-def _candidate(steps: Steps, target: Target, name: str) -> Candidate:
+def _build_candidate(steps: Steps, target: Target, name: str) -> Candidate:
     """Compile a candidate. If this host can run it, validate it; else emulate it if possible."""
     captured = steps.captured
     compiled = steps.compile(target, name)
@@ -108,6 +114,7 @@ def _candidate(steps: Steps, target: Target, name: str) -> Candidate:
 
 
 def _not_compiled(compiled: Compiled) -> ValidationReport:
+    """The report on a candidate without an artifact: it failed, or the engine is not applicable."""
     outcome = compiled.outcome
     error = str(outcome.error)
     if outcome.not_applicable:
@@ -130,8 +137,8 @@ def _with_tiles(steps: Steps, candidates: Candidates) -> Candidates:
         tile = tiles[name]
         if tile in (0, candidate.tile):
             continue
-        again = steps.judge(target, candidate.compiled, tile)
-        if again.valid:
-            report = replace(candidate.report, window=again.window, bits=again.bits)
+        tiled = steps.judge(target, candidate.compiled, tile)
+        if tiled.valid:
+            report = replace(candidate.report, window=tiled.window, bits=tiled.bits)
             best[target, name] = replace(candidate, tile=tile, report=report)
     return best

@@ -35,8 +35,8 @@ _ENGINE = "lanes"
 
 @dataclass(frozen=True)
 class Written:
-    """A header that was written. `rows`: those of its self-test. `compared`: the targets of the
-    version whose artifacts give the same bits."""
+    """A header that was written. `rows`: the number of rows of its self-test. `compared`: the
+    targets of the version whose artifacts give the same bits."""
 
     ref: str
     target: str
@@ -68,38 +68,43 @@ def write_header(
         )
     target = f"source/{language}"
     opened = open_version(Opening(ref, mode="test", registry=registry))
-    known = opened.bundle.manifest.targets.get(target)
-    if known is None or known.status != "verified":
+    record = opened.bundle.manifest.targets.get(target)
+    if record is None or record.status != "verified":
         build(registry, ref, target, (), work, say, show)
         opened = open_version(Opening(ref, mode="test", registry=registry))
     session = measured_session(opened, target, _ENGINE)
-    compared = _compared(opened, session, target)
-    record = opened.bundle.manifest.targets[target]
-    name = next(f for f in record.candidates[_ENGINE].files if Path(f).name == HEADER)
-    model = opened.bundle.manifest.name
-    namespace = namespace_of(model)
+    compared = _targets_with_same_bits(opened, session, target)
+    namespace = namespace_of(opened.bundle.manifest.name)
     file = out or Path(f"{namespace}.h")
-    reference = opened.bundle.file(opened.bundle.manifest.reference)
-    head = _HEAD.format(label=opened.label, digest=opened.bundle.digest,
-                        own=opened.bundle.files[name], space=namespace)  # fmt: skip
-    text = read_sealed(*opened.bundle.place(name)).decode()
-    tested = with_self_test(text, namespace, session, reference)
-    whole = head + tested.text
-    if not passes_self_test(whole, namespace):
+    header = _header(opened, target, namespace, session)
+    if not passes_self_test(header.text, namespace):
         raise EngineError(
             f"{file} was not written: its self-test fails with this host's compiler: name another "
             "one in CXX"
         )
-    write_whole(file, whole)
-    return Written(opened.label, target, file, namespace, tested.rows, compared)
+    write_whole(file, header.text)
+    return Written(opened.label, target, file, namespace, header.rows, compared)
 
 
 @dataclass(frozen=True)
 class TestedHeader:
-    """A header with its name and its self-test, and the number of rows of that."""
+    """A header in its namespace with its self-test, and the number of rows of the test."""
 
     text: str
     rows: int
+
+
+def _header(opened: Opened, target: str, namespace: str, session: Session) -> TestedHeader:
+    """The header of a version's artifact for `target`, with its origin in the first lines."""
+    bundle = opened.bundle
+    files = bundle.manifest.targets[target].candidates[_ENGINE].files
+    name = next(file for file in files if Path(file).name == HEADER)
+    origin = _HEAD.format(
+        label=opened.label, digest=bundle.digest, own=bundle.files[name], space=namespace
+    )
+    text = read_sealed(*bundle.place(name)).decode()
+    tested = with_self_test(text, namespace, session, bundle.file(bundle.manifest.reference))
+    return TestedHeader(origin + tested.text, tested.rows)
 
 
 def with_self_test(text: str, namespace: str, session: Session, reference: Path) -> TestedHeader:
@@ -119,17 +124,18 @@ _HEAD = """\
 """
 
 
-def _compared(opened: Opened, session: Session, target: str) -> tuple[str, ...]:
+def _targets_with_same_bits(opened: Opened, session: Session, target: str) -> tuple[str, ...]:
     """The targets of this host whose artifacts of `lanes` give the same bits. EngineError if one
     gives others. Those without fma round twice, and are not compared."""
-    manifest, compared = opened.bundle.manifest, []
+    manifest = opened.bundle.manifest
+    compared = []
     reference = opened.bundle.file(manifest.reference)
     bits = answer_bits(session, reference, every=True)
     for level in host_cpu_levels():
         other = f"cpu/{level}"
         record = manifest.targets.get(other)
         candidate = record.candidates.get(_ENGINE) if record else None
-        if level == "x86-64-v2" or candidate is None or candidate.status != "valid":
+        if level == "x86-64-v2" or candidate is None or candidate.status != "valid":  # no fma
             continue
         if answer_bits(measured_session(opened, other, _ENGINE), reference, every=True) != bits:
             raise EngineError(
@@ -141,38 +147,50 @@ def _compared(opened: Opened, session: Session, target: str) -> tuple[str, ...]:
 
 
 def _rows_to_test(session: Session, reference: Path) -> Rows:
-    """Some rows of a stored reference with finite answers, and the answers of an artifact."""
+    """Some rows of a stored reference with finite answers, and the answers of the session."""
     signature = session.signature
     trial = few_rows(signature, reference)
     session.run(trial.given, trial.written)
     memory = {**trial.given, **trial.written}
-    values: dict[tuple[str, str], dict[int, Array]] = {}
+    by_component: dict[tuple[str, str], dict[int, Array]] = {}
     for bound in (*signature.inputs, *signature.outputs):
-        place = bound.block.collection
+        collection = bound.block.collection
         for column, k in bound.plan.components:
-            shared = signature.layouts[place][column].kind == "scalar"
-            n = 1 if shared else trial.rows[signature.rows_of[place]]
-            span = memory[place].span(column, k).first(n)
-            values.setdefault((place, column), {})[k] = _copied(span)
-    return _chosen(signature, {key: [own[k] for k in sorted(own)] for key, own in values.items()})
+            shared = signature.layouts[collection][column].kind == "scalar"
+            n = 1 if shared else trial.rows[signature.rows_of[collection]]
+            span = memory[collection].span(column, k).first(n)
+            by_component.setdefault((collection, column), {})[k] = _copy_for_cpp(span)
+    values = {
+        key: [components[k] for k in sorted(components)] for key, components in by_component.items()
+    }
+    return _finite_rows(signature, values)
 
 
-def _chosen(signature: Signature, values: dict[tuple[str, str], list[Array]]) -> Rows:
+def _finite_rows(signature: Signature, values: dict[tuple[str, str], list[Array]]) -> Rows:
     """Rows whose answers are finite: each twice and one three times, so that there is more than one
-    block of any vector; fewer, if rows are large."""
-    answers = [(b.block.collection, name) for b in signature.outputs for name in b.block.columns]
-    finite = np.logical_and.reduce([np.isfinite(each) for key in answers for each in values[key]])
-    size = sum(len(own) for own in values.values())
+    block of any vector; fewer, if rows are large.
+
+    `values`: by collection and column, the components. They are replaced by those of the rows,
+    except scalars and the items of jagged collections, which stay whole.
+    """
+    answers = [
+        component
+        for bound in signature.outputs
+        for name in bound.block.columns
+        for component in values[bound.block.collection, name]
+    ]
+    finite = np.logical_and.reduce([np.isfinite(answer) for answer in answers])
+    values_a_row = sum(len(components) for components in values.values())
     rows = np.flatnonzero(finite)
-    rows = np.concatenate([rows, rows, rows[:1]])[: max(_MOST_VALUES // size, 1)]
-    for (place, column), own in values.items():
-        shared = signature.layouts[place][column].kind == "scalar"
-        if not shared and place not in signature.jagged:
-            values[place, column] = [each[rows] for each in own]
+    rows = np.concatenate([rows, rows, rows[:1]])[: max(_MOST_VALUES // values_a_row, 1)]
+    for (collection, column), components in values.items():
+        shared = signature.layouts[collection][column].kind == "scalar"
+        if not shared and collection not in signature.jagged:
+            values[collection, column] = [component[rows] for component in components]
     return Rows(values, len(rows))
 
 
-def _copied(span: Span) -> Array:
+def _copy_for_cpp(span: Span) -> Array:
     """A copy of a column; of float16, the bits, because C++17 has no such type."""
     values: Array = span.numpy().copy()
     return values.view("uint16") if values.dtype == "float16" else values

@@ -98,13 +98,16 @@ def _records(columns: Mapping[str, Any]) -> Any:
     """Columns of lists as one Awkward array of records of lists."""
     import awkward as ak
 
-    lists = {k: v if isinstance(v, ak.Array) else ak.from_arrow(v) for k, v in columns.items()}
+    lists = {
+        name: column if isinstance(column, ak.Array) else ak.from_arrow(column)
+        for name, column in columns.items()
+    }
     return ak.zip(lists, depth_limit=1)
 
 
 @dataclass(frozen=True)
 class _Result:
-    """What was compiled: the config that describes it, and the bundle."""
+    """A compiled model: its config, the bundle, and the temporary folder that holds both."""
 
     folder: Path
     config: Written
@@ -126,6 +129,7 @@ class Compiled:
         net: torch.nn.Module | None,
         remove: Callable[[], None],
     ) -> None:
+        """`net`: the module, if it was in memory. `remove`: deletes the temporary files."""
         self.session = session
         self._result, self._net = result, net
         self._remove = weakref.finalize(session, remove)
@@ -136,28 +140,40 @@ class Compiled:
         `data`: as for `as_collection`, with the columns of the data that it was compiled with. They
         are read where they lie if their memory can be bound. Raises CollectionError, BindError.
         """
-        signature, columns = self.session.signature, columns_of(data)
-        inputs: dict[str, Collection] = {}
-        for name, names in self._result.config.columns.items():
-            for theirs in names.values():
-                require_column(theirs, [*columns])
-            members = {ours: columns[theirs] for ours, theirs in names.items()}
-            if name in signature.jagged:
-                inputs |= from_jagged(_records(members), signature, name)
-            else:
-                inputs[name] = as_collection(members, signature.layouts[name])
-        rows = {signature.rows_of[name]: part.n for name, part in inputs.items()}
+        signature = self.session.signature
+        inputs = self._inputs(columns_of(data))
+        rows = {signature.rows_of[name]: collection.n for name, collection in inputs.items()}
         outputs = {
             name: self.session.collection(name, rows[signature.rows_of[name]])
             for name in signature.output_collections
         }
         self.session.run(inputs, outputs)
-        return {k: v for part in outputs.values() for k, v in to_numpy(part).items()}
+        answers: dict[str, Array] = {}
+        for collection in outputs.values():
+            answers |= to_numpy(collection)
+        return answers
+
+    def _inputs(self, columns: Mapping[str, Any]) -> dict[str, Collection]:
+        """The collections that the model reads, by name. `columns`: those of the user's data."""
+        signature = self.session.signature
+        inputs: dict[str, Collection] = {}
+        for name, user_names in self._result.config.columns.items():
+            members = {}
+            for member, user_name in user_names.items():
+                require_column(user_name, [*columns])
+                members[member] = columns[user_name]
+            if name in signature.jagged:
+                inputs |= from_jagged(_records(members), signature, name)
+            else:
+                inputs[name] = as_collection(members, signature.layouts[name])
+        return inputs
 
     def bind(self, inputs: Collections, outputs: Collections) -> Binding:
+        """As `Session.bind`."""
         return self.session.bind(inputs, outputs)
 
     def collection(self, name: str, n: int) -> Collection:
+        """As `Session.collection`."""
         return self.session.collection(name, n)
 
     def save(self, path: str | Path) -> list[Path]:
@@ -171,7 +187,8 @@ class Compiled:
         if not self._remove.alive:
             raise RunError("save: the compiled model is closed: save it before")
         config = Path(path)
-        rows, program = (config.with_name(f"{config.stem}.{name}") for name in (_ROWS, _PROGRAM))
+        rows = config.with_name(f"{config.stem}.{_ROWS}")
+        program = config.with_name(f"{config.stem}.{_PROGRAM}")
         result = self._result
         source = dict(result.config.config["model"])
         config.parent.mkdir(parents=True, exist_ok=True)
@@ -185,6 +202,7 @@ class Compiled:
         return files
 
     def close(self) -> None:
+        """Free the session's memory, and remove the temporary files."""
         self.session.close()
         self._remove()
 
@@ -243,11 +261,11 @@ def compile(
     >>> fast({"pt": pt, "eta": eta})["output"]  # doctest: +SKIP
     """
     module = net if isinstance(net, torch.nn.Module) else None
-    if module is not None and any(t.device.type != "cpu" for t in module.state_dict().values()):
-        raise SourceError("net is on a GPU: give net.cpu(), since its answers are computed here")
+    if module is not None:
+        _require_cpu(module)
     columns = columns_of(data)  # here: a reader can be read once, and polars does not fork
-    place = TemporaryDirectory(prefix="pipeline-compile-")
-    folder = Path(place.name)
+    temporary = TemporaryDirectory(prefix="pipeline-compile-")
+    folder = Path(temporary.name)
     request = Request(
         "in memory" if module is not None else str(net),
         Path("the data"),
@@ -261,36 +279,57 @@ def compile(
         length=length,
         rows=rows,
     )
-    key, progress = place.name, list[str]()
+    progress: list[str] = []
     compiled: Compiled | None = None
-
-    def built(asked: Request) -> _Result:
-        config = in_fork("the model", lambda _: _config(asked, module, key, columns))
-        return _Result(folder, config, unregistered(asked.out, folder / "work", progress.append))
-
-    for imported in TO_READ_PROGRAMS:  # once here, instead of in each child that is forked
-        import_module(imported)
     try:
-        if module is not None:
-            _IN_HAND[key] = module
-        try:
-            result = built(replace(request, independent=True))
-        except CaptureError:  # it may be that its rows depend on each other
-            result = built(replace(request, force=True))
-        compiled = Compiled(result, _session(result.bundle, threads), module, place.cleanup)
+        result = _build(request, module, columns, progress.append)
+        compiled = Compiled(result, _session(result.bundle, threads), module, temporary.cleanup)
     except InitError as error:
         raise InitError(_as_argument(str(error))) from None
     finally:
         if compiled is None:
-            place.cleanup()
-        _IN_HAND.pop(key, None)
-    for line in [*result.config.said, *_judged(result.bundle, progress)]:
+            temporary.cleanup()
+    for line in [*result.config.said, *_results(result.bundle, progress)]:
         say(_as_argument(line))
     return compiled
 
 
+def _require_cpu(module: torch.nn.Module) -> None:
+    """Raise SourceError if the module is on a GPU."""
+    if any(tensor.device.type != "cpu" for tensor in module.state_dict().values()):
+        raise SourceError("net is on a GPU: give net.cpu(), since its answers are computed here")
+
+
+def _build(
+    request: Request,
+    module: torch.nn.Module | None,
+    columns: Mapping[str, Any],
+    say: Callable[[str], None],
+) -> _Result:
+    """The config and the bundle of a model for these columns, in the folder of `request.out`."""
+    folder = request.out.parent
+    key = str(folder)
+
+    def build(variant: Request) -> _Result:
+        config = in_fork("the model", lambda _: _config(variant, module, key, columns))
+        return _Result(folder, config, unregistered(variant.out, folder / "work", say))
+
+    for name in TO_READ_PROGRAMS:  # once here, instead of in each child that is forked
+        import_module(name)
+    try:
+        if module is not None:
+            _IN_HAND[key] = module
+        try:
+            return build(replace(request, independent=True))
+        except CaptureError:  # it may be that its rows depend on each other
+            return build(replace(request, force=True))
+    finally:
+        _IN_HAND.pop(key, None)
+
+
 def _config(request: Request, module: torch.nn.Module | None, key: str, data: Any) -> Written:
-    """The config of a model and its data, as `pipeline init` writes it."""
+    """The config of a model and its data, as `pipeline init` writes it. `key`: of the module in
+    `_IN_HAND`. `data`: columns by name. Runs in a child."""
     if module is None:
         model = read_model(request.model, request.out.parent, request.weights, request.kwargs)
     else:
@@ -301,6 +340,7 @@ def _config(request: Request, module: torch.nn.Module | None, key: str, data: An
 
 
 def _words(by_name: Words | None) -> tuple[str, ...]:
+    """Values of `inputs` or `outputs` as `pipeline init` takes them: `NAME=a,b`."""
     return tuple(
         f"{name}={words if isinstance(words, str) else ','.join(words)}"
         for name, words in (by_name or {}).items()
@@ -308,13 +348,14 @@ def _words(by_name: Words | None) -> tuple[str, ...]:
 
 
 def _as_argument(text: str) -> str:
-    """What `init` says, with the arguments of `compile` in place of its options."""
+    """A message of `init`, with the arguments of `compile` in place of its options."""
     for option, argument in _ARGUMENTS:
         text = re.sub(option, argument, text)
     return text
 
 
 def _default(option: str, question: str, default: str | None) -> str:
+    """The default answer to a question of `init`. InitError if there is none: nobody is asked."""
     if default is None:
         raise InitError(f"nothing says {question}: give {option}")
     return default
@@ -329,16 +370,16 @@ def _session(bundle: Bundle, threads: int | None) -> Session:
     return Session(opened.signature, executable, device)
 
 
-def _judged(bundle: Bundle, progress: Sequence[str]) -> list[str]:
-    """The engine, the largest difference from the model's own answers, and the speed, which the
-    race of the build said."""
+def _results(bundle: Bundle, progress: Sequence[str]) -> list[str]:
+    """Lines about the engine, the largest difference from the model's own answers, and the speed:
+    those of `progress` that the race of the build wrote."""
     ((target, record),) = bundle.manifest.targets.items()
     worst = record.candidates[str(record.chosen)].worst.values()
-    most = number(max((each.max_abs for each in worst), default=0.0))
-    place = f"  {target}: "
+    largest = number(max((deviation.max_abs for deviation in worst), default=0.0))
+    prefix = f"  {target}: "
     return [
-        f"{record.chosen}: the largest difference from the model's own answers is {most}",
-        *(line.removeprefix(place) for line in progress if line.startswith(place)),
+        f"{record.chosen}: the largest difference from the model's own answers is {largest}",
+        *(line.removeprefix(prefix) for line in progress if line.startswith(prefix)),
     ]
 
 
@@ -348,29 +389,32 @@ def _export(result: _Result, net: torch.nn.Module | None, path: Path) -> None:
     config = load_config(result.folder / _CONFIG)
     signature = config.signature()
     case = example_case(signature)
-    seen: list[tuple[Any, ...]] = []
+    calls: list[tuple[Any, ...]] = []
     net.eval()
-    handle = net.register_forward_pre_hook(lambda _, given: seen.append(given))
+    handle = net.register_forward_pre_hook(lambda _, arguments: calls.append(arguments))
     rows = row_major_inputs(signature, reference_inputs(config, signature), case)
     with torch.no_grad():
         with_fronts(net, source_of(config))(*rows)
     handle.remove()
-    free = {*case.values()}
-
-    def dims(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {k: dims(v) for k, v in value.items()}
-        if isinstance(value, tuple | list):
-            return type(value)(dims(v) for v in value)
-        return {i: torch.export.Dim.AUTO for i, size in enumerate(value.shape) if size in free}
-
+    arguments = calls[0]
     try:
         with quiet_torch():
-            free_rows = dims(seen[0])
-            program = torch.export.export(net, seen[0], dynamic_shapes=free_rows, strict=False)
+            free_rows = _free_dimensions(arguments, {*case.values()})
+            program = torch.export.export(net, arguments, dynamic_shapes=free_rows, strict=False)
             torch.export.save(program, path)
     except Exception as error:  # torch.export raises many types
         raise SourceError(
             f"torch cannot save the module as a program ({first_line(error)}): write a file with a "
             "function that makes it, and compile file.py:function"
         ) from error
+
+
+def _free_dimensions(value: Any, sizes: set[int]) -> Any:
+    """`dynamic_shapes` of torch.export for an argument: each dimension of one of these sizes is
+    free. If another dimension has such a size by chance, torch finds out that it is fixed (AUTO).
+    """
+    if isinstance(value, Mapping):
+        return {key: _free_dimensions(inner, sizes) for key, inner in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(_free_dimensions(inner, sizes) for inner in value)
+    return {i: torch.export.Dim.AUTO for i, size in enumerate(value.shape) if size in sizes}

@@ -37,13 +37,14 @@ _SUFFIXES = {".py", ".cpp", ".h", ".hpp"}
 def tools() -> dict[str, str]:
     """The versions of the packages and the compiler that a build uses, with those of engines."""
     versions = {"soa-pipeline": __version__}
-    versions |= dict(each.package.rsplit(" ", 1) for each in of_packages("engines").values())
+    packages = [declared.package for declared in of_packages("engines").values()]
+    versions |= dict(package.rsplit(" ", 1) for package in packages)  # by name: its version
     for name in _PACKAGES:
         try:
             versions[name] = version(name)
-        except PackageNotFoundError:
+        except PackageNotFoundError:  # the build does not use it
             continue
-    compiler = _output("g++", "--version")
+    compiler = _output_of("g++", "--version")
     if compiler:
         versions["g++"] = compiler.splitlines()[0].split()[-1]
     return versions
@@ -66,7 +67,7 @@ def code_digest() -> str:
     root = Path(__file__).resolve().parents[2]
     digest = hashlib.sha256()
     for folder in _CODE:
-        sources = (p for p in (root / folder).rglob("*") if p.suffix in _SUFFIXES)
+        sources = (path for path in (root / folder).rglob("*") if path.suffix in _SUFFIXES)
         for path in sorted(sources):
             digest.update(f"{path.relative_to(root)}\0".encode())
             digest.update(path.read_bytes())  # ours
@@ -83,8 +84,8 @@ def provenance(config: Config, config_path: Path, steps: Mapping[str, float]) ->
         stage = step.partition(" ")[0]
         seconds[stage] = seconds.get(stage, 0.0) + took
     folder = str(config_path.resolve().parent)
-    commit = _output("git", "-C", folder, "rev-parse", "HEAD")
-    status = _output("git", "-C", folder, "status", "--porcelain") if commit else None
+    commit = _output_of("git", "-C", folder, "rev-parse", "HEAD")
+    status = _output_of("git", "-C", folder, "status", "--porcelain") if commit else None
     return Provenance(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         git_commit=commit.strip() if commit else None,
@@ -99,18 +100,20 @@ def provenance(config: Config, config_path: Path, steps: Mapping[str, float]) ->
 
 
 def _cpu_name() -> str:
-    known = Path("/proc/cpuinfo")
-    lines = known.read_text().splitlines() if known.exists() else []  # ours
+    """The name of the processor, as Linux has it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []  # ours
     for line in lines:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
 
 
-def _output(*command: str) -> str | None:
+def _output_of(*command: str) -> str | None:
+    """What a command prints; None if it does not exist or fails."""
     if shutil.which(command[0]) is None:
         return None
-    done = subprocess.run(
+    result = subprocess.run(
         command, capture_output=True, text=True, errors="replace", check=False, timeout=30
     )
-    return done.stdout if done.returncode == 0 else None
+    return result.stdout if result.returncode == 0 else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -96,13 +96,13 @@ def run(
     if quick:
         config = config.quick()
     store = registry or Registry()
-    place = Path(work or "pipeline-work")
-    progress = Work(place, say, show, config.name, beside=lambda: _get_ready(store))
+    folder = Path(work or "pipeline-work")
+    progress = Work(folder, say, show, config.name, beside=lambda: _get_ready(store))
     before: list[Version] = []
     with suppress(NotFoundError):  # an unreachable registry ends the run before any work
         before = list(store.versions(config.name))
-    bundle = _built(config, Path(config_path), progress)
-    version = next((each for each in before if each.digest == bundle.digest), None)
+    bundle = _build_bundle(config, Path(config_path), progress)
+    version = next((known for known in before if known.digest == bundle.digest), None)
     if version is not None:
         page = page_place(progress.root / "reports", version)
         report = page if page.is_file() else None
@@ -110,8 +110,8 @@ def run(
         with progress.step("register"):
             version = store.register(bundle)
             with suppress(BundleError):  # the version before is damaged
-                for line in _beside_the_last(store, before, bundle):
-                    say(line)
+                if difference := _difference_from_last(store, before, bundle):
+                    say(difference)
             report = page_of(store, version, bundle, progress.root / "reports", say)
     progress.keep_seconds()
     seconds = time.monotonic() - begun
@@ -119,23 +119,27 @@ def run(
 
 
 def unregistered(config_path: Path, work: Path, say: Say = silent) -> Bundle:
-    """The bundle of one engine, as of `run` with `quick`, for this host. No registry gets it."""
-    here = {"targets": (str(host_targets("cpu")[0]),)}
-    config = load_config(config_path).model_copy(update=here).quick()
-    return _built(config, config_path, Work(work, say))
+    """The bundle that `run` with `quick` would make, for this host only. No registry gets it."""
+    only_here = {"targets": (str(host_targets("cpu")[0]),)}
+    config = load_config(config_path).model_copy(update=only_here).quick()
+    return _build_bundle(config, config_path, Work(work, say))
 
 
-def page_of(store: Registry, version: Version, bundle: Bundle, at: Path, say: Say) -> Path | None:
-    """Write the page about a version. If libraries for pages are missing, say so; return None."""
+def page_of(
+    store: Registry, version: Version, bundle: Bundle, folder: Path, say: Say
+) -> Path | None:
+    """Write the page about a version into a folder. If libraries for pages are missing, say so;
+    return None."""
     try:
-        return publish(store, version, bundle, at)
+        return publish(store, version, bundle, folder)
     except ReportError as error:
         say(f"  no report: {error}")
         return None
 
 
 def _get_ready(store: Registry) -> None:
-    """Import what the end of a run needs, while compilers run. Errors come again later."""
+    """Import what the end of a run needs, while compilers run. If a library is missing, the run
+    says so at its end."""
     store.get_ready()
     with suppress(ReportError):
         require_libraries()
@@ -145,11 +149,12 @@ _MEASURED = ("manifest.json", "MLmodel", "reports/")
 """The files of a bundle that hold times, and so differ from run to run."""
 
 
-def _beside_the_last(store: Registry, before: list[Version], bundle: Bundle) -> Iterator[str]:
-    """A line on what differs from the last version before this one, if that is on this host."""
+def _difference_from_last(store: Registry, before: list[Version], bundle: Bundle) -> str:
+    """A line on what differs from the last version before this one; empty if that is not on this
+    host."""
     folder = store.local_path(before[-1]) if before else None
     if folder is None:
-        return
+        return ""
     last = Bundle.open(folder, verify=False)
     names = sorted({*last.files, *bundle.files})
     files = [
@@ -157,25 +162,26 @@ def _beside_the_last(store: Registry, before: list[Version], bundle: Bundle) -> 
         for name in names
         if last.files.get(name) != bundle.files.get(name) and not name.startswith(_MEASURED)
     ]
-    new, old = (asdict(each.manifest.provenance) for each in (bundle, last))
+    new, old = asdict(bundle.manifest.provenance), asdict(last.manifest.provenance)
     keys = new.keys() - {"created", "seconds", "config"}  # config_sha256 stands for the config
-    differ = list(dict.fromkeys([*sorted(k for k in keys if new[k] != old[k]), *files]))
-    listed = ", ".join([*differ[:8], "…"] if len(differ) > 8 else differ)
-    yield f"  differs from {before[-1].ref} in {listed or 'nothing'}, apart from measured times"
+    different = list(dict.fromkeys([*sorted(k for k in keys if new[k] != old[k]), *files]))
+    listed = ", ".join([*different[:8], "…"] if len(different) > 8 else different)
+    return f"  differs from {before[-1].ref} in {listed or 'nothing'}, apart from measured times"
 
 
-def _built(config: Config, path: Path, work: Work) -> Bundle:
+def _build_bundle(config: Config, path: Path, work: Work) -> Bundle:
     """The bundle of a config. An identical earlier run has made it already: then its bundle."""
-    labelled = _labelled(config)
-    targets = _targets(config)
-    captured = _captured(config, targets, work)
-    whole = {
+    labelled = _checked_labels(config)
+    targets = _distinct_targets(config)
+    captured = _capture_model(config, targets, work)
+    dependencies = {
         "capture": [captured.folder.name, captured.digest()],
         "config": config.digest(),
         "every engine": config.names_engines,
         "metrics": metrics_fingerprint(config),
-        "targets": {str(t): compiler_identity(t) for t in targets},
-        "processors": {str(t): processor_here(t) for t in targets},  # qemu may come later
+        "targets": {str(target): compiler_identity(target) for target in targets},
+        # The processor, or the emulator: qemu may be installed later.
+        "processors": {str(target): processor_here(target) for target in targets},
         "host": host(),
     }
 
@@ -184,46 +190,47 @@ def _built(config: Config, path: Path, work: Work) -> Bundle:
         results = build_targets(work, captured, targets, recipe)
         # A candidate that failed for lack of time is tried again, and may become valid.
         verdicts = {
-            target: {name: each.report.valid for name, each in result.candidates.items()}
+            target: {name: made.report.valid for name, made in result.candidates.items()}
             for target, result in results.items()
         }
-        parts = {**whole, "verdicts": verdicts}
-        make = partial(_packaged, config, path, work, captured, recipe, results, labelled)
-        digest = work.record("package", parts, str, make)
-        bundle = work.folder("package", parts) / "bundle"
+        with_verdicts = {**dependencies, "verdicts": verdicts}
+        make = partial(_write_bundle, config, path, work, captured, recipe, results, labelled)
+        digest = work.record("package", with_verdicts, str, make)
+        bundle = work.folder("package", with_verdicts) / "bundle"
         depends_on(folder, {str(bundle / SUMS): digest})
         return os.path.relpath(bundle, work.root)  # the work folder may be moved
 
-    place = work.record("runs", whole, str, build, lambda _: not work.try_again)
-    return Bundle.open(work.root / place, verify=False)
+    bundle_path = work.record("runs", dependencies, str, build, lambda _: not work.try_again)
+    return Bundle.open(work.root / bundle_path, verify=False)
 
 
-def _labelled(config: Config) -> Labelled | None:
+def _checked_labels(config: Config) -> Labelled | None:
     """The labelled rows for the config's metrics, checked; None if the config has no metrics."""
-    asked = config.gates.metrics
-    if asked is None:
+    metrics = config.gates.metrics
+    if metrics is None:
         return None
-    labelled = Labelled(config.file(asked.data), asked, metric_code(config))
+    labelled = Labelled(config.file(metrics.data), metrics, metric_code(config))
     labelled.check(config.signature(), config.apply.columns)
     return labelled
 
 
-def _targets(config: Config) -> list[Target]:
+def _distinct_targets(config: Config) -> list[Target]:
     """The targets of the config, each once. `cpu` is x86-64-v3, and also this host's level if that
     is higher; but only one target if the artifacts of all engines run on any CPU."""
     if all(engine(name).anywhere for name in config.engines):
         return list(dict.fromkeys(map(Target.parse, config.targets)))
-    return list(dict.fromkeys(t for name in config.targets for t in targets_called(name)))
+    targets = [target for name in config.targets for target in targets_called(name)]
+    return list(dict.fromkeys(targets))
 
 
-def _captured(config: Config, targets: Sequence[Target], work: Work) -> Capture:
+def _capture_model(config: Config, targets: Sequence[Target], work: Work) -> Capture:
     """Build and run the user's model in a child, and capture it, if that is not done already.
 
     Meanwhile the processes that compile the first candidates start and import. Each holds torch:
     there are never more than two.
     """
     signature = config.signature()
-    parts = {  # the modules that the user's code imports are known when it has run
+    dependencies = {  # the modules that the user's code imports are known when it has run
         "model": source_of(config).fingerprint(),
         "route": config.model.torchscript_route,
         "precision": config.precision,
@@ -245,8 +252,8 @@ def _captured(config: Config, targets: Sequence[Target], work: Work) -> Capture:
                 lambda text: work.say(f"  {text}"),
             )
 
-    work.record("capture", parts, NoneType, make)
-    return Capture.load(work.folder("capture", parts))
+    work.record("capture", dependencies, NoneType, make)
+    return Capture.load(work.folder("capture", dependencies))
 
 
 def _capture_here(config: Config, signature: Signature, folder: Path, say: Say) -> None:
@@ -270,7 +277,7 @@ def _capture_here(config: Config, signature: Signature, folder: Path, say: Say) 
     except (MemoryError, RuntimeError) as error:  # torch's allocator raises the latter
         if not out_of_memory(error):
             raise
-        largest = ", ".join(f"{dim} = {r.max:,}" for dim, r in signature.ranges.items())
+        largest = ", ".join(f"{dim} = {rows.max:,}" for dim, rows in signature.ranges.items())
         raise CaptureError(
             f"out of memory while the model is captured with {largest}: {MORE_MEMORY}"
         ) from error
@@ -280,7 +287,7 @@ def _recipe(config: Config, captured: Capture) -> Recipe:
     """How the candidates of a config are made and judged."""
     return Recipe(
         config.engines,
-        {str(name): each for name, each in config.compile.options.items()},
+        {str(name): options for name, options in config.compile.options.items()},
         timeout_s=config.compile.timeout_s,
         tolerances=tolerances_of(config, captured.signature),
         classifiers=frozenset(output.name for output in config.outputs if output.classifier),
@@ -291,7 +298,7 @@ def _recipe(config: Config, captured: Capture) -> Recipe:
     )
 
 
-def _packaged(
+def _write_bundle(
     config: Config,
     path: Path,
     work: Work,
@@ -302,10 +309,13 @@ def _packaged(
     folder: Path,
 ) -> str:
     """Write the bundle into `folder`, with the metrics; returns its digest."""
-    kept = None
+    labelled_files = None
     if labelled is not None:
-        results = {t: _scored(config, work, captured, r, labelled) for t, r in results.items()}
-        kept = labelled.keep(folder / "metrics"), folder / "metrics"
+        results = {
+            target: _with_metrics(config, work, captured, result, labelled)
+            for target, result in results.items()
+        }
+        labelled_files = labelled.keep(folder / "metrics"), folder / "metrics"
     with work.step("package"):
         bundle = package(
             folder / "bundle",
@@ -317,26 +327,27 @@ def _packaged(
             classifiers=recipe.classifiers,
             session=SessionSettings(**config.session.model_dump()),
             provenance=provenance(config, path, work.worked),
-            labelled=kept,
+            labelled=labelled_files,
             own_rows=bool(config.reference.file or config.reference.factory),
         )
     depends_on(folder, {str(bundle.path / SUMS): bundle.digest})  # it may be deleted
     return bundle.digest
 
 
-def _scored(
+def _with_metrics(
     config: Config, work: Work, captured: Capture, result: TargetResult, labelled: Labelled
 ) -> TargetResult:
-    """The result with the metrics of the chosen candidate on the labelled rows."""
+    """The result with the metrics of the chosen candidate on the labelled rows. A result without a
+    chosen candidate is returned as it is. MetricError if a metric cannot be computed."""
     if result.status != "verified":
         return result
     with work.step(f"metrics on {result.target}"):
         chosen = result.candidates[str(result.chosen)]
         session = session_in_tiles(captured, Target.parse(result.target), chosen)
         trees = config.model.trees is not None
-        values = labelled.values(session, config.apply.columns, trees)
-    if refused := [each.why for each in values.values() if each.why]:
-        raise MetricError(refused[0])
-    metrics = {name: each.value for name, each in values.items()}
-    curves = {name: each.curve for name, each in values.items() if each.curve}
+        measured = labelled.values(session, config.apply.columns, trees)
+    if reasons := [metric.why for metric in measured.values() if metric.why]:
+        raise MetricError(reasons[0])
+    metrics = {name: metric.value for name, metric in measured.items()}
+    curves = {name: metric.curve for name, metric in measured.items() if metric.curve}
     return replace(result, metrics=metrics, curves=curves)

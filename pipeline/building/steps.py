@@ -67,14 +67,15 @@ class Steps:
         return Reference.load(self.captured.reference).inputs
 
     @cached_property
-    def _made_of(self) -> dict[str, Any]:
+    def _common_dependencies(self) -> dict[str, Any]:
         """All that a result depends on, except the recipe: the content of the capture, our code and
         the tools."""
         return {"capture": self.captured.digest(), "code": code_digest(), "tools": tools()}
 
     def compile(self, target: Target, name: str) -> Compiled:
-        """Compile for a target, in a child process. A failure is in the result."""
-        recipe, work, parts = self.recipe, self.work, self._artifact(target, name)
+        """Compile for a target, in a child process. A failure is in the result. `name`: the
+        engine's."""
+        recipe, work, dependencies = self.recipe, self.work, self._dependencies_of(target, name)
 
         def make(folder: Path) -> Compiled:
             options = recipe.options.get(name, {})
@@ -91,37 +92,42 @@ class Steps:
                 work.say(f"  {name} for {target} failed: {why}")
             return compiled
 
-        compiled = work.record("compile", parts, Compiled, make, lambda each: each.outcome.ok)
-        return replace(compiled, folder=work.folder("compile", parts) / compiled.folder.name)
+        compiled = work.record(
+            "compile", dependencies, Compiled, make, lambda made: made.outcome.ok
+        )
+        # The record has the folder where it was made; the work folder may have been moved since.
+        return replace(compiled, folder=work.folder("compile", dependencies) / compiled.folder.name)
 
     def judge(self, target: Target, compiled: Compiled, tile: int) -> ValidationReport:
         """Compare an artifact with the reference: on a device of this host, or else in an emulator
-        of the target."""
-        here = torch_runs(target)
-        stage = "validate" if here else "emulate"
-        what = f"{compiled.engine} on {target}" + (f" in tiles of {tile} rows" if tile else "")
+        of the target. `tile`: the rows of a tile; 0 for all rows at once."""
+        runs_here = torch_runs(target)
+        stage = "validate" if runs_here else "emulate"
+        candidate = f"{compiled.engine} on {target}"
+        if tile:
+            candidate += f" in tiles of {tile} rows"
 
         def make(folder: Path) -> ValidationReport:
             trial, limit_s = self._trial(compiled, tile), self.recipe.timeout_s
             child = folder / "child"
-            with self.work.step(f"{stage} {what}"):
-                if here:
+            with self.work.step(f"{stage} {candidate}"):
+                if runs_here:
                     report = validate_candidate(trial, child, limit_s, target.torch_device)
                 else:
                     report = emulate_candidate(trial, child, limit_s, target)
             self.work.try_again |= report.ended_early
-            for line in _about(report):
-                self.work.say(f"  {what}{line}")
+            for ending in _about(report):
+                self.work.say(f"  {candidate}{ending}")
             return report
 
-        parts = {
-            **self._artifact(target, compiled.engine),
-            "tolerances": {output: asdict(t) for output, t in self.recipe.tolerances.items()},
+        dependencies = {
+            **self._dependencies_of(target, compiled.engine),
+            "tolerances": {name: asdict(limit) for name, limit in self.recipe.tolerances.items()},
             "classifiers": sorted(self.recipe.classifiers),
             "special_values": self.recipe.special_values,
             "tile": tile,
         }
-        return self.work.record(stage, parts, ValidationReport, make, _is_good)
+        return self.work.record(stage, dependencies, ValidationReport, make, _is_good)
 
     def is_heavy(self, target: Target, compiled: Compiled) -> bool:
         """True if a call with the fewest rows takes more than `HEAVY_S`. Vector lanes without a row
@@ -133,8 +139,8 @@ class Steps:
             call = bound_call(session, self._inputs, fewest)
             return warm_seconds(call) > HEAVY_S
 
-        parts = {**self._artifact(target, compiled.engine), "host": host()}
-        return self.work.record("heavy", parts, bool, measure)
+        dependencies = {**self._dependencies_of(target, compiled.engine), "host": host()}
+        return self.work.record("heavy", dependencies, bool, measure)
 
     def fastest_tile(self, target: Target, compiled: Compiled) -> int:
         """The number of rows per tile with which a candidate is fastest; 0: all rows at once."""
@@ -144,8 +150,8 @@ class Steps:
                 session = session_of(self.captured, target, compiled)
                 return fastest_tile(session, self._inputs) or 0
 
-        parts = {**self._artifact(target, compiled.engine), "host": host()}
-        return self.work.record("tile", parts, int, measure)
+        dependencies = {**self._dependencies_of(target, compiled.engine), "host": host()}
+        return self.work.record("tile", dependencies, int, measure)
 
     def race(self, racing: Mapping[Pair, Candidate]) -> dict[str, BenchmarkReport]:
         """Race valid candidates on one device. Returns the reports by target."""
@@ -171,14 +177,16 @@ class Steps:
                     self.work.say(f"  {target}: {line}")
             return reports
 
-        parts = {
-            **self._made_of,
-            "racing": [[str(target), name, each.tile] for (target, name), each in racing.items()],
+        dependencies = {
+            **self._common_dependencies,
+            "racing": [
+                [str(target), name, candidate.tile] for (target, name), candidate in racing.items()
+            ],
             "options": self.recipe.options,
             "seconds": self.recipe.benchmark_s,
             "host": host(),
         }
-        return self.work.record("benchmark", parts, dict[str, BenchmarkReport], make)
+        return self.work.record("benchmark", dependencies, dict[str, BenchmarkReport], make)
 
     def _sessions(self, racing: Mapping[Pair, Candidate]) -> dict[str, dict[str, Session]]:
         """The sessions of the race, by target and engine; an artifact is opened once."""
@@ -191,10 +199,10 @@ class Steps:
             sessions.setdefault(str(target), {})[name] = opened[place]
         return sessions
 
-    def _artifact(self, target: Target, name: str) -> dict[str, Any]:
+    def _dependencies_of(self, target: Target, name: str) -> dict[str, Any]:
         """What identifies an artifact. One that runs on any CPU is the same for all CPU targets."""
         return {
-            **self._made_of,
+            **self._common_dependencies,
             "engine": name,
             "target": target.device if engine(name).anywhere else str(target),
             "options": self.recipe.options.get(name, {}),
@@ -202,6 +210,7 @@ class Steps:
         }
 
     def _trial(self, compiled: Compiled, tile: int) -> Trial:
+        """A candidate beside the reference, for its validation."""
         captured = self.captured
         return Trial(
             compiled.engine,
@@ -220,14 +229,17 @@ class Steps:
 
 
 def _is_good(report: ValidationReport) -> bool:
+    """Whether the verdict lets the candidate be used. Others are judged again by the next run."""
     return report.verdict in ("valid", "emulated")
 
 
 def _about(report: ValidationReport) -> Iterator[str]:
-    """What is said of a verdict, as ends of lines that begin with the candidate."""
-    if not _is_good(report):
+    """Yields the ends of the lines about a verdict; the lines begin with the candidate."""
+    if report.unverified and not _is_good(report):
+        yield f" is only compiled: {report.why}"
+    elif not _is_good(report):
         verdict = "failed" if report.verdict == "failed" else f"is {report.verdict}"
-        yield f" {'is only compiled' if report.unverified else verdict}: {report.why}"
+        yield f" {verdict}: {report.why}"
     elif report.edges:
         yield f" {report.at_edges}"
     if report.many_rows:

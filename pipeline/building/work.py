@@ -35,12 +35,13 @@ def silent(text: str) -> None:
 
 
 def show_nothing(name: str, before: float | None) -> AbstractContextManager[object]:
+    """Shows nothing."""
     return nullcontext()
 
 
-def content_key(parts: Mapping[str, Any]) -> str:
-    """A key that changes exactly when one of the parts does."""
-    text = json.dumps(parts, sort_keys=True, default=str)
+def content_key(dependencies: Mapping[str, Any]) -> str:
+    """A key that changes exactly when one of the dependencies does."""
+    text = json.dumps(dependencies, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
@@ -66,41 +67,43 @@ class Work:
         self.root = self.root.resolve()
         self._seconds = self.root / "seconds" / f"{self.model}.json"
         self.before: dict[str, float] = {}
+        """The seconds of the steps in earlier runs."""
         with suppress(OSError, ValueError):  # only needed for estimates of the time
             self.before = _read(dict[str, float], self._seconds)
 
-    def folder(self, stage: str, parts: Mapping[str, Any]) -> Path:
+    def folder(self, stage: str, dependencies: Mapping[str, Any]) -> Path:
         """Where a stage keeps its files. The work folder may be moved between two runs."""
-        return self.root / stage / content_key(parts)
+        return self.root / stage / content_key(dependencies)
 
     def record(
         self,
         stage: str,
-        parts: Mapping[str, Any],
+        dependencies: Mapping[str, Any],
         kind: type[T],
         make: Callable[[Path], T],
-        keep: Callable[[T], bool] = lambda made: True,
+        keep: Callable[[T], bool] = lambda record: True,
     ) -> T:
         """The record of a stage, of a type that `as_record` reads. `make` makes it, and may write
         files into the stage's folder, which it gets; a later call reads the record there.
 
-        `parts`: all that the record depends on, except files that `depends_on` names in `make`. A
-        record for which `keep` is false is used now, and made again by the next run.
+        `dependencies`: all that the record depends on, except files that `depends_on` names in
+        `make`. A record for which `keep` is false is used now, and made again by the next run.
         """
-        folder = self.folder(stage, parts)
-        if not _is_done(folder):
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(f"{folder}.lock"):
-                if not _is_done(folder):  # another run may have made it meanwhile
-                    if folder.exists():
-                        shutil.rmtree(folder)
-                    folder.mkdir()
-                    made = make(folder)
-                    (folder / _RECORD).write_text(json.dumps(as_data(made)))
-                    if keep(made):
-                        write_whole(folder / _DONE, "{}")
-                    return made
-        return _read(kind, folder / _RECORD)
+        folder = self.folder(stage, dependencies)
+        if _is_done(folder):
+            return _read(kind, folder / _RECORD)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{folder}.lock"):
+            if _is_done(folder):  # another run has made it meanwhile
+                return _read(kind, folder / _RECORD)
+            if folder.exists():
+                shutil.rmtree(folder)
+            folder.mkdir()
+            record = make(folder)
+            (folder / _RECORD).write_text(json.dumps(as_data(record)))
+            if keep(record):
+                write_whole(folder / _DONE, "{}")
+            return record
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
@@ -132,12 +135,13 @@ def _is_done(folder: Path) -> bool:
     if not (folder / _DONE).is_file():
         return False
     try:
-        noted = folder / _FILES
-        files = _read(dict[str, str], noted) if noted.is_file() else {}
+        record = folder / _FILES
+        files = _read(dict[str, str], record) if record.is_file() else {}
         return all(digest_of(name) == digest for name, digest in files.items())
     except (OSError, ValueError):
         return False
 
 
 def _read(kind: type[T], file: Path) -> T:
+    """A record of this type from a file of JSON. Raises OSError, ValueError."""
     return as_record(kind, parse_json(read_plain(file)))

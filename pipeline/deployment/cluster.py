@@ -37,6 +37,7 @@ class ClusterFiles:
 
 
 def _head(planned: Needs) -> str:
+    """The first lines of the file, comments in YAML."""
     return (
         f"# {planned.version}, written by `pipeline deploy` for fastml/supersonic 0.3.\n"
         f"# Install under this name only: helm install {planned.name} fastml/supersonic -f FILE\n"
@@ -44,6 +45,7 @@ def _head(planned: Needs) -> str:
 
 
 def _write(path: Path, text: str) -> None:
+    """Write a file, and the folders above it. Raises ServingError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text)

@@ -79,16 +79,17 @@ def deploy(
     if number is None:
         raise ServingError(f"{bundle.path}: its note of promotion names no version")
     manifest = bundle.manifest
-    chosen = _target(opened, devices, target)
+    chosen = _target_to_serve(opened, devices, target)
     signature = opened.signature
     Wire.of(signature, requests)  # raises an error if requests cannot have that form
-    why_never = BLOCKS_ALONE if requests == "blocks" else _why_never(opened)
+    why_never = BLOCKS_ALONE if requests == "blocks" else _why_not_mergeable(opened)
     if why_never and merge:
         raise ServingError(f"{name}: --merge cannot be: {why_never}")
-    why_alone = why_never
-    if why_never is None and merge is None:
+    if why_never or merge:  # it cannot be, or is asked for
+        why_alone = why_never
+    elif merge is None:
         why_alone = why_merging_does_not_pay(manifest, chosen)
-    elif why_never is None and not merge:
+    else:
         why_alone = "--alone"
     service = Service(
         name=name,
@@ -107,28 +108,28 @@ def deploy(
     )
     if backend != "python":
         with tempfile.TemporaryDirectory(prefix="soa-native-") as scratch:
-            file = _proven(opened, service, Path(scratch))
+            file = _make_and_prove(opened, service, Path(scratch))
             folder = write_native_repository(out, service, file, replace=replace)
     else:
-        place = partial(_placed, registry, opened, chosen)
-        folder = write_repository(out, service, place, replace=replace)
+        copy_bundle = partial(_copy_bundle, registry, opened, chosen)
+        folder = write_repository(out, service, copy_bundle, replace=replace)
     return Deployed(service, folder, bundle, why_alone)
 
 
-def _placed(registry: Registry, opened: Opened, target: str, folder: Path) -> Bundle:
+def _copy_bundle(registry: Registry, opened: Opened, target: str, folder: Path) -> Bundle:
     """Copy the files of a version into the new `folder`, and open them as the server will. The
     server's host may require other signatures."""
     if opened.version is not None:
         pull(registry, opened.version.ref, folder)
     else:
         shutil.copytree(opened.bundle.path, folder)
-    there = open_version(Opening(folder))
-    if target not in there.bundle.manifest.targets:
-        raise ServingError(f"{folder}: {target} is not there{withheld(there)}")
-    return there.bundle
+    copied = open_version(Opening(folder))
+    if target not in copied.bundle.manifest.targets:
+        raise ServingError(f"{folder}: {target} is not there{withheld(copied)}")
+    return copied.bundle
 
 
-def _proven(opened: Opened, service: Service, scratch: Path) -> Path:
+def _make_and_prove(opened: Opened, service: Service, scratch: Path) -> Path:
     """Make the file for one of Triton's own backends. ServingError if its answers on the reference
     are out of tolerance."""
     signature, wire, bundle = service.signature, service.wire, opened.bundle
@@ -136,7 +137,7 @@ def _proven(opened: Opened, service: Service, scratch: Path) -> Path:
     artifact = copy_artifact(opened, service.target, engine, scratch / "artifact")
     native = make_native(artifact, service.backend, signature, wire, scratch)
     session = Session(signature, ProgramExecutable(signature, wire, native.program))
-    report = _compared(session, service.backend, bundle, signature)
+    report = _validate_on_reference(session, service.backend, bundle, signature)
     if not report.valid:
         raise ServingError(
             f"the model for Triton's {service.backend} backend is not written, since its answers "
@@ -157,7 +158,9 @@ def check_answers(
     options = dataclasses.replace(options or RemoteOptions(), deadline_s=_CALL_S, allow_nan=True)
     session = connect(open_version(Opening(folder)), address_of(url), options)
     try:
-        report = _compared(session, "triton", deployed.bundle, deployed.service.signature)
+        report = _validate_on_reference(
+            session, "triton", deployed.bundle, deployed.service.signature
+        )
     finally:
         session.close()
     if not report.valid:
@@ -165,10 +168,11 @@ def check_answers(
     return report
 
 
-def _compared(
+def _validate_on_reference(
     session: Session, name: str, bundle: Bundle, signature: Signature
 ) -> ValidationReport:
-    """Compare what was made for the server with the version's reference."""
+    """Compare a session's answers with the version's reference. `name`: of what runs it, for the
+    report."""
     return validate_session(
         session,
         name,
@@ -180,18 +184,18 @@ def _compared(
     )
 
 
-def _target(opened: Opened, devices: Sequence[str], wanted: str | None) -> str:
-    """The target to serve: the one named, the best of this host, or the only one there is."""
-    manifest, others = opened.bundle.manifest, withheld(opened)
-    have = [name for name, record in manifest.targets.items() if record.status == "verified"]
+def _target_to_serve(opened: Opened, devices: Sequence[str], wanted: str | None) -> str:
+    """The target to serve: the one named, the only one there is, or the best of this host."""
+    manifest = opened.bundle.manifest
+    verified = [name for name, record in manifest.targets.items() if record.status == "verified"]
     kind = "cpu" if set(devices) == {"cpu"} else "cuda"
-    served = [name for name in have if for_sessions(Target.parse(name))]
+    served = [name for name in verified if for_sessions(Target.parse(name))]
     fitting = [name for name in served if Target.parse(name).torch_device == kind]
     if not fitting or wanted not in (None, *fitting):
-        what = "no verified target" + (f" {wanted}" if wanted else "")
+        missing = f"no verified target {wanted}" if wanted else "no verified target"
         raise ServingError(
-            f"{manifest.name} has {what} for {', '.join(devices)}; it has: "
-            f"{', '.join(have) or 'none'}{others}"
+            f"{manifest.name} has {missing} for {', '.join(devices)}; it has: "
+            f"{', '.join(verified) or 'none'}{withheld(opened)}"
         )
     if wanted is not None:
         return wanted
@@ -200,14 +204,14 @@ def _target(opened: Opened, devices: Sequence[str], wanted: str | None) -> str:
     return choose_target(fitting, kind)
 
 
-def _why_never(opened: Opened) -> str | None:
+def _why_not_mergeable(opened: Opened) -> str | None:
     """The reason why requests may not share a run; None if they may."""
     signature, bundle = opened.signature, opened.bundle
     if not mergeable(signature):
         return "it has scalars or several row dimensions"
     manifest = bundle.manifest
-    if seen := dependence_of(manifest.capture.dependence, bundle.file(manifest.program)):
-        return f"the answer of a row may depend on the other rows: {seen}"
+    if dependence := dependence_of(manifest.capture.dependence, bundle.file(manifest.program)):
+        return f"the answer of a row may depend on the other rows: {dependence}"
     inputs = Reference.load(bundle.file(manifest.reference), signature).inputs
     session = Session(signature, open_program(opened, torch.device("cpu")))
     if rows_are_independent(session, inputs, recorded_tolerances(manifest)):

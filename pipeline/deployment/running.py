@@ -71,24 +71,25 @@ def load_on(
         tempfile.TemporaryDirectory(prefix="soa-load-") as scratch,
         _client(url, options) as client,
     ):
-        done = deploy(registry, ref, Path(scratch), **service)
-        new = config_message(done.service)
-        there = _There.on(client, done.service.name, done.folder)
-        there.fetch(registry, there.numbers)
-        others = [number for number in there.numbers if number != done.service.number]
-        different = other_requests(there.config, new) if others else None
+        deployed = deploy(registry, ref, Path(scratch), **service)
+        new = config_message(deployed.service)
+        served = _ServedModel.on(client, deployed.service.name, deployed.folder)
+        served.fetch(registry, served.numbers)
+        others = [number for number in served.numbers if number != deployed.service.number]
+        different = other_requests(served.config, new) if others else None
         if different and not replace:
             raise ServingError(
-                f"{url} cannot serve {new.name}/{others[0]} and {done.service.number} together, "
-                f"which have other {different}: --replace changes over at once"
+                f"{url} cannot serve {new.name}/{others[0]} and {deployed.service.number} "
+                f"together, which have other {different}: --replace changes over at once"
             )
-        both = beside(there.config, others, new) if others and not different else new
-        with there.put_back_after_an_error():
-            there.send(both)
-            report = check_answers(url, done, options)
-            if replace and both is not new:
-                there.send(new)
-        return Loaded(done, report, there.serves_now())
+        # The new version beside the others, if one server can have both; else in their place.
+        first = beside(served.config, others, new) if others and not different else new
+        with served.put_back_after_an_error():
+            served.send(first)
+            report = check_answers(url, deployed, options)
+            if replace and first is not new:
+                served.send(new)
+        return Loaded(deployed, report, served.serves_now())
 
 
 def unload_from(
@@ -105,21 +106,22 @@ def unload_from(
         tempfile.TemporaryDirectory(prefix="soa-load-") as scratch,
         _client(url, options) as client,
     ):
-        there = _There.on(client, version.name, Path(scratch))
-        if version.number not in there.numbers:
-            have = ", ".join(map(str, there.numbers)) or "none"
+        served = _ServedModel.on(client, version.name, Path(scratch))
+        if version.number not in served.numbers:
+            have = ", ".join(map(str, served.numbers)) or "none"
             raise ServingError(f"{url} does not serve {version.ref}; versions there: {have}")
-        left = [number for number in there.numbers if number != version.number]
+        left = [number for number in served.numbers if number != version.number]
         if left:
-            there.fetch(registry, left)
-            there.send(without(there.config, left, version.number))
+            served.fetch(registry, left)
+            served.send(without(served.config, left, version.number))
         else:
-            there.unload()
+            served.unload()
         return version.ref, left
 
 
 @contextlib.contextmanager
 def _client(url: str, options: RemoteOptions) -> Iterator[Client]:
+    """A client of the server at `url`, closed at the end."""
     address = address_of(url)
     with needs_extra("serve", ServingError):
         from serving.client import Client
@@ -128,10 +130,11 @@ def _client(url: str, options: RemoteOptions) -> Iterator[Client]:
 
 
 @dataclass
-class _There:
+class _ServedModel:
     """The versions of a model in a server, and its `ModelConfig`, which is None if there are none.
     `folder`: here, with a folder for each version that may be sent. `may_serve`: the lists of
-    versions of which the server has one, if nobody else loads this model."""
+    versions of which the server has one, if nobody else loads this model; the last is the newest.
+    `changed`: whether this process has sent a load, so that there is something to put back."""
 
     client: Client
     name: str
@@ -142,7 +145,8 @@ class _There:
     changed: bool = False
 
     @classmethod
-    def on(cls, client: Client, name: str, folder: Path) -> _There:
+    def on(cls, client: Client, name: str, folder: Path) -> _ServedModel:
+        """What the server has of the model `name`. ServingError if it is no model of ours."""
         numbers = client.versions(name)
         config = client.model_config(name, "") if numbers else None
         if config is not None:
@@ -168,7 +172,8 @@ class _There:
             folder = self.folder / str(number)
             if not folder.exists():
                 folder.mkdir(parents=True)
-                write_version(folder, pull(registry, version.ref, folder / BUNDLE)[1], digest)
+                _, bundle = pull(registry, version.ref, folder / BUNDLE)
+                write_version(folder, bundle, digest)
 
     def send(self, config: Any) -> None:
         """Load exactly the versions of `config`, over nothing that somebody else has loaded."""
@@ -198,6 +203,8 @@ class _There:
 
     @contextlib.contextmanager
     def put_back_after_an_error(self) -> Iterator[None]:
+        """After an error in the `with` block, loads what the server had before, if that changed. If
+        this fails too, ServingError says both."""
         try:
             yield
         except BaseException as error:
@@ -209,6 +216,6 @@ class _There:
                 else:
                     self.send(self.config)
             except ServingError as second:
-                what = f"{first_line(error)}; what was there is not loaded again: {second}"
-                raise ServingError(what) from error
+                both = f"{first_line(error)}; what was there is not loaded again: {second}"
+                raise ServingError(both) from error
             raise

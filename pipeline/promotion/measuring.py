@@ -12,7 +12,7 @@ from pathlib import Path
 from engines.target import Target, check_host_runs, torch_runs
 from pipeline.config import BuiltFrom
 from pipeline.promotion.measuring_bounds import InPlace, bounded, shadowed
-from registry.bundle import Worst
+from registry.bundle import Manifest, Worst
 from registry.errors import BundleError, TrustError
 from registry.history import STAGING, approvers, promoted_since
 from registry.promotion import (
@@ -32,10 +32,11 @@ from registry.version import Version
 from runtime.checked import recorded_tolerances
 from runtime.loader import measured_session
 from runtime.opening import Opened, Opening, held_files, open_version
+from soa.signature import Signature
 from stages.capture import SEE_EACH_OTHER, dependence_of
 from stages.errors import NotMeasuredError
 from stages.judging import Trial, emulate_candidate, reproduce, this_gpu, validate_candidate
-from stages.reference import Reference, proof_of, too_much
+from stages.reference import Arrays, Reference, proof_of, too_much
 from stages.reports import ValidationReport
 from stages.timing import benchmark_cases, bound_call, one_thread, race
 
@@ -60,20 +61,12 @@ def measure(
     shadows: Sequence[ShadowRecord] | None,
     say: Say,
 ) -> Findings:
-    """Measure all that the gates judge of an opened version. `replaced`: the version in place."""
+    """Measure all that the gates judge of an opened version. `replaced`: the version in place.
+    `shadows`: records beside those in the registry; None if the alias needs no shadow."""
     manifest = opened.bundle.manifest
-    served = {}
-    for target in runnable(needed.targets):
-        record = manifest.targets.get(target)
-        if record is not None and record.chosen is not None:
-            served[target] = record.engines()
-    worst = {
-        target: _of_all(
-            [_worst(opened, target, revalidate(opened, target, e, say)) for e in engines]
-        )
-        for target, engines in served.items()
-    }
-    in_place = _in_place(registry, version, replaced, say)
+    served = _engines_by_target(manifest, needed)
+    worst = {target: _worst_of_all(opened, target, served[target], say) for target in served}
+    in_place = _open_in_place(registry, version, replaced, say)
     limit = BuiltFrom(manifest).reference.nonfinite
     counts, _ = proof_of(opened.bundle)
     events = registry.history(version.name)
@@ -85,15 +78,15 @@ def measure(
     bits: list[Bits] = []
     if needed.reproducible:
         for target, engine in artifacts:
-            bits += _bits(opened, target, engine, say)
+            bits += _compare_bits(opened, target, engine, say)
     return Findings(
         manifest,
         needed,
-        Proof(max(one.share for one in counts), limit, too_much(counts, limit)),
+        Proof(max(count.share for count in counts), limit, too_much(counts, limit)),
         worst,
         allow_unverified=allow_unverified,
         sets=[
-            _on_set(opened, target, engine, reference.path, limit, say)
+            _compare_on_set(opened, target, engine, reference.path, limit, say)
             for reference in needed.references
             for target, engine in artifacts
         ],
@@ -104,6 +97,16 @@ def measure(
         bounded=measured,
         bits=bits,
     )
+
+
+def _engines_by_target(manifest: Manifest, needed: Requirements) -> dict[str, list[str]]:
+    """By target that is needed, has an artifact and runs here: the engines that serve it."""
+    served = {}
+    for target in runnable(needed.targets):
+        record = manifest.targets.get(target)
+        if record is not None and record.chosen is not None:
+            served[target] = record.engines()
+    return served
 
 
 def runnable(targets: Sequence[str] | Mapping[str, object]) -> list[str]:
@@ -126,9 +129,9 @@ def revalidate(
     check_host_runs(parsed)
     say(f"validating {engine_name} on {target} against the reference")
     if torch_runs(parsed):
-        report = _validated(opened, target, engine_name)
+        report = _validate(opened, target, engine_name)
     else:
-        report = _by_driver(opened, target, engine_name)
+        report = _validate_by_driver(opened, target, engine_name)
     if report.reason:
         say(f"{engine_name} on {target} is refused: {report.why}")
     if candidate.windows and report.window and report.valid:
@@ -136,19 +139,20 @@ def revalidate(
     return report
 
 
-def _on_set(
+def _compare_on_set(
     opened: Opened, target: str, engine_name: str, inputs: Path, nonfinite: float, say: Say
 ) -> SetResult:
-    """Compare one artifact with the portable program on a larger set of reference inputs."""
+    """Compare one artifact with the portable program on a larger set of reference inputs.
+    `nonfinite`: the share of values of the set that may be NaN or infinite."""
     say(f"comparing {engine_name} on {target} with the portable program on {inputs.name}")
-    report = _validated(opened, target, engine_name, inputs.resolve(), nonfinite)
-    worst = _worst(opened, target, report)
+    report = _validate(opened, target, engine_name, inputs.resolve(), nonfinite)
+    worst = _worst_deviations(opened, target, report)
     return SetResult(
         inputs.name, target, engine_name, worst if report.cases else None, report.reason or ""
     )
 
 
-def _validated(
+def _validate(
     opened: Opened,
     target: str,
     engine_name: str,
@@ -161,10 +165,11 @@ def _validated(
     candidate = manifest.targets[target].candidates[engine_name]
     with _trial(opened, target, engine_name) as (trial, folder):
         program = trial.program
-        assert program is not None
-        if candidate.tile and (seen := dependence_of(manifest.capture.dependence, program)):
+        assert program is not None  # `_trial` sets it
+        dependence = dependence_of(manifest.capture.dependence, program) if candidate.tile else None
+        if dependence:
             return ValidationReport.refused(
-                engine_name, f"{SEE_EACH_OTHER}: {seen}", "candidate-rows"
+                engine_name, f"{SEE_EACH_OTHER}: {dependence}", "candidate-rows"
             )
         if beside is not None:
             trial = replace(trial, reference=beside, set_nonfinite=nonfinite)
@@ -196,8 +201,9 @@ def _trial(opened: Opened, target: str, engine_name: str) -> Iterator[tuple[Tria
         yield trial, Path(folder)
 
 
-def _by_driver(opened: Opened, target: str, engine_name: str) -> ValidationReport:
-    """Validate one artifact on a GPU that torch does not support."""
+def _validate_by_driver(opened: Opened, target: str, engine_name: str) -> ValidationReport:
+    """Validate one artifact on a GPU that torch does not support. It counts as valid, although it
+    did not run in torch, because it ran on a device of the target and not in an emulator."""
     parsed = Target.parse(target)
     with _trial(opened, target, engine_name) as (trial, folder):
         report = emulate_candidate(
@@ -208,36 +214,47 @@ def _by_driver(opened: Opened, target: str, engine_name: str) -> ValidationRepor
     return replace(report, valid=True, reason=None, code="")
 
 
-def _bits(opened: Opened, target: str, engine_name: str, say: Say) -> list[Bits]:
+def _compare_bits(opened: Opened, target: str, engine_name: str, say: Say) -> list[Bits]:
     """Run one artifact with other processors, threads and tiles, and compare the bits."""
     say(f"comparing the bits of {engine_name} on {target}")
     with tempfile.TemporaryDirectory(prefix="soa-reproduce-") as folder:
         return list(reproduce(opened, target, engine_name, Path(folder)))
 
 
-def _of_all(parts: Sequence[Mapping[str, Worst]]) -> Mapping[str, Worst]:
-    """The worst deviation of each output over the engines of one target."""
+def _worst_of_all(
+    opened: Opened, target: str, engines: Sequence[str], say: Say
+) -> Mapping[str, Worst]:
+    """The worst deviation of each output over the engines of one target, from new validations. An
+    output that an engine lacks is left out."""
+    reports = [revalidate(opened, target, engine, say) for engine in engines]
+    deviations = [_worst_deviations(opened, target, report) for report in reports]
     return {
-        name: max((part[name] for part in parts), key=lambda w: (w.outside, w.max_abs))
-        for name in parts[0]
-        if all(name in part for part in parts)
+        name: max((of_engine[name] for of_engine in deviations), key=_badness)
+        for name in deviations[0]
+        if all(name in of_engine for of_engine in deviations)
     }
 
 
-def _worst(opened: Opened, target: str, report: ValidationReport) -> Mapping[str, Worst]:
+def _badness(deviation: Worst) -> tuple[float, float]:
+    """How bad a deviation is: first by the share of values that are out of tolerance."""
+    return deviation.outside, deviation.max_abs
+
+
+def _worst_deviations(opened: Opened, target: str, report: ValidationReport) -> Mapping[str, Worst]:
     """The worst deviations by output. If a run failed or a case has other faults, all values
     count as outside the tolerance. Raises NotMeasuredError if it ended for want of memory or time,
     which says nothing about the artifact."""
     if report.ended_early:
-        what = f"{opened.label}: {report.engine} on {target} could not be validated"
-        raise NotMeasuredError(f"{what}: {report.reason}")
+        raise NotMeasuredError(
+            f"{opened.label}: {report.engine} on {target} could not be validated: {report.reason}"
+        )
     if report.valid or (report.worst and all(not case.faults for case in report.cases)):
         return {
-            name: Worst(max_abs=d.max_abs, max_rel=d.max_rel, outside=d.outside)
-            for name, d in report.worst.items()
+            name: Worst(max_abs=worst.max_abs, max_rel=worst.max_rel, outside=worst.outside)
+            for name, worst in report.worst.items()
         }
-    everything = Worst(max_abs=float("inf"), max_rel=float("inf"), outside=1.0)
-    return dict.fromkeys(opened.bundle.manifest.tolerances, everything)
+    all_outside = Worst(max_abs=float("inf"), max_rel=float("inf"), outside=1.0)
+    return dict.fromkeys(opened.bundle.manifest.tolerances, all_outside)
 
 
 def _check_signature(
@@ -256,7 +273,7 @@ def _check_signature(
     return SignatureCheck(names, signers[0].fingerprint[:16])
 
 
-def _in_place(
+def _open_in_place(
     registry: Registry, version: Version, replaced: Version | None, say: Say
 ) -> InPlace | None:
     """The version that has the alias; None if there is no other."""
@@ -292,22 +309,28 @@ def _race_versions(new: Opened, old: Opened, target: str) -> list[SpeedPoint]:
     """The times of both versions at each size that both take."""
     points: list[SpeedPoint] = []
     with one_thread():
-        sides = {}
-        for side, opened in (("new", new), ("old", old)):
-            path = opened.bundle.file(opened.bundle.manifest.reference)
-            inputs = Reference.load(path, opened.signature).inputs
-            sides[side] = measured_session(opened, target), inputs
-        ranges = old.signature.ranges
+        versions = {"new": new, "old": old}
+        sessions = {side: measured_session(opened, target) for side, opened in versions.items()}
+        inputs = {side: _reference_inputs(opened) for side, opened in versions.items()}
         for case in benchmark_cases(new.signature):
-            fits = set(old.signature.dims) == set(case) and all(
-                ranges[dim].min <= n <= ranges[dim].max for dim, n in case.items()
-            )
-            if not fits:
+            if not _takes(old.signature, case):
                 continue
-            calls = {
-                side: bound_call(session, inputs, case) for side, (session, inputs) in sides.items()
-            }
-            timed = race(calls, _SECONDS_A_SIZE)
+            calls = {side: bound_call(sessions[side], inputs[side], case) for side in versions}
+            times = race(calls, _SECONDS_A_SIZE)
             rows = max(case.values())
-            points.append(SpeedPoint(target, rows, timed["new"].median_us, timed["old"].median_us))
+            points.append(SpeedPoint(target, rows, times["new"].median_us, times["old"].median_us))
     return points
+
+
+def _reference_inputs(opened: Opened) -> Arrays:
+    """The inputs of a version's reference."""
+    path = opened.bundle.file(opened.bundle.manifest.reference)
+    return Reference.load(path, opened.signature).inputs
+
+
+def _takes(signature: Signature, case: Mapping[str, int]) -> bool:
+    """Whether the model has the row dimensions of a case, with ranges that contain its numbers."""
+    ranges = signature.ranges
+    return set(signature.dims) == set(case) and all(
+        ranges[dim].min <= n <= ranges[dim].max for dim, n in case.items()
+    )

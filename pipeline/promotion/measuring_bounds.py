@@ -43,20 +43,18 @@ def bounded(
     manifest = opened.bundle.manifest
     gates = BuiltFrom(manifest).gates
     if not targets:
-        asked = {"latency": gates.latency_p99_us, "memory": gates.memory_mb,
-                 "size": gates.max_artifact_mb, "metrics": gates.metrics,
-                 "outside share": gates.outside_share}  # fmt: skip
+        bounds = {"latency": gates.latency_p99_us, "memory": gates.memory_mb,
+                  "size": gates.max_artifact_mb, "metrics": gates.metrics,
+                  "outside share": gates.outside_share}  # fmt: skip
         why = "no target that is asked for runs here"
-        yield from (Measured(g, g, math.nan, why=why) for g, each in asked.items() if each)
+        for gate, bound in bounds.items():
+            if bound:
+                yield Measured(gate, gate, math.nan, why=why)
     for target in targets:
         if gates.outside_share is not None:
             yield from _outside_share(manifest.targets[target], target, gates.outside_share)
         if gates.max_artifact_mb is not None:
-            record = manifest.targets[target]
-            files = {name for e in record.engines() for name in record.candidates[e].files}
-            size = sum(opened.bundle.file(name).stat().st_size for name in files) / 1e6
-            what = f"MB of the artifact for {target}"
-            yield Measured("size", what, size, max=gates.max_artifact_mb)
+            yield _size(opened, target, gates.max_artifact_mb)
         for limit in gates.latency_p99_us or ():
             say(f"timing single calls on {target} at {label(limit.rows)}")
             yield _latency(opened, target, limit)
@@ -67,17 +65,26 @@ def bounded(
         yield from _metrics(opened, in_place, targets, gates.metrics, say)
 
 
+def _size(opened: Opened, target: str, limit_mb: float) -> Measured:
+    """The bytes of all files of a target's engines together, in MB."""
+    record = opened.bundle.manifest.targets[target]
+    files = {name for engine in record.engines() for name in record.candidates[engine].files}
+    size_mb = sum(opened.bundle.file(name).stat().st_size for name in files) / 1e6
+    return Measured("size", f"MB of the artifact for {target}", size_mb, max=limit_mb)
+
+
 def _outside_share(record: TargetRecord, target: str, limit: float) -> Iterator[Measured]:
     """The bound on the share of rows outside the tolerance, which the build recorded."""
     for engine in record.engines():
         many = record.candidates[engine].many_rows
         what = f"share of rows of {engine} on {target} outside the tolerance, with 95 %,"
-        found = math.nan if many is None else many.below
+        share = math.nan if many is None else many.below
         why = "many rows were not tried" if many is None else many.text
-        yield Measured("outside share", what, found, max=limit, why=why)
+        yield Measured("outside share", what, share, max=limit, why=why)
 
 
 def _latency(opened: Opened, target: str, limit: LimitConfig) -> Measured:
+    """The 99th percentile of the time of a call with this number of rows, on one thread."""
     inputs = Reference.load(opened.bundle.file(opened.bundle.manifest.reference)).inputs
     with one_thread():
         p99 = p99_us(bound_call(measured_session(opened, target), inputs, limit.rows))
@@ -110,8 +117,8 @@ def _memory(opened: Opened, target: str, limit: LimitConfig) -> Measured:
         )
     if outcome.killed:
         raise NotMeasuredError(f"{opened.label}: {what}: {outcome.error}")
-    found = outcome.value if outcome.ok else math.nan
-    return Measured("memory", what, found, max=limit.max, why=outcome.error or "")
+    megabytes = outcome.value if outcome.ok else math.nan
+    return Measured("memory", what, megabytes, max=limit.max, why=outcome.error or "")
 
 
 def _metrics(
@@ -131,20 +138,21 @@ def _metrics(
         labelled = Labelled.from_bundle(stored, asked, Path(folder))
         for target in targets:
             say(f"metrics on {target}, {stored.rows:,} rows of {stored.source}")
-            new = _values(labelled, opened, target)
-            old = _values_in_place(labelled, in_place, target)
-            for name, one in asked.functions.items():
-                now, before = new[name], old[name]
+            new = _metric_values(labelled, opened, target)
+            old = _metric_values_in_place(labelled, in_place, target)
+            for name, bound in asked.functions.items():
                 ref = in_place.ref if in_place else ""
-                why = now.why or (f"{ref}: {before.why}" if ref and before.why else "")
+                why = new[name].why
+                if not why and ref and old[name].why:
+                    why = f"{ref}: {old[name].why}"
                 yield Measured(
-                    "metrics", f"{name} on {target}", now.value, min=one.min, max=one.max,
-                    beside=ref, old=before.value, max_drop=one.max_drop, max_rise=one.max_rise,
-                    why=why,
+                    "metrics", f"{name} on {target}", new[name].value, min=bound.min, max=bound.max,
+                    beside=ref, old=old[name].value, max_drop=bound.max_drop,
+                    max_rise=bound.max_rise, why=why,
                 )  # fmt: skip
 
 
-def _values_in_place(
+def _metric_values_in_place(
     labelled: Labelled, in_place: InPlace | None, target: str
 ) -> dict[str, Measurement]:
     """Each metric of the version in place: on this target, else on another that this host runs."""
@@ -153,11 +161,11 @@ def _values_in_place(
         targets = other.bundle.manifest.targets
         for name in (target, *targets):
             if name in targets and targets[name].chosen and torch_runs(Target.parse(name)):
-                return _values(labelled, other, name)
+                return _metric_values(labelled, other, name)
     return dict.fromkeys(labelled.asked.functions, Measurement(math.nan, "it cannot be run here"))
 
 
-def _values(labelled: Labelled, opened: Opened, target: str) -> dict[str, Measurement]:
+def _metric_values(labelled: Labelled, opened: Opened, target: str) -> dict[str, Measurement]:
     """Each metric of a version; NaN and the reason if it cannot be computed."""
     try:
         built = BuiltFrom(opened.bundle.manifest)
@@ -172,33 +180,33 @@ def shadowed(
 ) -> Iterator[Measured]:
     """The version's results as a shadow or a canary next to the version in production: from the
     registry, and from `records`."""
-    asked = BuiltFrom(opened.bundle.manifest).gates.shadow
-    if asked is None or replaced is None or replaced.number == version.number:
+    gate = BuiltFrom(opened.bundle.manifest).gates.shadow
+    if gate is None or replaced is None or replaced.number == version.number:
         return
-    seen = ShadowRecord(
+    total = ShadowRecord(
         version=version.ref,
         digest=version.digest,
         production=replaced.ref,
         production_digest=replaced.digest,
     ).plus([*records, *version.shadows.values()])
     beside = f"beside {replaced.ref}"
-    more = f"{seen.dropped:,} more were sampled and dropped" if seen.dropped else ""
+    dropped = f"{total.dropped:,} more were sampled and dropped" if total.dropped else ""
     yield Measured(
-        "shadow", f"events compared {beside}", seen.events, min=asked.min_events, why=more
+        "shadow", f"events compared {beside}", total.events, min=gate.min_events, why=dropped
     )
-    yield Measured("shadow", f"errors {beside}", seen.errors, max=asked.max_errors, why=seen.error)
-    if seen.canary_calls or seen.withdrawals:
+    yield Measured("shadow", f"errors {beside}", total.errors, max=gate.max_errors, why=total.error)
+    if total.canary_calls or total.withdrawals:
         text = f"withdrawals as a canary {beside}"
-        why = seen.withdrawn or f"it answered {seen.canary_calls:,} calls"
-        yield Measured("shadow", text, seen.withdrawals, max=0, why=why)
-    for what, bound, by_output in (
-        ("absolute", asked.max_abs, seen.max_abs),
-        ("relative", asked.max_rel, seen.max_rel),
+        why = total.withdrawn or f"it answered {total.canary_calls:,} calls"
+        yield Measured("shadow", text, total.withdrawals, max=0, why=why)
+    for kind, bound, by_output in (
+        ("absolute", gate.max_abs, total.max_abs),
+        ("relative", gate.max_rel, total.max_rel),
     ):
-        if bound is None or not seen.events:
+        if bound is None or not total.events:
             continue
         for output in opened.signature.outputs:
-            text = f"largest {what} difference of {output.name} {beside}"
+            text = f"largest {kind} difference of {output.name} {beside}"
             value = by_output.get(output.name, math.nan)
             why = "" if output.name in by_output else "no record has it"
             yield Measured("shadow", text, value, max=bound, why=why)

@@ -101,25 +101,22 @@ def promote(
     check_override(override, reason)
     excused = frozenset(str(Target.parse(name)) for name in allow_unverified)
     version = registry.find(ref)
-    try:
-        replaced = registry.find(f"{version.name}@{alias}")
-    except NotFoundError:
-        replaced = None
+    replaced = _version_in_place(registry, version.name, alias)
     local = [] if policy is None else [load_policy(policy)]
     say(f"checking the digests of {version.ref}")
     try:
         opened = open_to_measure(registry, version)
     except BundleError as error:
-        origins = tuple(asked.origin for asked in registry.policies(version.name))
+        origins = tuple(policy.origin for policy in registry.policies(version.name))
         assessment = Assessment(version, (altered(str(error)),), replaced, origins)
     else:
         with tempfile.TemporaryDirectory(prefix="soa-policy-") as folder:
-            asked = [*registry.policies(version.name, Path(folder)), *local]
-            needed = requirements(opened.bundle, alias, max_slowdown, asked)
-            seen = [_shadow_record(file, version, replaced) for file in shadows]
-            records = seen if alias == PRODUCTION else None
-            judged = measure(registry, opened, version, replaced, needed, excused, records, say)
-        decisions = tuple(overridden(decide(judged), override, reason))
+            policies = [*registry.policies(version.name, Path(folder)), *local]
+            needed = requirements(opened.bundle, alias, max_slowdown, policies)
+            from_files = [_shadow_record(file, version, replaced) for file in shadows]
+            records = from_files if alias == PRODUCTION else None
+            findings = measure(registry, opened, version, replaced, needed, excused, records, say)
+        decisions = tuple(overridden(decide(findings), override, reason))
         annexes = tuple(opened.bundle.annexes)
         assessment = Assessment(version, decisions, replaced, needed.origins, annexes)
     if dry_run:
@@ -135,6 +132,14 @@ def promote(
     )
     same = replaced is not None and replaced.number == promoted.number
     return replace(assessment, version=promoted, replaced=None if same else replaced)
+
+
+def _version_in_place(registry: Registry, name: str, alias: str) -> Version | None:
+    """The version that has the alias now; None if none has it."""
+    try:
+        return registry.find(f"{name}@{alias}")
+    except NotFoundError:
+        return None
 
 
 def _shadow_record(file: Path, version: Version, replaced: Version | None) -> ShadowRecord:
@@ -194,14 +199,14 @@ def import_with_aliases(
     imported = import_from(registry, source, name)
     promoted: dict[str, str] = {}
     refused: dict[str, PromotionRefused] = {}
-    held = [
-        (alias, number)
+    moves = [
+        (alias == PRODUCTION, alias, number)
         for number, version in imported.export.versions.items()
         for alias in version.aliases
         if alias != PREVIOUS
     ]
     # `production` comes last, since a policy may require time in `staging` first.
-    for alias, number in sorted(held, key=lambda item: (item[0] == PRODUCTION, item)):
+    for _, alias, number in sorted(moves):
         ref = imported.versions[number].version.ref
         try:
             promoted[alias] = promote(registry, ref, alias, say=say).version.ref

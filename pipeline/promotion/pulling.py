@@ -33,8 +33,12 @@ def pull(
         version = registry.find(ref)
         if version.promotion(PRODUCTION) is not None or runtime:
             promotion = require_promoted(version, registry.promotions(version, PRODUCTION))
-            let_pass = {t: d for t, d in version.annexes.items() if promotion.annexes.get(t) == d}
-            note = PulledNote(version.ref, version.digest, promotion.by, promotion.at, let_pass)
+            covered = {
+                target: digest
+                for target, digest in version.annexes.items()
+                if promotion.annexes.get(target) == digest
+            }
+            note = PulledNote(version.ref, version.digest, promotion.by, promotion.at, covered)
         name, bundle = version.ref, registry.fetch(version, folder)
     try:
         if note is not None:

@@ -25,15 +25,16 @@ def argument_spans(
     """The memory of each of `signature.arguments`. The caller has checked collections and rows."""
     device = next(iter(collections.values())).device
     spans = []
-    for a in signature.arguments:
-        if a.kind == "carrier":
-            span = carrier(rows[a.rows], device)
-        elif a.kind == "matrix":
-            span = collections[a.collection].run(a.column, a.component, a.count)
+    for argument in signature.arguments:
+        if argument.kind == "carrier":
+            spans.append(carrier(rows[argument.rows], device))
+            continue
+        collection = collections[argument.collection]
+        if argument.kind == "matrix":
+            span = collection.run(argument.column, argument.component, argument.count)
         else:
-            span = collections[a.collection].span(a.column, a.component)
-            span = span if a.kind == "scalar" else span.first(rows[a.rows])
-        spans.append(span)
+            span = collection.span(argument.column, argument.component)
+        spans.append(span.first(rows[argument.rows]) if argument.kind == "column" else span)
     return spans
 
 
@@ -49,17 +50,20 @@ def read_block(
 ) -> torch.Tensor:
     """Copy a block into a new tensor on `device`, in the shape that the model sees or returns.
 
-    The dtype is that of the block's columns; if they differ in width, the widest one.
+    The dtype is that of the block's columns; if they differ, the widest floating-point one, or
+    without any the widest.
     """
     import torch
 
     n = 1 if bound.plan.kind == "scalars" else collection.n
     widest = torch_dtype(max(bound.plan.dtypes, key=lambda d: (is_float(d), itemsize(d))))
     layout = collection.layout
-    parts = [
+    features = [
         collection.span(name, layout[name].component_of(i)).first(n).tensor().to(device, widest)
         for name in bound.block.columns
         for i in range(layout[name].components)
     ]
-    block = torch.stack(parts, dim=1).reshape(bound.shape(n))
-    return block.repeat(collection.n, *[1] * (block.dim() - 1)) if bound.block.broadcast else block
+    block = torch.stack(features, dim=1).reshape(bound.shape(n))
+    if bound.block.broadcast:  # its one row, for all rows
+        return block.repeat(collection.n, *[1] * (block.dim() - 1))
+    return block

@@ -74,9 +74,17 @@ class Collection:
         self._init(layout, n, capacity, allocate_columns(layout, capacity, device), None)
 
     @classmethod
-    def _over(cls, *memory: Any) -> Self:
+    def _over(
+        cls,
+        layout: Layout,
+        n: int,
+        capacity: int,
+        columns: dict[str, list[Span]],
+        buffer: Span | None,
+    ) -> Self:
+        """A collection over given memory: arguments as of `_init`."""
         collection = cls.__new__(cls)
-        collection._init(*memory)
+        collection._init(layout, n, capacity, columns, buffer)
         return collection
 
     def _init(
@@ -87,7 +95,8 @@ class Collection:
         columns: dict[str, list[Span]],
         buffer: Span | None,
     ) -> None:
-        """Set the attributes of a collection over given memory."""
+        """Set the attributes. `columns`: by member, its physical columns. `buffer`: the memory in
+        which they lie, None for separate columns."""
         n = _count(n)
         if n > capacity:
             raise CollectionError(f"{n} elements in a collection with room for {capacity}")
@@ -96,7 +105,7 @@ class Collection:
         self.capacity = capacity
         self._columns = columns
         self._buffer = buffer
-        self._first = buffer or columns[layout.columns[0].name][0]
+        self._first = columns[layout.columns[0].name][0] if buffer is None else buffer
         self.device: Device = self._first.device
         self.start = 0
         """For a window: its first row, counted in the collection that it belongs to."""
@@ -150,7 +159,7 @@ class Collection:
         n = _count(n)
         capacity = n if capacity is None else _count(capacity)
         foreign = import_bytes(memory, nbytes, device)
-        dtypes = list(dict.fromkeys(c.dtype for c in layout.columns))
+        dtypes = list(dict.fromkeys(member.dtype for member in layout.columns))
         if foreign.dtype not in _RAW and dtypes != [foreign.dtype]:
             raise CollectionError(
                 f"the memory holds {foreign.dtype}, the layout's columns are {listed(dtypes)}: "
@@ -199,20 +208,13 @@ class Collection:
                 "columns, write storage: columns in the model's config"
             )
         spans_of = import_columns(layout, columns)
-        lengths = {
-            c.name: {span.shape[0] for span in spans_of[c.name]}
-            for c in layout.columns
-            if c.kind != "scalar"
-        }
-        every_length = set().union(*lengths.values()) or {0 if n is None else _count(n)}
-        if len(every_length) > 1:
-            shown = ", ".join(f"{name} {sorted(found)}" for name, found in lengths.items())
-            raise CollectionError(f"columns of different lengths: {shown}")
-        capacity = every_length.pop()
-        every = [span for spans in spans_of.values() for span in spans]
-        if len({span.device for span in every}) > 1:
+        capacity = _common_length(layout, spans_of)
+        if capacity is None:  # there are scalars only
+            capacity = 0 if n is None else _count(n)
+        all_spans = [span for spans in spans_of.values() for span in spans]
+        if len({span.device for span in all_spans}) > 1:
             raise CollectionError("the columns lie on different devices")
-        locked = any(span.readonly for span in every) if readonly is None else readonly
+        locked = any(span.readonly for span in all_spans) if readonly is None else readonly
         for name, spans in spans_of.items():
             spans_of[name] = [span._replace(readonly=locked) for span in spans]
         return cls._over(layout, capacity if n is None else n, capacity, spans_of, None)
@@ -242,22 +244,15 @@ class Collection:
         """
         values = values_of(layout, arrays)
         if n is None:
-            shapes = {
-                c.name: tuple(values[c.name].shape) for c in layout.columns if c.kind != "scalar"
-            }
-            lengths = {shape[:1] for shape in shapes.values()}
-            if len(lengths) > 1 or () in lengths:
-                shown = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-                raise CollectionError(f"cannot tell n from columns of shapes {shown}")
-            n = lengths.pop()[0] if lengths else 0
+            n = _rows_of(layout, values)
         self = cls(layout, n, device, capacity=capacity)
         for member in layout.columns:
-            given = values[member.name]
+            column = values[member.name]
             expected = () if member.kind == "scalar" else (self.n, *member.shape)
-            if tuple(given.shape) != expected:
-                raise wrong_shape(member, given, expected)
-            check_dtype(member, dtype_name(given.dtype), repr(member.name))
-            self.fill(member.name, given)
+            if tuple(column.shape) != expected:
+                raise wrong_shape(member, column, expected)
+            check_dtype(member, dtype_name(column.dtype), repr(member.name))
+            self.fill(member.name, column)
         return self
 
     def fill(self, name: str, values: Array | torch.Tensor) -> None:
@@ -276,18 +271,21 @@ class Collection:
         """
         member = self.layout[name]
         n = 1 if member.kind == "scalar" else self.n
-        given: Any = numbers_of(member, values)
+        numbers: Any = numbers_of(member, values)
         if self.readonly:
             raise CollectionError(f"column {name!r} is read-only")
         if is_opaque(member.dtype):
-            rows = as_opaque(member, given)[:n]
+            rows = as_opaque(member, numbers)[:n]
             self.span(name).first(n).raw().store(rows.view(np.uint8))
             return
+        used = numbers
         try:
-            flat = (given if member.kind == "scalar" else given[:n]).reshape(n, member.components)
+            if member.kind != "scalar":
+                used = numbers[:n]
+            flat = used.reshape(n, member.components)
         except (IndexError, ValueError, RuntimeError):
             needed = () if member.kind == "scalar" else (n, *member.shape)
-            raise wrong_shape(member, given, needed) from None
+            raise wrong_shape(member, numbers, needed) from None
         for i in range(member.components):
             self.span(name, member.component_of(i)).first(n).store(flat[:, i])
 
@@ -316,11 +314,13 @@ class Collection:
                 f"{source.n} elements to copy, into a collection with room for {self.capacity}"
             )
         if components is None:
-            components = ((c.name, k) for c in self.layout.columns for k in range(c.components))
+            components = (
+                (member.name, k) for member in self.layout.columns for k in range(member.components)
+            )
         for name, k in components:
             n = 1 if self.layout[name].kind == "scalar" else source.n
-            given = source.span(name, k).first(n)
-            self.span(name, k).first(n).copy_from(given, non_blocking=True)
+            copied = source.span(name, k).first(n)
+            self.span(name, k).first(n).copy_from(copied, non_blocking=True)
 
     # -- views -------------------------------------------------------------------------------
 
@@ -341,7 +341,7 @@ class Collection:
         """
         array = self._dense(name).numpy()
         rows = array[..., : self.n] if array.ndim else array
-        return rows.transpose()
+        return rows.transpose()  # in storage order, the rows come last
 
     def __setitem__(self, name: str, values: Any) -> None:
         """Copy values into the n elements in use: one value for all, or as many as there are.
@@ -380,7 +380,8 @@ class Collection:
         return tensor.narrow(-1, 0, self.n).permute(*reversed(range(tensor.dim())))
 
     def _dense(self, name: str) -> Span:
-        """A member in storage order, with its padding: `()`, `(capacity,)`, `(..., S)`."""
+        """A member in storage order: `()`, `(capacity,)`, or for an Eigen column the reversed shape
+        of its entries and the padded column length S."""
         member = self.layout[name]
         if member.kind != "eigen":
             span = self.span(name)
@@ -408,12 +409,12 @@ class Collection:
 
     def span(self, name: str, k: int = 0) -> Span:
         """The memory of physical column k of a member, without its padding."""
-        parts = self._columns[self.layout[name].name]
+        components = self._columns[self.layout[name].name]
         try:
-            return parts[k]
+            return components[k]
         except (IndexError, TypeError):
             raise CollectionError(
-                f"column {name!r} has no component {k!r}: it has 0 to {len(parts) - 1}"
+                f"column {name!r} has no component {k!r}: it has 0 to {len(components) - 1}"
             ) from None
 
     @takes(CollectionError, k=COUNT, count=COUNT)
@@ -436,7 +437,7 @@ class Collection:
         first = self.layout.offsets(capacity)[name] + k * pitch
         if k < 0 or count < 0 or first + count * pitch > self._buffer.nbytes:
             raise CollectionError(f"the buffer has no {count} columns from {name!r}[{k}] on")
-        start = first + self.start * itemsize(dtype)
+        start = first + self.start * itemsize(dtype)  # of a window, the first row
         return self._buffer.at(start, dtype, count, pitch // itemsize(dtype))
 
     def spans(self) -> list[Span]:
@@ -446,6 +447,7 @@ class Collection:
         return self._physical()
 
     def _physical(self) -> list[Span]:
+        """Each physical column, in the order of the layout."""
         return [span for spans in self._columns.values() for span in spans]
 
     def memory(self) -> list[torch.Tensor]:
@@ -475,7 +477,7 @@ class Collection:
 
     def locked(self) -> Self:
         """The same memory, read-only. Its windows and its NumPy views are read-only too."""
-        buffer = self._buffer and self._buffer._replace(readonly=True)
+        buffer = None if self._buffer is None else self._buffer._replace(readonly=True)
         columns = {
             name: [span._replace(readonly=True) for span in spans]
             for name, spans in self._columns.items()
@@ -514,20 +516,20 @@ class Collection:
         start, stop = _count(start), _count(stop)
         if not start <= stop <= self.n:
             raise CollectionError(f"rows {start} to {stop} of a collection with {self.n} in use")
-        columns = {
-            c.name: [
-                span
-                if c.kind == "scalar"
-                else span.at(start * itemsize(c.dtype), c.dtype, stop - start)
-                for span in self._columns[c.name]
-            ]
-            for c in self.layout.columns
-        }
+        columns = {}
+        for member in self.layout.columns:
+            spans = self._columns[member.name]
+            if member.kind != "scalar":
+                offset = start * itemsize(member.dtype)
+                spans = [span.at(offset, member.dtype, stop - start) for span in spans]
+            columns[member.name] = spans
         return self._part(stop - start, stop - start, columns, self.whole, self.start + start)
 
     def _part(
         self, n: int, capacity: int, columns: dict[str, list[Span]], parent: Self | None, start: int
     ) -> Self:
+        """A collection over some of this one's memory. `parent`: the collection of which it is a
+        window that begins at row `start`; None if it is no window."""
         window = self._over(self.layout, n, capacity, columns, self._buffer)
         window.start, window.copied, window._parent = start, self.copied, parent
         return window
@@ -558,11 +560,11 @@ class Collection:
         'columns'
         """
         other = Collection(layout or self.layout, self.n, device, capacity=self.capacity)
-        pairs = zip(self._physical(), other._physical(), strict=True)
+        sources, copies = self._physical(), other._physical()
         if layout is None and self._parent is None:
-            pairs = zip(self.spans(), other.spans(), strict=True)
-        for mine, copy in pairs:
-            copy.copy_from(mine)
+            sources, copies = self.spans(), other.spans()
+        for source, copy in zip(sources, copies, strict=True):
+            copy.copy_from(source)
         return other
 
     def __repr__(self) -> str:
@@ -586,17 +588,44 @@ class Collection:
         return "\n".join(lines)
 
     def _first_values(self, member: Column) -> str:
-        """Empty for memory that NumPy cannot show as one array of numbers."""
-        apart = member.kind == "eigen" and self._buffer is None
-        if (
-            self.device.type != "cpu"
-            or member.dtype == "bfloat16"
-            or is_opaque(member.dtype)
-            or apart
-        ):
+        """The first values of a member as text; empty for memory that NumPy cannot show as one
+        array of numbers."""
+        no_numbers = member.dtype == "bfloat16" or is_opaque(member.dtype)
+        separate = member.kind == "eigen" and self._buffer is None
+        if self.device.type != "cpu" or no_numbers or separate:
             return ""
         shown = np.array2string(self[member.name], precision=4, threshold=8, edgeitems=2)
         return " ".join(shown.split())
+
+
+def _common_length(layout: Layout, spans_of: Mapping[str, list[Span]]) -> int | None:
+    """The number of elements that all columns have; None if all members are scalars.
+    CollectionError if they differ."""
+    lengths_of = {
+        member.name: {span.shape[0] for span in spans_of[member.name]}
+        for member in layout.columns
+        if member.kind != "scalar"
+    }
+    lengths = set[int]().union(*lengths_of.values())
+    if len(lengths) > 1:
+        shown = ", ".join(f"{name} {sorted(own)}" for name, own in lengths_of.items())
+        raise CollectionError(f"columns of different lengths: {shown}")
+    return lengths.pop() if lengths else None
+
+
+def _rows_of(layout: Layout, values: Mapping[str, Any]) -> int:
+    """The number of rows that all arrays have; 0 if all members are scalars. CollectionError if
+    they differ."""
+    shapes = {
+        member.name: tuple(values[member.name].shape)
+        for member in layout.columns
+        if member.kind != "scalar"
+    }
+    lengths = {shape[:1] for shape in shapes.values()}
+    if len(lengths) > 1 or () in lengths:
+        shown = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise CollectionError(f"cannot tell n from columns of shapes {shown}")
+    return int(lengths.pop()[0]) if lengths else 0
 
 
 def _count(value: Any) -> int:

@@ -86,10 +86,12 @@ def _from_address(address: int, nbytes: int | None, device: str) -> Foreign:
         raise CollectionError(f"address {address:#x} comes without a size: give nbytes=")
     if address < 0 or nbytes < 0:
         raise CollectionError(f"{nbytes} bytes at address {address:#x} are no memory")
-    return Foreign(_at(address, nbytes, device, False, None), "uint8", (nbytes,))
+    return Foreign(_raw_span(address, nbytes, device, False, None), "uint8", (nbytes,))
 
 
-def _at(address: int, nbytes: int, device: str, readonly: bool, owner: object) -> Span:
+def _raw_span(address: int, nbytes: int, device: str, readonly: bool, owner: object) -> Span:
+    """The bytes at an address; on a GPU torch checks them, if it drives GPUs. Raises
+    CollectionError."""
     if nbytes and not address:
         raise CollectionError(f"null address for {nbytes} bytes")
     raw = Span(address, "uint8", (nbytes,), Device(device), readonly, owner)
@@ -99,6 +101,7 @@ def _at(address: int, nbytes: int, device: str, readonly: bool, owner: object) -
 
 
 def _require_contiguous(contiguous: bool, strides: object, shape: object, what: str) -> None:
+    """Raise CollectionError if not `contiguous`. The message says the strides and the shape."""
     if not contiguous:
         raise CollectionError(
             f"{what} with strides {strides} for shape {shape} is not contiguous: a collection "
@@ -110,8 +113,8 @@ def _from_tensor(tensor: torch.Tensor, readonly: bool = False) -> Foreign:
     """The memory of a dense tensor. Raises CollectionError."""
     import torch
 
-    plain = tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_nested)
-    if not plain or tensor.is_conj() or tensor.is_neg():
+    strided = tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_nested)
+    if not strided or tensor.is_conj() or tensor.is_neg():
         raise CollectionError(
             "a sparse, quantized, nested, conjugated or negated tensor does not hold its values as "
             "they are: give a plain one"
@@ -132,7 +135,7 @@ def _from_array(array: Array, owner: object) -> Foreign:
     shape = array.shape
     _require_contiguous(array.flags.c_contiguous, f"{array.strides} bytes", shape, "array")
     address = array.__array_interface__["data"][0]
-    span = _at(address, array.nbytes, CPU, not array.flags.writeable, (owner, array))
+    span = _raw_span(address, array.nbytes, CPU, not array.flags.writeable, (owner, array))
     return Foreign(span, dtype_name(array.dtype), shape)
 
 
@@ -146,8 +149,9 @@ def _from_cuda_interface(memory: Any, device: str | None) -> Foreign:
     """GPU memory by `__cuda_array_interface__`, checked by torch if that drives GPUs."""
     if device is None:
         # Without an index torch uses the current GPU, and would copy memory of another GPU there.
-        known = hasattr(memory, "__dlpack_device__")
-        device = f"cuda:{memory.__dlpack_device__()[1]}" if known else "cuda"
+        device = "cuda"
+        if hasattr(memory, "__dlpack_device__"):
+            device = f"cuda:{memory.__dlpack_device__()[1]}"
     if not torch_drives_gpus():
         return _unchecked(memory, Device(device))
     import torch
@@ -183,10 +187,10 @@ def _unchecked(memory: Any, device: Device) -> Foreign:
     except (KeyError, TypeError, ValueError) as error:
         raise CollectionError(f"__cuda_array_interface__ is incomplete: {error}") from None
     dense = [math.prod(shape[k:]) * dtype.itemsize for k in range(1, len(shape) + 1)]
-    plain = strides is None or 0 in shape or list(strides) == dense
-    _require_contiguous(plain, strides, shape, "memory")
+    contiguous = strides is None or 0 in shape or list(strides) == dense
+    _require_contiguous(contiguous, strides, shape, "memory")
     nbytes = math.prod(shape) * dtype.itemsize
-    span = _at(address or 0, nbytes, device, bool(readonly), memory)
+    span = _raw_span(address or 0, nbytes, device, bool(readonly), memory)
     return Foreign(span, dtype_name(dtype), shape)
 
 
@@ -202,9 +206,9 @@ class _Exporter:
         kind, index = self.memory.__dlpack_device__()
         return kind, index
 
-    def __dlpack__(self, **how: Any) -> Any:
+    def __dlpack__(self, **options: Any) -> Any:
         """The exporter's capsule. It keeps the memory alive as long as the importer's object."""
-        capsule = self.memory.__dlpack__(**how)
+        capsule = self.memory.__dlpack__(**options)
         if _is_valid(capsule, b"dltensor_versioned"):
             managed = _pointer(capsule, b"dltensor_versioned")
             flags = ctypes.c_uint64.from_address(managed + _FLAGS_AT).value
@@ -229,18 +233,17 @@ def _from_dlpack(memory: Any) -> Foreign:
     """Import CPU memory by NumPy; GPU memory, and bfloat16, which NumPy lacks, by torch."""
     exporter = _Exporter(memory)
     try:
-        if exporter.__dlpack_device__()[0] not in _GPUS:
-            try:
-                foreign = _from_array(np.from_dlpack(exporter), memory)
-                # NumPy itself marks all memory from exporters older than DLPack 1.0 as read-only.
-                return foreign._replace(bytes=foreign.bytes._replace(readonly=exporter.readonly))
-            except RuntimeError:
-                pass
-        elif not torch_drives_gpus():
+        on_gpu = exporter.__dlpack_device__()[0] in _GPUS
+        if on_gpu and not torch_drives_gpus():
             raise CollectionError(
                 "DLPack memory of a GPU is imported by torch, and no torch that is built for GPUs "
                 "is here: give its address, or __cuda_array_interface__"
             )
+        array = None if on_gpu else _array_of(exporter)
+        if array is not None:
+            foreign = _from_array(array, memory)
+            # NumPy itself marks all memory from exporters older than DLPack 1.0 as read-only.
+            return foreign._replace(bytes=foreign.bytes._replace(readonly=exporter.readonly))
         import torch
 
         return _from_tensor(torch.utils.dlpack.from_dlpack(exporter), exporter.readonly)
@@ -250,16 +253,25 @@ def _from_dlpack(memory: Any) -> Foreign:
         ) from None
 
 
-def check_dtype(member: Column, found: str, label: str) -> None:
+def _array_of(exporter: _Exporter) -> Array | None:
+    """The NumPy array over exported CPU memory; None if NumPy lacks its dtype."""
+    try:
+        return np.from_dlpack(exporter)
+    except RuntimeError:
+        return None
+
+
+def check_dtype(member: Column, dtype: str, label: str) -> None:
     """Raise CollectionError if the dtype of a column's values is not the layout's."""
-    if found != member.dtype:
-        other = f", or write dtype: {found} in the model's config" if found in DTYPES else ""
+    if dtype != member.dtype:
+        other = f", or write dtype: {dtype} in the model's config" if dtype in DTYPES else ""
         raise CollectionError(
-            f"column {label} is {found}, the layout says {member.dtype}: convert it first{other}"
+            f"column {label} is {dtype}, the layout says {member.dtype}: convert it first{other}"
         )
 
 
 def wrong_shape(member: Column, values: Any, needed: tuple[int, ...]) -> CollectionError:
+    """The error about values whose shape is not the one that is needed."""
     shape = tuple(values.shape)
     return CollectionError(f"column {member.name!r} has shape {shape}, needed {needed}")
 
@@ -280,7 +292,7 @@ def as_opaque(member: Column, values: Any) -> Array:
 
 def check_alignment(span: Span, alignment: int, what: str) -> None:
     """Raise CollectionError unless the span's address is a multiple of `alignment`."""
-    past = span.address % alignment
+    past = span.address % alignment  # bytes
     if span.nbytes and past:
         raise CollectionError(
             f"{what} at address {span.address:#x} is misaligned: {alignment}-byte alignment "
@@ -295,15 +307,15 @@ def import_columns(layout: Layout, columns: Mapping[str, Any]) -> dict[str, list
     _check_names(layout, columns)
     spans_of: dict[str, list[Span]] = {}
     for member in layout.columns:
-        given = columns[member.name]
-        pieces = list(given) if member.kind == "eigen" else [given]
-        if len(pieces) != member.components:
+        column = columns[member.name]
+        components = list(column) if member.kind == "eigen" else [column]
+        if len(components) != member.components:
             raise CollectionError(
                 f"column {member.name!r} needs {member.components} component arrays, "
-                f"found {len(pieces)}"
+                f"found {len(components)}"
             )
         spans_of[member.name] = [
-            _import_column(layout, member, k, piece) for k, piece in enumerate(pieces)
+            _import_component(layout, member, k, memory) for k, memory in enumerate(components)
         ]
     return spans_of
 
@@ -315,12 +327,14 @@ def values_of(layout: Layout, arrays: Mapping[str, Any]) -> dict[str, Array | to
 
 
 def numbers_of(member: Column, value: Any) -> Array | torch.Tensor:
-    """A value of `values_of` for one column, which must have numbers unless the column is
-    opaque."""
+    """The values to copy into one column, which must be numbers unless the column is opaque. A
+    tensor becomes an array if NumPy can have it and no conversion is needed."""
     values = _as_values(member, value)
     if is_tensor(values):
-        plain = values.device.type == "cpu" and dtype_name(values.dtype) == member.dtype
-        return values.numpy(force=True) if plain and member.dtype != "bfloat16" else values
+        same_dtype = dtype_name(values.dtype) == member.dtype
+        if same_dtype and values.device.type == "cpu" and member.dtype != "bfloat16":
+            return values.numpy(force=True)
+        return values
     if is_opaque(member.dtype):
         return values
     if np.asarray(values).dtype.kind not in "biuf" and dtype_name(values.dtype) != "bfloat16":
@@ -331,36 +345,37 @@ def numbers_of(member: Column, value: Any) -> Array | torch.Tensor:
 def broadcast(member: Column, value: Any, shape: tuple[int, ...]) -> Array | torch.Tensor:
     """Values for a column in this shape, by NumPy's rules. CollectionError if they do not fit, or
     if an integer or bool column cannot hold them."""
-    given: Any = numbers_of(member, value)
+    values: Any = numbers_of(member, value)
     if member.dtype in DTYPES and not is_float(member.dtype):
-        plain = given.cpu().numpy() if is_tensor(given) else given
-        with np.errstate(invalid="ignore"):
-            kept = plain.astype(numpy_dtype(member.dtype))
-        if not np.array_equal(kept, plain):
+        numbers = values.cpu().numpy() if is_tensor(values) else values
+        with np.errstate(invalid="ignore"):  # NaN becomes some integer, which differs from it
+            converted = numbers.astype(numpy_dtype(member.dtype))
+        if not np.array_equal(converted, numbers):
             raise CollectionError(
                 f"column {member.name!r} is {member.dtype}, which cannot hold these values"
             )
     try:
-        return given.expand(shape) if is_tensor(given) else np.broadcast_to(given, shape)
+        return values.expand(shape) if is_tensor(values) else np.broadcast_to(values, shape)
     except (RuntimeError, ValueError):
-        raise wrong_shape(member, given, shape) from None
+        raise wrong_shape(member, values, shape) from None
 
 
-def _check_names(layout: Layout, given: Mapping[str, Any]) -> None:
-    missing = [c.name for c in layout.columns if c.name not in given]
-    unknown = [name for name in given if name not in layout.by_name]
+def _check_names(layout: Layout, columns: Mapping[str, Any]) -> None:
+    """Raise CollectionError unless the columns have exactly the names of the layout's."""
+    missing = [member.name for member in layout.columns if member.name not in columns]
+    unknown = [name for name in columns if name not in layout.by_name]
     if missing or unknown:
-        parts = [f"missing {missing}"] if missing else []
-        parts += [f"unknown {unknown}"] if unknown else []
+        faults = [f"missing {missing}"] if missing else []
+        faults += [f"unknown {unknown}"] if unknown else []
         hint = nearest(missing[0], unknown) if missing and unknown else ""
-        raise CollectionError(f"columns do not match the layout: {', '.join(parts)}{hint}")
+        raise CollectionError(f"columns do not match the layout: {', '.join(faults)}{hint}")
 
 
-def _import_column(layout: Layout, member: Column, k: int, piece: Any) -> Span:
-    """The memory of one component of a column, after checks of its dtype and alignment."""
+def _import_component(layout: Layout, member: Column, k: int, memory: Any) -> Span:
+    """The memory of component k of a column, after checks of its dtype, shape and alignment."""
     label = member.name if member.kind != "eigen" else f"{member.name}[{k}]"
     try:
-        foreign = import_bytes(piece)
+        foreign = import_bytes(memory)
     except CollectionError as error:
         raise CollectionError(f"column {label!r}: {error}") from None
     check_dtype(member, foreign.dtype, repr(label))

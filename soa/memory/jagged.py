@@ -6,6 +6,7 @@ the items; two views of the offsets say where the items of a row begin and end.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,24 +38,17 @@ def from_jagged(data: Any, signature: Signature, name: str) -> dict[str, Collect
     array = data if isinstance(data, ak.Array) else ak.from_arrow(data)
     rows = _rows(ak.materialize(array).layout)
     layout, offsets = signature.layouts[name], signature.layouts[offsets_of(name)]
-    columns = {c.name: _lists(c.name, rows) for c in layout.columns}
-    one = next(iter(columns))
-    begin, end = columns[one].begin, columns[one].end
-    for other, lists in columns.items():
-        if not (np.array_equal(begin, lists.begin) and np.array_equal(end, lists.end)):
-            raise CollectionError(f"columns {one!r}, {other!r} have different offsets")
-    filled = end > begin
-    low = int(begin[filled].min()) if filled.any() else 0
-    high = int(end[filled].max()) if filled.any() else 0
-    if low or (begin < 0).any() or (end > high).any():  # an empty row may have any offsets
-        begin, end = np.where(filled, (begin - low, end - low), 0)
-    items = [lists.content[low:high] for lists in columns.values()]
-    records = ak.contents.RecordArray(items, [*columns], length=high - low)
+    columns = {member.name: _lists(member.name, rows) for member in layout.columns}
+    used = _used(_common_lists(columns))
+    items = [lists.content[used.low : used.high] for lists in columns.values()]
+    records = ak.contents.RecordArray(items, [*columns], length=used.high - used.low)
     dtype = offsets["end"].dtype
-    spans = {"begin": begin.astype(dtype, copy=False), "end": end.astype(dtype, copy=False)}
+    begin, end = used.begin.astype(dtype, copy=False), used.end.astype(dtype, copy=False)
     return {
         name: as_collection(ak.Array(records), layout),
-        offsets_of(name): Collection.from_columns(offsets, spans, readonly=True),
+        offsets_of(name): Collection.from_columns(
+            offsets, {"begin": begin, "end": end}, readonly=True
+        ),
     }
 
 
@@ -65,6 +59,38 @@ class _Lists:
     begin: Array
     end: Array
     content: Any
+
+
+@dataclass(frozen=True)
+class _Used:
+    """The items `low` to `high` of a content, which the rows use; and where those of each row begin
+    and end, counted from `low`."""
+
+    low: int
+    high: int
+    begin: Array
+    end: Array
+
+
+def _common_lists(columns: Mapping[str, _Lists]) -> _Lists:
+    """The lists of the first column. CollectionError if another column has other offsets."""
+    first = next(iter(columns))
+    begin, end = columns[first].begin, columns[first].end
+    for name, lists in columns.items():
+        if not (np.array_equal(begin, lists.begin) and np.array_equal(end, lists.end)):
+            raise CollectionError(f"columns {first!r}, {name!r} have different offsets")
+    return columns[first]
+
+
+def _used(lists: _Lists) -> _Used:
+    """The items that the lists use. The offsets are copied only if they have to be changed."""
+    begin, end = lists.begin, lists.end
+    filled = end > begin
+    low = int(begin[filled].min()) if filled.any() else 0
+    high = int(end[filled].max()) if filled.any() else 0
+    if low or (begin < 0).any() or (end > high).any():  # an empty row may have any offsets
+        begin, end = np.where(filled, (begin - low, end - low), 0)
+    return _Used(low, high, begin, end)
 
 
 def _lists(name: str, rows: Any) -> _Lists:

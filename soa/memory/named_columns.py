@@ -18,13 +18,13 @@ def library_of(value: object) -> str:
 
 
 def columns_of(data: Any) -> dict[str, Any]:
-    """The columns of what `as_collection` takes, by name, as their library has them."""
+    """The columns of what `as_collection` takes, by name, each in the form of its own library."""
     source = named_columns(to_numpy(data) if isinstance(data, Collection) else data)
     return {str(name): source.column(name) for name in source.names}
 
 
 def require_column(name: str, names: Sequence[Any]) -> None:
-    """Raises CollectionError if `name` is not among the names; it names the nearest one."""
+    """Raise CollectionError, with the nearest name, if `name` is not among the names."""
     if name not in names:
         have = ", ".join(map(str, names))
         raise CollectionError(f"no column {name!r}, there are: {have}{nearest(name, names)}")
@@ -42,7 +42,7 @@ class NamedColumns:
 
 def named_columns(data: Any) -> NamedColumns:
     """The columns of `data`. Raises CollectionError if they have no names, or two have the same."""
-    columns = _of_table(data) or _of_mapping(data)
+    columns = _of_polars(data) or _of_arrow(data) or _of_mapping(data)
     if not columns.names:
         raise CollectionError(
             f"a {type(data).__name__} without columns that have names: give a dict of columns, a "
@@ -54,27 +54,32 @@ def named_columns(data: Any) -> NamedColumns:
     return columns
 
 
-def _of_table(data: Any) -> NamedColumns | None:
-    """The columns of a table of Arrow or polars, of a reader, or of something lazy; None if `data`
-    is none of these."""
-    library, lazy = library_of(data), False
-    if library == "polars":
-        lazy = hasattr(data, "collect")  # a LazyFrame
-        frame = data.collect() if lazy else data
-        if not hasattr(frame, "columns"):
-            return None
-        data = frame.to_arrow()
-    elif library != "pyarrow" or not hasattr(data, "schema"):
+def _of_polars(data: Any) -> NamedColumns | None:
+    """The columns of a DataFrame or LazyFrame of polars; None if `data` is neither."""
+    if library_of(data) != "polars":
         return None
-    elif not hasattr(data, "column"):  # a RecordBatchReader, which can be read once, or a dataset
-        lazy = True
-        data = data.read_all() if hasattr(data, "read_all") else data.to_table()
-    return NamedColumns(data.schema.names, data.column, lazy)
+    lazy = hasattr(data, "collect")
+    frame = data.collect() if lazy else data
+    if not hasattr(frame, "columns"):  # a Series
+        return None
+    table = frame.to_arrow()
+    return NamedColumns(table.schema.names, table.column, computed=lazy)
+
+
+def _of_arrow(data: Any) -> NamedColumns | None:
+    """The columns of a table, record batch, reader or dataset of Arrow; None if `data` is none."""
+    if library_of(data) != "pyarrow" or not hasattr(data, "schema"):
+        return None
+    if hasattr(data, "column"):
+        return NamedColumns(data.schema.names, data.column)
+    # A RecordBatchReader, which can be read once, or a dataset.
+    table = data.read_all() if hasattr(data, "read_all") else data.to_table()
+    return NamedColumns(table.schema.names, table.column, computed=True)
 
 
 def _of_mapping(data: Any) -> NamedColumns:
-    """The columns of a dict, records, a DataFrame of pandas, or a group of HDF5; no name if there
-    are none."""
+    """The columns of a dict, records, a DataFrame of pandas, or a group of HDF5. Anything else has
+    no names."""
     library = library_of(data)
     if library == "awkward":
         return NamedColumns(data.fields, data.__getitem__)

@@ -88,7 +88,7 @@ class Span(NamedTuple):
         return Span(self.address, self.dtype, (n,), self.device, self.readonly, self.owner)
 
     def raw(self) -> Span:
-        """The whole memory as bytes."""
+        """The whole memory as a span of uint8."""
         return self.at(0, "uint8", self.nbytes)
 
     def numpy(self) -> Array:
@@ -138,23 +138,33 @@ class Span(NamedTuple):
 
         if is_opaque(self.dtype):
             return self.at(0, "uint8", *self.shape, itemsize(self.dtype)).tensor()
-        dtype, nbytes = torch_dtype(self.dtype), self.nbytes
-        if not nbytes:
+        dtype = torch_dtype(self.dtype)
+        if not self.nbytes:
             return torch.empty(self.shape, dtype=dtype, device=self.device)
-        whole = self.owner if isinstance(self.owner, torch.Tensor) else None
-        start = 0 if whole is None else self.address - whole.data_ptr()
-        if whole is not None and start + nbytes <= whole.numel():
-            flat = whole.narrow(0, start, nbytes)
-        elif self.device.type == "cpu":
-            flat = torch.from_numpy(np.asarray(At(self.raw(), "|u1")))
-        else:  # the last row of a window ends beyond the memory; no run reads there
-            outer = At(self.raw(), "|u1", "__cuda_array_interface__")
-            flat = torch.as_tensor(outer, device=str(self.device))
-        return flat.view(dtype).view(self.shape)
+        return self._bytes_in_torch().view(dtype).view(self.shape)
+
+    def _bytes_in_torch(self) -> torch.Tensor:
+        """The memory, which is not empty, as a flat uint8 tensor: a part of the owner if that is a
+        tensor and covers it."""
+        import torch
+
+        if isinstance(self.owner, torch.Tensor):
+            start = self.address - self.owner.data_ptr()
+            if start + self.nbytes <= self.owner.numel():
+                return self.owner.narrow(0, start, self.nbytes)
+        if self.device.type == "cpu":
+            return torch.from_numpy(np.asarray(At(self.raw(), "|u1")))
+        # A window of a matrix: its last row ends beyond the memory; no run reads there.
+        exporter = At(self.raw(), "|u1", "__cuda_array_interface__")
+        return torch.as_tensor(exporter, device=str(self.device))
 
 
 class At:
-    """Exports a span to NumPy, or from a GPU to torch, and keeps the span's owner alive."""
+    """Exports a span to NumPy, or from a GPU to torch, and keeps the span's owner alive.
+
+    `typestr`: the element type in NumPy's notation, such as `<f4`. The memory is exported as
+    writable, since torch refuses other memory.
+    """
 
     def __init__(self, span: Span, typestr: str, protocol: str = "__array_interface__") -> None:
         self.owner = span.owner
@@ -202,14 +212,18 @@ def span_of(tensor: torch.Tensor) -> Span:
 
 
 def allocate(nbytes: int, alignment: int, device: str | torch.device = CPU) -> Span:
-    """Zeroed bytes at a multiple of `alignment`; CollectionError if there is not enough memory."""
+    """Zeroed bytes at a multiple of `alignment`; CollectionError if there is not enough memory.
+
+    `alignment` bytes more are allocated, and those before the first multiple are skipped:
+    `-address % alignment` is their number.
+    """
     if str(device).partition(":")[0] == "cpu":
         try:
-            room = np.zeros(nbytes + alignment, np.uint8)
+            array = np.zeros(nbytes + alignment, np.uint8)
         except (MemoryError, OverflowError, ValueError):  # which one depends on the size
             raise CollectionError(f"no memory for {nbytes} bytes") from None
-        address = room.ctypes.data
-        return Span(address + -address % alignment, "uint8", (nbytes,), CPU, False, room)
+        address = array.ctypes.data
+        return Span(address + -address % alignment, "uint8", (nbytes,), CPU, False, array)
     _require_torch(device)
     import torch
 
@@ -226,12 +240,12 @@ def allocate_columns(
 ) -> dict[str, list[Span]]:
     """Zeroed memory for each physical column of a `columns` layout."""
     spans: dict[str, list[Span]] = {}
-    for c in layout.columns:
-        rows = 1 if c.kind == "scalar" else capacity
-        alignment = max(layout.alignment_of(c.name), DEFAULT_ALIGNMENT)
-        spans[c.name] = [
-            allocate(rows * itemsize(c.dtype), alignment, device).at(0, c.dtype, rows)
-            for _ in range(c.components)
+    for member in layout.columns:
+        rows = 1 if member.kind == "scalar" else capacity
+        alignment = max(layout.alignment_of(member.name), DEFAULT_ALIGNMENT)
+        spans[member.name] = [
+            allocate(rows * itemsize(member.dtype), alignment, device).at(0, member.dtype, rows)
+            for _ in range(member.components)
         ]
     return spans
 
@@ -239,14 +253,11 @@ def allocate_columns(
 def split(layout: Layout, capacity: int, buffer: Span) -> dict[str, list[Span]]:
     """The physical columns of a buffer, without padding."""
     offsets = layout.offsets(capacity)
-    return {
-        c.name: [
-            buffer.at(
-                offsets[c.name] + k * layout.pitch(c.name, capacity),
-                c.dtype,
-                1 if c.kind == "scalar" else capacity,
-            )
-            for k in range(c.components)
+    spans: dict[str, list[Span]] = {}
+    for member in layout.columns:
+        rows = 1 if member.kind == "scalar" else capacity
+        offset, pitch = offsets[member.name], layout.pitch(member.name, capacity)
+        spans[member.name] = [
+            buffer.at(offset + k * pitch, member.dtype, rows) for k in range(member.components)
         ]
-        for c in layout.columns
-    }
+    return spans

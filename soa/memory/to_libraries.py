@@ -46,8 +46,8 @@ def to_arrow(collection: Collection, columns: Sequence[str] | None = None) -> pa
         import pyarrow as pa
 
     arrays: dict[str, pa.Array] = {}
-    for member, parts in _exported(collection, columns):
-        entries = [pa.array(part) for part in parts]
+    for member, views in _exported(collection, columns):
+        entries = [pa.array(view) for view in views]
         arrays[member.name] = entries[0]
         if member.kind == "eigen":
             arrays[member.name] = pa.StructArray.from_arrays(entries, names=member.entries)
@@ -70,8 +70,8 @@ def to_awkward(collection: Collection, columns: Sequence[str] | None = None) -> 
         import awkward as ak
 
     contents: dict[str, Any] = {}
-    for member, parts in _exported(collection, columns):
-        entries = [ak.contents.NumpyArray(part) for part in parts]
+    for member, views in _exported(collection, columns):
+        entries = [ak.contents.NumpyArray(view) for view in views]
         contents[member.name] = entries[0]
         if member.kind == "eigen":
             contents[member.name] = ak.contents.RecordArray(
@@ -91,13 +91,13 @@ def to_numpy(collection: Collection, columns: Sequence[str] | None = None) -> di
     >>> to_numpy(jets)
     {'pt': array([0., 0., 0.], dtype=float32)}
     """
-    names = [c.name for c in collection.layout.columns] if columns is None else columns
+    names = [member.name for member in collection.layout.columns] if columns is None else columns
     arrays: dict[str, Array] = {}
     for name in names:
         member = collection.layout[name]
         if member.kind == "eigen" and collection.layout.storage == "columns":
-            ((_, parts),) = _exported(collection, [name])
-            arrays[name] = np.stack(parts, axis=-1).reshape(collection.n, *member.shape)
+            ((_, views),) = _exported(collection, [name])
+            arrays[name] = np.stack(views, axis=-1).reshape(collection.n, *member.shape)
         else:
             arrays[name] = collection[name]
     return arrays
@@ -139,20 +139,21 @@ def to_polars(collection: Collection, columns: Sequence[str] | None = None) -> p
 def _exported(
     collection: Collection, columns: Sequence[str] | None
 ) -> Iterator[tuple[Column, list[Array]]]:
-    """Each member with views of its entries, row by row. Every view has shape `(n,)`."""
+    """Yields each member, with a view `(n,)` of each of its entries, row by row. CollectionError
+    for memory of a GPU, and for a member that Arrow cannot have."""
     if collection.device.type != "cpu":
         raise CollectionError(
             f"the collection lies on {collection.device}: copy it first, collection.to('cpu')"
         )
-    names = [c.name for c in collection.layout.columns] if columns is None else columns
+    names = [member.name for member in collection.layout.columns] if columns is None else columns
     for name in names:
         member = collection.layout[name]
         if member.kind == "scalar" or is_opaque(member.dtype):
-            what = "opaque" if is_opaque(member.dtype) else "a scalar of the collection"
-            raise CollectionError(f"{name!r} is {what}, not a column: leave it out (columns=)")
+            kind = "opaque" if is_opaque(member.dtype) else "a scalar of the collection"
+            raise CollectionError(f"{name!r} is {kind}, not a column: leave it out (columns=)")
         if member.dtype == "bfloat16":
             raise CollectionError(
                 f"column {name!r}: NumPy and Arrow have no bfloat16; leave it out (columns=)"
             )
-        places = map(member.component_of, range(member.components))
-        yield member, [collection.span(name, k).first(collection.n).numpy() for k in places]
+        components = map(member.component_of, range(member.components))
+        yield member, [collection.span(name, k).first(collection.n).numpy() for k in components]

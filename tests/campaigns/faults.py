@@ -882,8 +882,8 @@ FAULTS = (
     ),
     Fault(
         "answers may be written into a copy instead of the user's memory",
-        "collection, copied = collection.to(collection.device, layout).locked(), set(pieces)",
-        "collection, copied = collection.to(collection.device, layout), set(pieces)",
+        "collection, copied = collection.to(collection.device, layout).locked(), set(columns)",
+        "collection, copied = collection.to(collection.device, layout), set(columns)",
         ("test_what_was_copied_is_no_output",),
     ),
     # Servers
@@ -963,14 +963,14 @@ FAULTS = (
     ),
     Fault(
         "a job continues although its settings have changed",
-        "if changed := [name for name in record if was.get(name) != record[name]]:",
+        "if changed := [name for name in record if earlier.get(name) != record[name]]:",
         "if changed := [name for name in record if name not in record]:",
         ("test_a_job_does_not_go_on_as_another",),
     ),
     Fault(
         "a file that was changed since a job began is scored",
-        "if (now.st_size, now.st_mtime_ns) != (file.size, file.mtime_ns):",
-        "if now.st_size < 0:",
+        "if (status.st_size, status.st_mtime_ns) != (file.size, file.mtime_ns):",
+        "if status.st_size < 0:",
         ("test_a_file_that_changes_meanwhile_is_refused",),
     ),
     Fault(
@@ -981,14 +981,14 @@ FAULTS = (
     ),
     Fault(
         "a job continues although its mode has changed",
-        "str(opening.ref), opening.mode, plan])",
-        "str(opening.ref), plan])",
+        "str(opening.ref), opening.mode, settings])",
+        "str(opening.ref), settings])",
         ("test_a_job_of_another_mode_is_another_job",),
     ),
     Fault(
         "outputs of other jobs count as done",
-        "if _maker(output.path) != key]",
-        "if _maker(output.path) is None]",
+        "if _job_key_in(output.path) != key]",
+        "if _job_key_in(output.path) is None]",
         ("test_a_job_of_another_mode_is_another_job",),
     ),
     Fault(
@@ -999,7 +999,7 @@ FAULTS = (
     ),
     Fault(
         "nulls inside rows are written to formats that have no nulls",
-        "return sum(nulls_in(each, among) for each in inner)",
+        "return sum(nulls_in(values, among) for values in inner)",
         "return 0",
         ("test_nulls_are_kept_or_refused",),
     ),
@@ -1018,7 +1018,7 @@ FAULTS = (
     Fault(
         "the parts of a changed file have the names of the old parts",
         'f"{key}{file}"',
-        'f"{key}{given.path}"',
+        'f"{key}{file.path}"',
         ("test_parts_of_a_file_that_was_changed_have_other_names",),
     ),
     Fault(
@@ -1029,8 +1029,8 @@ FAULTS = (
     ),
     Fault(
         "jagged columns with different offsets are scored together",
-        "if not np.array_equal(column.offsets, cut[0][1].offsets):",
-        "if len(column.values) != len(cut[0][1].values):",
+        "if column.cut != columns[0].cut:",
+        "if len(column.values) != len(columns[0].values):",
         ("test_items_that_are_not_the_same",),
     ),
     Fault(
@@ -1053,7 +1053,7 @@ FAULTS = (
     ),
     Fault(
         "one column of a file becomes two columns of the model",
-        "if not chosen and there[0] in guessed:",
+        "if present in guessed:",
         "if False:",
         ("test_one_column_is_not_two",),
     ),
