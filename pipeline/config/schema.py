@@ -52,6 +52,7 @@ SCHEMA_FILE = Path(__file__).with_name("config.schema.json")
 
 
 def _name(name: str) -> str:
+    """The name, if models may have it. Raises ValueError."""
     if not re.fullmatch(NAME_PATTERN, name):
         raise ValueError(
             f"found {shown(name)}; allowed: letters, digits, '_', '.' and '-', the last two not in "
@@ -144,6 +145,8 @@ class JaggedConfig(Part):
 
 
 class CollectionConfig(Part):
+    """A structure of arrays: its columns, how they lie in memory, and what counts its rows."""
+
     columns: Listed[ColumnConfig]
     alignment: PositiveInt | None = None
     storage: Literal["buffer", "columns"] = "buffer"
@@ -188,6 +191,7 @@ class BlockConfig(Part):
         return self
 
     def block(self) -> Block:
+        """The block for `soa`, with the shape that the model gets."""
         return Block(
             self.name, self.collection, self.columns, self.dtype, self.shape, self.broadcast
         )
@@ -231,6 +235,9 @@ class ToleranceConfig(Part):
 
 
 class OutputConfig(BlockConfig):
+    """An output block. `tolerance`: None is the default for its dtype and the precision.
+    `classifier`: the columns are scores of classes, and the class with the highest one counts."""
+
     tolerance: ToleranceConfig | None = None
     classifier: bool = False
 
@@ -370,16 +377,21 @@ class Config(Part):
     def signature(self) -> Signature:
         """The signature that the config describes, with a plan for every block."""
         jagged = {name: c.jagged for name, c in self.collections.items() if c.jagged}
-        offsets = {offsets_of(name): part for name, part in jagged.items()}
+        layouts = {name: c.layout() for name, c in self.collections.items()}
+        inputs = [self.block(block) for block in self.inputs if not block.mask]
+        rows_of = {name: c.rows for name, c in self.collections.items()}
+        for name, part in jagged.items():
+            # A collection of its own, and a block of it: the offsets of the items of each row.
+            offsets = offsets_of(name)
+            layouts[offsets] = offsets_layout(part.offsets)
+            inputs.append(Block(offsets, offsets, ("begin", "end")))
+            rows_of[offsets] = part.rows
         return Signature.build(
-            {name: c.layout() for name, c in self.collections.items()}
-            | {name: offsets_layout(part.offsets) for name, part in offsets.items()},
-            [self.block(b) for b in self.inputs if not b.mask]
-            + [Block(name, name, ("begin", "end")) for name in offsets],
-            [b.block() for b in self.outputs],
-            {dim: r.range() for dim, r in self.rows.items()},
-            {name: c.rows for name, c in self.collections.items()}
-            | {name: part.rows for name, part in offsets.items()},
+            layouts,
+            inputs,
+            [block.block() for block in self.outputs],
+            {dim: rows.range() for dim, rows in self.rows.items()},
+            rows_of,
             jagged={name: part.length for name, part in jagged.items()},
         )
 
