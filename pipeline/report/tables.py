@@ -120,7 +120,7 @@ def wrapped(line: str, width: int) -> list[str]:
 
 
 def _wrap(text: str, width: int, indent: str = "") -> list[str]:
-    """The lines of a text, at most `width` characters each; all but the first begin with `indent`."""
+    """The lines of a text, of at most `width` characters; all but the first begin with `indent`."""
     return textwrap.wrap(
         text, max(width, 1), subsequent_indent=indent, break_long_words=False,
         break_on_hyphens=False, drop_whitespace=True, replace_whitespace=False,

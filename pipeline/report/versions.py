@@ -384,11 +384,8 @@ def describe_versions(versions: Iterable[Version]) -> Table:
     """A table of versions with aliases and targets."""
     table = new_table("", "version", "aliases", "targets", "created", "digest")
     for version in versions:
-        targets = (
-            f"{target} {status}"
-            + (f" ({version.chosen[target]})" if target in version.chosen else "")
-            for target, status in version.targets.items()
-        )
+        chosen = {target: f" ({engine})" for target, engine in version.chosen.items()}
+        targets = (f"{t} {status}{chosen.get(t, '')}" for t, status in version.targets.items())
         table.add_row(
             version.ref,
             " ".join(f"@{alias}" for alias in version.aliases),
