@@ -32,15 +32,15 @@ _SHARE = 0.05
 def main() -> None:
     torch.set_num_threads(1)
     print_machine()
-    made = subject(features=6, highest=10_000)
-    panel, notes = measure(made, made.session, (10, 1000, 10_000), _ROUNDS, _SECONDS)
+    mlp = subject(features=6, highest=10_000)
+    panel, notes = measure(mlp, mlp.session, (10, 1000, 10_000), _ROUNDS, _SECONDS)
     print_panels(CAPTION, [panel])
     print(*notes, sep="\n")
 
 
 def measure(
-    made: Subject,
-    session: Callable[[], Session],
+    mlp: Subject,
+    new_session: Callable[[], Session],
     sizes: Sequence[int],
     rounds: int,
     seconds: float,
@@ -49,18 +49,21 @@ def measure(
     rows: dict[str, list[Cell]] = {}
     notes = []
     for n in sizes:
-        plain = session()
-        ways: dict[str, Callable[[], None]] = {"no shadow": plain.bind(*made.collections(n))}
-        seen: dict[str, list[ShadowRecord]] = {f"fraction {f:g}": [] for f in FRACTIONS}
-        shadows = {
-            name: _shadowed(plain, session(), f, seen[name].append)
-            for name, f in zip(seen, FRACTIONS, strict=True)
-        }
-        ways |= {name: each.bind(*made.collections(n)) for name, each in shadows.items()}
+        plain = new_session()
+        ways: dict[str, Callable[[], None]] = {"no shadow": plain.bind(*mlp.collections(n))}
+        records_of: dict[str, list[ShadowRecord]] = {}
+        shadows: dict[str, ShadowedSession] = {}
+        for fraction in FRACTIONS:
+            name = f"fraction {fraction:g}"
+            records_of[name] = []
+            results = Results(_new_record(), records_of[name].append)
+            shadows[name] = ShadowedSession(plain, new_session(), fraction, results)
+            ways[name] = shadows[name].bind(*mlp.collections(n))
         for name, limits in CANARIES.items():
-            canary = CanarySession(plain, session(), _SHARE, limits, Results(_begun(), _forget))
-            ways[name] = canary.bind(*made.collections(n))
-        ways["canary, keys"] = _keyed(ways["canary"])
+            results = Results(_new_record(), _forget)
+            canary = CanarySession(plain, new_session(), _SHARE, limits, results)
+            ways[name] = canary.bind(*mlp.collections(n))
+        ways["canary, keys"] = _with_keys(ways["canary"])
         taken: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(rounds):
             for name, binding in ways.items():
@@ -71,9 +74,10 @@ def measure(
         for name, times in taken.items():
             low, middle, high = (float(v) for v in np.percentile(times, (5, 50, 95)))
             rows.setdefault(name, []).append(Cell(middle, low, high, middle / base))
-        for name, records in seen.items():
-            compared, dropped = (sum(getattr(r, k) for r in records) for k in ("events", "dropped"))
+        for name, records in records_of.items():
             if records:
+                compared = sum(record.events for record in records)
+                dropped = sum(record.dropped for record in records)
                 notes.append(f"{n:,} rows, {name}: {compared:,} compared, {dropped:,} dropped")
     panel = Panel(
         "one production thread", "rows", "µs", tuple(sizes),
@@ -82,13 +86,8 @@ def measure(
     return panel, notes
 
 
-def _shadowed(
-    plain: Session, shadow: Session, fraction: float, keep: Callable[[ShadowRecord], None]
-) -> ShadowedSession:
-    return ShadowedSession(plain, shadow, fraction, Results(_begun(), keep))
-
-
-def _begun() -> ShadowRecord:
+def _new_record() -> ShadowRecord:
+    """An empty record, of versions that no registry has."""
     digest = "0" * 64
     return ShadowRecord(
         version="mlp/2", digest=digest, production="mlp/1", production_digest=digest
@@ -99,12 +98,14 @@ def _forget(record: ShadowRecord) -> None:
     """Keep no record."""
 
 
-def _keyed(binding: Callable[..., None]) -> Callable[[], None]:
+def _with_keys(binding: Callable[..., None]) -> Callable[[], None]:
+    """A call of a canary, each with another key, by which it is drawn."""
     keys = itertools.count()
     return lambda: binding(key=next(keys))
 
 
 def _mean_us(binding: Callable[[], None], seconds: float) -> float:
+    """The mean time of a call in µs, over at least `seconds`. Each tenth call reads the clock."""
     calls, begun = 0, time.perf_counter()
     while (passed := time.perf_counter() - begun) < seconds:
         for _ in range(10):
