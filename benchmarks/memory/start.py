@@ -25,9 +25,10 @@ ROWS = 1000
 ANSWER = """
 import {package}
 session = {package}.load({ref!r}{options})
-inputs = {{name: session.collection(name, {rows}) for name in session.signature.input_collections}}
-answers = {{name: session.collection(name, {rows}) for name in session.signature.output_collections}}
-session.run(inputs, answers)
+signature = session.signature
+inputs = {{name: session.collection(name, {rows}) for name in signature.input_collections}}
+outputs = {{name: session.collection(name, {rows}) for name in signature.output_collections}}
+session.run(inputs, outputs)
 """
 
 
