@@ -322,15 +322,12 @@ def _drift_page(profile: Profile, counts: Counts, moved: Sequence[Moved], limit:
 
 
 def _drift_shown(
-    counts: Counts,
-    moved: Sequence[Moved],
-    beyond: Sequence[str],
-    limit: float,
-    page_lines: list[str],
+    counts: Counts, moved: Sequence[Moved], beyond: Sequence[str], limit: float, page: list[str]
 ) -> Iterator[Part]:
-    """The lines and tables of `drift`. `beyond`: the columns that moved by more than `limit`."""
+    """The lines and tables of `drift`. `beyond`: the columns that moved by more than `limit`.
+    `page`: the lines about the page, if one was written."""
     from pipeline.report import describe_drift
 
     yield from describe_drift(moved, MOST_COLUMNS)
     yield f"{len(beyond)} of {len(moved)} columns of {counts.label} moved by more than {limit:g}"
-    yield from page_lines
+    yield from page

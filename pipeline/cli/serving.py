@@ -70,10 +70,8 @@ def _tls_options(function: F) -> F:
         ("root-certificates", "the authority of the server's certificate."),
     ):
         text = f"With --to: use TLS. A PEM file with {content}"
-        option = click.option(
-            f"--{name}", metavar="FILE", type=click.Path(path_type=Path), help=text
-        )
-        function = option(function)
+        add = click.option(f"--{name}", metavar="FILE", type=click.Path(path_type=Path), help=text)
+        function = add(function)
     return function
 
 
@@ -206,8 +204,8 @@ def deploy(
     files = _cluster_files(replace=replace, **options)
     deployed = write(registry, ref, out, backend=backend, replace=replace, **service)
     data = _as_data(deployed)
-    lines = [f"{_ref(deployed)} ({deployed.service.target}) is in {deployed.folder}"]
-    lines.append(_batching(deployed))
+    line = f"{_ref(deployed)} ({deployed.service.target}) is in {deployed.folder}"
+    lines = [line, _batching(deployed)]
     if files is not None:
         data["cluster"] = files.write(deployed)
         lines += data["cluster"]

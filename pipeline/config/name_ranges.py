@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from itertools import chain
 from typing import Any
 
 from pipeline.config.mistakes import not_among, shown
@@ -76,10 +77,8 @@ def in_short(names: Sequence[str]) -> list[str]:
             runs[-1].append(name)
         else:
             runs.append([name])
-    short: list[str] = []
-    for run in runs:
-        short += [f"{run[0]} .. {run[-1]}"] if len(run) > 2 else run
-    return short
+    short = ([f"{run[0]} .. {run[-1]}"] if len(run) > 2 else run for run in runs)
+    return [*chain.from_iterable(short)]
 
 
 def _next_in_range(name: str, following: str) -> int | None:
@@ -158,9 +157,6 @@ def _entries(entry: Any, have: Sequence[str] | None) -> list[Any]:
 def _mappings(part: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
     """The mappings in a mapping or a list, each with its key or index. Nothing else is checked yet:
     `part` may be anything that YAML can hold."""
-    pairs: Iterable[tuple[Any, Any]] = ()
-    if isinstance(part, dict):
-        pairs = part.items()
-    elif isinstance(part, list):
-        pairs = enumerate(part)
+    entries = part if isinstance(part, list) else []
+    pairs = part.items() if isinstance(part, dict) else enumerate(entries)
     return ((key, value) for key, value in pairs if isinstance(value, dict))

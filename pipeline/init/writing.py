@@ -195,10 +195,8 @@ def _collections(choices: Choices) -> dict[str, Any]:
     """The input collections of the config."""
     collections: dict[str, Any] = {}
     for name, part in choices.parts.items():
-        columns = [
-            _column(own_name, str(column.values.dtype), column.values.shape[1:])
-            for own_name, column in part.items()
-        ]
+        arrays = {own: column.values for own, column in part.items()}
+        columns = [_column(own, str(a.dtype), a.shape[1:]) for own, a in arrays.items()]
         jagged = _offsets(part) is not None
         rows = f"n_{name}" if jagged else "n"
         collections[name] = {"storage": "columns", "rows": rows, "columns": columns}
@@ -274,9 +272,8 @@ def _write(
         write_config(new, _HEAD, config | {"reference": reference}, notes)
         trial = _check(new, out.name, choices.model)
         if choices.range.free and trial.signature.tile_kinds is not None:
-            why = ""
-            if not request.independent:
-                why = why_rows_may_mix(trial.model, trial.signature, trial.inputs)
+            seen = (trial.model, trial.signature, trial.inputs)
+            why = "" if request.independent else why_rows_may_mix(*seen)
             _set_bound(config, notes, choices.range, why, arrays)
         write_whole(folder / SCHEMA_FILE.name, SCHEMA_FILE.read_text(encoding="utf-8"))  # ours
         write_config(new, _HEAD, config, notes)
@@ -342,13 +339,11 @@ def _check(path: Path, name: str, model: Model) -> _Trial:
 
 def _pairs(flag: str, texts: Sequence[str]) -> dict[str, str]:
     """The texts NAME=COLUMN,COLUMN of an option, by name. Raises InitError."""
-    pairs: dict[str, str] = {}
-    for text in texts:
-        name, _, columns = text.partition("=")
+    pairs = [text.partition("=") for text in texts]
+    for name, _, columns in pairs:
         if not name or not columns:
             raise InitError(f"{flag} {name}: expected NAME=COLUMN,COLUMN")
-        pairs[name.strip()] = columns
-    return pairs
+    return {name.strip(): columns for name, _, columns in pairs}
 
 
 def _name(request: Request) -> str:
@@ -399,12 +394,14 @@ def _column(name: str, dtype: str, extents: Sequence[int]) -> OneLine:
 def _block(feed: Feed, parts: Mapping[str, _Part]) -> dict[str, Any]:
     """An input block of the config."""
     option = feed.option
-    collection, own_names = _home_of(feed.columns[0], parts)
-    block: dict[str, Any] = {"name": identifier(feed.port.name), "collection": collection}
-    if feed.mask:
-        block["mask"] = True
-    else:
-        block["columns"] = [own_names[column.name] for column in feed.columns]
+    # By collection: the names that its columns have in the config, by their names in the file.
+    own_names_of = {
+        home: {column.name: own for own, column in part.items()} for home, part in parts.items()
+    }
+    home = next(home for home, own in own_names_of.items() if feed.columns[0].name in own)
+    block: dict[str, Any] = {"name": identifier(feed.port.name), "collection": home}
+    names = [own_names_of[home][column.name] for column in feed.columns]
+    block |= {"mask": True} if feed.mask else {"columns": names}
     if feed.mask or {str(column.values.dtype) for column in feed.columns} != {option.dtype}:
         block["dtype"] = option.dtype
     if feed.trained:
@@ -417,15 +414,6 @@ def _block(feed: Feed, parts: Mapping[str, _Part]) -> dict[str, Any]:
     if option.order.flatten:
         block["flatten"] = True
     return block
-
-
-def _home_of(column: FileColumn, parts: Mapping[str, _Part]) -> tuple[str, dict[str, str]]:
-    """The collection that has a column, and the names in the config of all its columns."""
-    for collection, part in parts.items():
-        own_names = {each.name: own for own, each in part.items()}
-        if column.name in own_names:
-            return collection, own_names
-    raise AssertionError(f"no collection has {column.name}")  # `_parts` has every feed's columns
 
 
 @dataclass(frozen=True)

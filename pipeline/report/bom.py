@@ -21,14 +21,10 @@ def bill_of_materials(bundle: Bundle) -> dict[str, Any]:
     it. `bundle`: as it was sealed."""
     manifest, built = bundle.manifest, bundle.manifest.provenance
     data = {manifest.reference} | ({manifest.labelled.file} if manifest.labelled else set())
-    files = [
-        _component(
-            "data" if name in data else "file",
-            name,
-            hashes=[{"alg": "SHA-256", "content": digest}],
-        )
-        for name, digest in _sealed(bundle)
-    ]
+    files = []
+    for name, digest in _sealed(bundle):
+        kind = "data" if name in data else "file"
+        files.append(_component(kind, name, hashes=[{"alg": "SHA-256", "content": digest}]))
     tools = [  # excluded: not inside
         _component("library", name, version=version, purl=_purl(name, version), scope="excluded")
         for name, version in sorted(built.tools.items())
@@ -55,9 +51,8 @@ def build_provenance(bundle: Bundle) -> dict[str, Any]:
     """An in-toto statement about every file of the bundle, as it was sealed: how it was built."""
     built, labelled = bundle.manifest.provenance, bundle.manifest.labelled
     builder = _purl("soa-pipeline", built.tools.get("soa-pipeline", "unknown"))
-    dependencies: list[dict[str, Any]] = [
-        {"uri": _purl(name, version)} for name, version in sorted(built.tools.items())
-    ]
+    tools = sorted(built.tools.items())
+    dependencies: list[dict[str, Any]] = [{"uri": _purl(*tool)} for tool in tools]
     if built.git_commit is not None:
         dependencies.append({"name": "config", "digest": {"gitCommit": built.git_commit}})
     if labelled is not None:
@@ -71,9 +66,7 @@ def build_provenance(bundle: Bundle) -> dict[str, Any]:
     run = {"builder": {"id": builder}, "metadata": {"finishedOn": built.created}}
     return {
         "_type": "https://in-toto.io/Statement/v1",
-        "subject": [
-            {"name": name, "digest": {"sha256": digest}} for name, digest in _sealed(bundle)
-        ],
+        "subject": [{"name": file, "digest": {"sha256": d}} for file, d in _sealed(bundle)],
         "predicateType": "https://slsa.dev/provenance/v1",
         "predicate": {"buildDefinition": build, "runDetails": run},
     }

@@ -59,11 +59,7 @@ def failures_of(bundle: Bundle) -> Iterator[str]:
     """For each target for which an engine failed: why, and how fast the artifact is that was chosen
     instead. Such a target may be better after the cause is mended."""
     for target, record in bundle.manifest.targets.items():
-        failed = {
-            engine: candidate.reason
-            for engine, candidate in record.candidates.items()
-            if candidate.status == "failed"
-        }
+        failed = {e: c.reason for e, c in record.candidates.items() if c.status == "failed"}
         yield from (f"{target}: {engine} failed: {reason}" for engine, reason in failed.items())
         if failed and record.chosen is not None:
             yield from (f"{target}: {line}" for line in benchmark_of(bundle, target).lines()[:1])
