@@ -154,23 +154,23 @@ class Feed:
         return [Option(sizes, ("n", *map(str, sizes)), Order(permute))]
 
     def forms(self, length: int) -> list[Option]:
-        """The possible orders of this input, the likely ones first. `length`: the items
+        """The possible orders of this input, the likely ones first. `length`: the number of items
         of a jagged row."""
         if self.mask:
-            return _vector(length, inner_first=True)
+            return _forms_of_one_value(length, inner_first=True)
         count = self._features
         if self.jagged:
-            plain = _vector(length)[:1] if count == 1 else []
-            return [*plain, *_items(count, length)]
+            plain = _forms_of_one_value(length)[:1] if count == 1 else []
+            return [*plain, *_forms_of_items(count, length)]
         extents = max((column.extents for column in self.columns), key=len, default=())
         if not extents:
-            return self._of_numbers(count)
+            return self._forms_of_numbers(count)
         if self.trained:
             names = ("n", "features", "items", "")[: 2 + len(extents)]
             return [Option((count, *extents), names)]
-        return _stored(extents) if count == 1 else self._of_vectors(extents)
+        return _forms_as_stored(extents) if count == 1 else self._forms_of_columns(extents)
 
-    def _of_numbers(self, count: int) -> list[Option]:
+    def _forms_of_numbers(self, count: int) -> list[Option]:
         """The forms of columns with one number a row."""
         wide = Option((count,), ("n", "features"))
         turned = replace(wide, order=Order((1, 0)))
@@ -178,7 +178,7 @@ class Feed:
             return [wide, Option((), ("n",)), turned]
         return [wide, turned]
 
-    def _of_vectors(self, extents: tuple[int, ...]) -> list[Option]:
+    def _forms_of_columns(self, extents: tuple[int, ...]) -> list[Option]:
         """The forms of several columns of vectors or matrices; `extents`: those of the column with
         most axes."""
         flat = Option((sum(math.prod(c.extents) for c in self.columns),), ("n", "features*items"))
@@ -187,7 +187,7 @@ class Feed:
         count = len(self.columns)
         if len(extents) > 1:
             return [Option((count, *extents), ("n", "features", *map(str, extents))), flat]
-        return _columns(count, extents[0], flat)
+        return _forms_of_vectors(count, extents[0], flat)
 
     def flat(self) -> Feed:
         """The feed with one row for each item."""
@@ -222,7 +222,7 @@ def _allowed(axes: Sequence[str], form: Option) -> bool:
     return all(axis in (name, size) for axis, name, size in triples)
 
 
-def _columns(count: int, length: int, flat: Option) -> list[Option]:
+def _forms_of_vectors(count: int, length: int, flat: Option) -> list[Option]:
     """`count` columns of vectors, (n, features, items) in memory, in every order. `flat`: the form
     with one axis of all items and features."""
     axes, shape = ("n", "features", "items"), (count, length)
@@ -236,7 +236,7 @@ def _columns(count: int, length: int, flat: Option) -> list[Option]:
     ]
 
 
-def _items(count: int, length: int) -> list[Option]:
+def _forms_of_items(count: int, length: int) -> list[Option]:
     """Jagged columns, padded to `length` items, in every order."""
     features = "features" if count > 1 else "1"
     by_feature = Option((count, length), ("n", features, "items"))
@@ -252,7 +252,7 @@ def _items(count: int, length: int) -> list[Option]:
     ]
 
 
-def _vector(length: int, inner_first: bool = False) -> list[Option]:
+def _forms_of_one_value(length: int, inner_first: bool = False) -> list[Option]:
     """One value an item: `(n, items)`, which is tried first, or with an axis of size 1. If
     `inner_first`, `(n, 1, items)` is tried first, as of a mask for channels."""
     plain = Option((length,), ("n", "items"))
@@ -262,10 +262,10 @@ def _vector(length: int, inner_first: bool = False) -> list[Option]:
     return [*forms, replace(plain, order=Order((1, 0))), replace(last, order=Order((1, 0, 2)))]
 
 
-def _stored(extents: tuple[int, ...]) -> list[Option]:
+def _forms_as_stored(extents: tuple[int, ...]) -> list[Option]:
     """One column of vectors or matrices: as it is stored, then in other orders."""
     if len(extents) == 1:
-        return _vector(extents[0])
+        return _forms_of_one_value(extents[0])
     axes = ("n", *map(str, extents))
     plain = Option(extents, axes)
     last = len(extents)
