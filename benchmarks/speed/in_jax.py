@@ -54,6 +54,7 @@ def _linear(weights: Weights, name: str, x: Any) -> Any:
 
 
 def _batch_norm(jax: Any, weights: Weights, name: str, x: Any, axis: int = -1) -> Any:
+    """torch's BatchNorm in inference; the channels are on `axis`."""
     shape = [1] * x.ndim
     shape[axis] = -1
     mean, variance, scale, shift = (
@@ -64,6 +65,7 @@ def _batch_norm(jax: Any, weights: Weights, name: str, x: Any, axis: int = -1) -
 
 
 def _layer_norm(jax: Any, weights: Weights, name: str, x: Any) -> Any:
+    """torch's LayerNorm over the last axis."""
     centred = x - x.mean(-1, keepdims=True)
     normal = centred / jax.numpy.sqrt((centred * centred).mean(-1, keepdims=True) + 1e-5)
     return normal * weights[f"{name}.weight"] + weights[f"{name}.bias"]
@@ -142,3 +144,4 @@ _NETWORKS: Mapping[str, Callable[[Any, Weights, Any], Any]] = {
     "line_segments": _line_segments,
     "mlp_256": _mlp,
 }
+"""By the name of a network in unseen.py: the same network, as a function of JAX, weights, rows."""

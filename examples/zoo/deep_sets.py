@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 
 class DeepSets(nn.Module):
+    """`features` of a hit, `hidden` numbers that a network makes of each, `outputs` of a shower."""
+
     def __init__(self, features: int, hidden: int, outputs: int) -> None:
         super().__init__()
         self.each = nn.Sequential(

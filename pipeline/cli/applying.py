@@ -274,18 +274,9 @@ def drift(
     from runtime.watch import LIMIT
     from runtime.watch import drift as distances
 
-    data_files = [path for path in inputs if path.suffix != ".json" and not path.is_dir()]
-    if data_files and len(data_files) < len(inputs):
-        raise click.UsageError("FILEs are either data or counts: give them in two commands")
-    if data_files:
-        from pipeline.applying import count_files
-
-        profile, counts = count_files(
-            ref, data_files, columns=dict(map(_renaming, columns)), fill=dict(map(_filling, fill)),
-            tree=tree, mode=mode, registry=registry,
-        )  # fmt: skip
-    else:
-        profile, counts = _stored_counts(ref, inputs, registry)
+    profile, counts = _profile_and_counts(
+        ref, inputs, registry, columns=columns, fill=fill, tree=tree, mode=mode
+    )
     moved = distances(profile, counts)
     if not moved:
         raise LoadError(
@@ -306,9 +297,32 @@ def drift(
     return Answer(data, shown, passed=not beyond)
 
 
-def _stored_counts(ref: str, inputs: Sequence[Path], registry: Registry) -> tuple[Profile, Counts]:
-    """The profile of a version, and its counts in files and folders, by default in the host's
-    folder. A folder may have counts of other versions too; they are left out."""
+def _profile_and_counts(
+    ref: str,
+    inputs: Sequence[Path],
+    registry: Registry,
+    *,
+    columns: Sequence[str],
+    fill: Sequence[str],
+    tree: str | None,
+    mode: Mode,
+) -> tuple[Profile, Counts]:
+    """The profile of a version, and the counts to compare with it.
+
+    `inputs`: data files, whose values are counted now, or files and folders of counts, by default
+    the host's folder. A folder may have counts of other versions too; they are left out. The other
+    arguments say how data files are read.
+    """
+    data_files = [path for path in inputs if path.suffix != ".json" and not path.is_dir()]
+    if data_files and len(data_files) < len(inputs):
+        raise click.UsageError("FILEs are either data or counts: give them in two commands")
+    if data_files:
+        from pipeline.applying import count_files
+
+        return count_files(
+            ref, data_files, columns=dict(map(_renaming, columns)), fill=dict(map(_filling, fill)),
+            tree=tree, mode=mode, registry=registry,
+        )  # fmt: skip
     from runtime.watch import counts_folder, profile_of, read_counts
 
     bundle = opened_at(ref, registry).bundle
@@ -316,6 +330,7 @@ def _stored_counts(ref: str, inputs: Sequence[Path], registry: Registry) -> tupl
 
 
 def _drift_page(profile: Profile, counts: Counts, moved: Sequence[Moved], limit: float) -> str:
+    """The page of `drift`; its libraries are imported only if one is asked for."""
     from pipeline.report import drift_page
 
     return drift_page(profile, counts, moved, limit)

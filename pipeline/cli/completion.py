@@ -28,6 +28,7 @@ class _Bash(BashComplete):
     """What bash leaves of the incomplete word."""
 
     def get_completion_args(self) -> tuple[list[str], str]:
+        """The words before the incomplete one, and that one, put together again."""
         args, last = super().get_completion_args()
         *others, whole = _joined([*args, last])
         if whole != last or _breaks(last):
@@ -35,6 +36,7 @@ class _Bash(BashComplete):
         return others, whole
 
     def format_completion(self, item: CompletionItem) -> str:
+        """The completion without what bash leaves as it is."""
         item.value = item.value.removeprefix(self._kept)
         return super().format_completion(item)
 

@@ -35,6 +35,7 @@ class _Group(click.Group):
             self.add_command(command)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As of click; a wrong option of the group itself is refused like one of a command."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -49,6 +50,7 @@ class _Group(click.Group):
                 )
 
     def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. Errors of a user or of the disk end the program; others are raised."""
         try:
             return super().invoke(ctx)
         except click.UsageError as error:

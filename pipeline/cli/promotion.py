@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,7 +66,6 @@ def promote(
     """
     registry.find(ref)  # before the imports, which take seconds: a wrong name is said at once
     from pipeline.promotion import promote as ask_gates
-    from pipeline.report import describe_decisions
     from registry.promotion import PromotionRefused
 
     conditions: dict[str, Any] = {
@@ -78,32 +77,36 @@ def promote(
         "reason": reason,
         "say": say,
     }
-
-    def answer(
-        data: dict[str, Any], decisions: Sequence[Decision], note: str, *lines: str
-    ) -> Answer:
-        table = describe_decisions(f"{ref} to @{alias}{note}", decisions)
-        decided = {"decisions": [{**asdict(each), "code": each.code} for each in decisions]}
-        return Answer(data | decided, [*table, *lines], passed=data.get("would_promote", True))
-
+    title = f"{ref} to @{alias}"
     if dry_run:
         assessment = ask_gates(registry, ref, alias, dry_run=True, **conditions)
         verdict = f"it would {'pass' if assessment.passed else 'be refused'}; nothing was changed"
-        return answer(
-            {"would_promote": assessment.passed}, assessment.decisions, ", dry run", verdict
-        )
+        data = {"would_promote": assessment.passed}
+        answer = _answer_of_gates(f"{title}, dry run", data, assessment.decisions, verdict)
+        return replace(answer, passed=assessment.passed)
     try:
         promotion = ask_gates(registry, ref, alias, **conditions)
     except PromotionRefused as refused:
-        give(answer({"promoted": None}, refused.decisions, ""))
+        give(_answer_of_gates(title, {"promoted": None}, refused.decisions))
         raise
-    data = {
-        "promoted": promotion.version.ref,
+    version, replaced = promotion.version, promotion.replaced
+    moved = {
+        "promoted": version.ref,
         "alias": alias,
-        "replaced": promotion.replaced.ref if promotion.replaced else None,
+        "replaced": replaced.ref if replaced else None,
     }
-    line = f"{promotion.version.ref} is now {promotion.version.name}@{alias}"
-    return answer(data, promotion.decisions, "", line)
+    line = f"{version.ref} is now {version.name}@{alias}"
+    return _answer_of_gates(title, moved, promotion.decisions, line)
+
+
+def _answer_of_gates(
+    title: str, data: Mapping[str, object], decisions: Sequence[Decision], *lines: str
+) -> Answer:
+    """The answer with the decisions of gates: a table with this title and lines, and data."""
+    from pipeline.report import describe_decisions
+
+    decided = [{**asdict(decision), "code": decision.code} for decision in decisions]
+    return Answer({**data, "decisions": decided}, [*describe_decisions(title, decisions), *lines])
 
 
 @command()

@@ -99,6 +99,7 @@ class ModelConfig(Part):
 
     @model_validator(mode="after")
     def _one_source(self) -> ModelConfig:
+        """Refuse none or several sources, and keys that belong to another source."""
         named = [k for k in SOURCES if getattr(self, k) is not None]
         if len(named) != 1:
             found = " and ".join(named) or "none of them"
@@ -126,6 +127,7 @@ class ColumnConfig(Part):
 
     @model_validator(mode="after")
     def _one_kind(self) -> ColumnConfig:
+        """Refuse a column without a type, with two, or with two shapes."""
         if self.dtype is None and self.opaque is None:
             raise ValueError("the key 'dtype' is missing")
         if self.dtype is not None and self.opaque is not None:
@@ -184,6 +186,7 @@ class BlockConfig(Part):
 
     @model_validator(mode="after")
     def _each_axis_once(self) -> BlockConfig:
+        """Refuse a `permute` that lacks an axis or names one twice."""
         if sorted(self.permute) != [*range(len(self.permute))]:
             raise ValueError(
                 f"permute: found {[*self.permute]}; it names each axis once, as [0, 2, 1]"
@@ -220,6 +223,7 @@ class InputConfig(BlockConfig):
 
     @model_validator(mode="after")
     def _columns_or_mask(self) -> InputConfig:
+        """Refuse an input with neither columns nor a mask, or with both."""
         if not self.columns and not self.mask:
             raise ValueError("the key 'columns' is missing")
         if self.mask and (self.columns or self.preprocess or self.pad is not None):
@@ -276,6 +280,7 @@ class ReferenceConfig(Part):
 
     @model_validator(mode="after")
     def _one_source(self) -> ReferenceConfig:
+        """Refuse several sources of the inputs."""
         keys = [key for key in ("ranges", "factory", "file") if getattr(self, key)]
         if len(keys) > 1:
             raise ValueError(f"found {keys[0]} and a {keys[1]}; a {keys[1]} needs no {keys[0]}")

@@ -38,6 +38,7 @@ class _Dumper(yaml.SafeDumper):
         super().increase_indent(flow, False)
 
     def one_line(self, data: OneLine) -> Any:
+        """The node of a value that stands on one line."""
         node: Any = self.represent_data(data.value)
         node.flow_style = True
         return node
