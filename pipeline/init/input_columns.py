@@ -125,15 +125,19 @@ class Feed:
     def asked_length(self) -> int:
         """The items of a jagged row by the numbers among the user's axes; 0 if they do not say it.
 
-        The axes other than the rows have items times features numbers, in any arrangement.
+        They do if one number is that of the features, and another one is left. If both are equal,
+        nothing says which axis is which.
         """
         axes = self.asked.axes
         sizes = [int(axis) for axis in axes if axis.isdecimal()]
-        if not self.jagged or not sizes or any("items" in axis for axis in axes):
+        features = 1 if self.mask or "features" in axes else self._features
+        if not self.jagged or any("items" in axis for axis in axes):
             return 0
-        if self.mask or "features" in axes:
-            return math.prod(sizes)
-        return math.prod(sizes) // self._features
+        if features in sizes:
+            sizes.remove(features)
+        elif features > 1:
+            return 0
+        return sizes[0] if len(sizes) == 1 and sizes[0] != features else 0
 
     @property
     def _features(self) -> int:
