@@ -48,7 +48,7 @@ def check_config(config: Config) -> list[Problem]:
         layout = layouts.get(block.collection)
         if layout is None or not set(block.columns) <= layout.by_name.keys():
             continue
-        problems += _jagged(config, at, block)
+        problems += _padding(config, at, block)
         if not block.columns:
             continue
         plan = tried(at, plan_block, config.block(block), layout)
@@ -135,7 +135,7 @@ def _unknown_rows(config: Config) -> Iterator[Problem]:
         yield ("rows", dim), f"no collection has these rows: {not_among(dim, sorted(used))}"
 
 
-def _jagged(config: Config, at: Key, block: BlockConfig) -> Iterator[Problem]:
+def _padding(config: Config, at: Key, block: BlockConfig) -> Iterator[Problem]:
     """Mistakes about padding in a block: pad or mask without jagged rows, or a wrong shape."""
     jagged, mask = config.jagged(block), getattr(block, "mask", False)
     if jagged is None:
@@ -149,7 +149,7 @@ def _jagged(config: Config, at: Key, block: BlockConfig) -> Iterator[Problem]:
         fits, allowed = math.prod(block.shape) == jagged.length, f"{jagged.length} places"
     else:
         features = _features_of_an_item(config, block)
-        shapes = [(jagged.length, features)]
+        shapes: list[tuple[int, ...]] = [(jagged.length, features)]
         if features == 1:
             shapes.append((jagged.length,))
         listed = " or ".join(str([*shape]) for shape in shapes)

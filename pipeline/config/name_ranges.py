@@ -47,7 +47,7 @@ def _range(written: str) -> list[str]:
         before, after = "".join(first[:place]), "".join(first[place + 1 :])
         width = len(first[place])
         names = [f"{before}{n:0{width}}{after}" for n in numbers]
-        if names[-1:] == [ends[1]]:  # not if the number falls, or has other zeros in front
+        if names[-1:] == [ends[1]]:  # else the number falls, or has other zeros in front
             return names
     raise ValueError(
         f"found {shown(written)}; a range is its first and its last name, which differ in one "
