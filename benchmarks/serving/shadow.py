@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -49,32 +50,18 @@ def measure(
     rows: dict[str, list[Cell]] = {}
     notes = []
     for n in sizes:
-        plain = new_session()
-        ways: dict[str, Callable[[], None]] = {"no shadow": plain.bind(*mlp.collections(n))}
-        records_of: dict[str, list[ShadowRecord]] = {}
-        shadows: dict[str, ShadowedSession] = {}
-        for fraction in FRACTIONS:
-            name = f"fraction {fraction:g}"
-            records_of[name] = []
-            results = Results(_new_record(), records_of[name].append)
-            shadows[name] = ShadowedSession(plain, new_session(), fraction, results)
-            ways[name] = shadows[name].bind(*mlp.collections(n))
-        for name, limits in CANARIES.items():
-            results = Results(_new_record(), _forget)
-            canary = CanarySession(plain, new_session(), _SHARE, limits, results)
-            ways[name] = canary.bind(*mlp.collections(n))
-        ways["canary, keys"] = _with_keys(ways["canary"])
-        taken: dict[str, list[float]] = {name: [] for name in ways}
+        ways = _ways(mlp, new_session, n)
+        taken: dict[str, list[float]] = {name: [] for name in ways.calls}
         for _ in range(rounds):
-            for name, binding in ways.items():
-                taken[name].append(_mean_us(binding, seconds))
-                if name in shadows:
-                    shadows[name].flush()  # its last events must not slow the next way
+            for name, call in ways.calls.items():
+                taken[name].append(_mean_us(call, seconds))
+                if name in ways.shadows:
+                    ways.shadows[name].flush()  # its last events must not slow the next way
         base = float(np.median(taken["no shadow"]))
         for name, times in taken.items():
             low, middle, high = (float(v) for v in np.percentile(times, (5, 50, 95)))
             rows.setdefault(name, []).append(Cell(middle, low, high, middle / base))
-        for name, records in records_of.items():
+        for name, records in ways.records.items():
             if records:
                 compared = sum(record.events for record in records)
                 dropped = sum(record.dropped for record in records)
@@ -84,6 +71,33 @@ def measure(
         {name: tuple(cells) for name, cells in rows.items()},
     )  # fmt: skip
     return panel, notes
+
+
+@dataclass(frozen=True)
+class _Ways:
+    """The calls of production by name; the shadows of some, and the records that these keep."""
+
+    calls: dict[str, Callable[[], None]]
+    shadows: dict[str, ShadowedSession]
+    records: dict[str, list[ShadowRecord]]
+
+
+def _ways(mlp: Subject, new_session: Callable[[], Session], n: int) -> _Ways:
+    """All ways to call production on n rows."""
+    plain = new_session()
+    ways = _Ways({"no shadow": plain.bind(*mlp.collections(n))}, {}, {})
+    for fraction in FRACTIONS:
+        name = f"fraction {fraction:g}"
+        ways.records[name] = []
+        results = Results(_new_record(), ways.records[name].append)
+        ways.shadows[name] = ShadowedSession(plain, new_session(), fraction, results)
+        ways.calls[name] = ways.shadows[name].bind(*mlp.collections(n))
+    for name, limits in CANARIES.items():
+        results = Results(_new_record(), _forget)
+        canary = CanarySession(plain, new_session(), _SHARE, limits, results)
+        ways.calls[name] = canary.bind(*mlp.collections(n))
+    ways.calls["canary, keys"] = _with_keys(ways.calls["canary"])
+    return ways
 
 
 def _new_record() -> ShadowRecord:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -196,18 +196,13 @@ def cache(prune: bool, max_size: str | None) -> Answer:
         removed = host_cache.shrink(parse_size(max_size or "0kB", "--max-size"))
     entries = host_cache.entries()
     models = {entry.digest: cached_name(host_cache.root / entry.digest) for entry in entries}
-
-    def shown() -> Iterator[str]:
-        for entry in entries:
-            state = "in use" if entry.in_use else ""
-            used = f"{entry.used:%Y-%m-%d %H:%M:%S}"
-            model = models[entry.digest]
-            yield f"{entry.digest[:12]}  {_size(entry.size):>10}  {used}  {state:6}  {model}"
-        if removed:
-            yield f"removed {len(removed)}, {_size(sum(entry.size for entry in removed))}"
-        total = _size(sum(entry.size for entry in entries))
-        yield f"{len(entries)} in {host_cache.root}, {total} of {_size(bound)}"
-
+    total = _size(sum(entry.size for entry in entries))
+    lines = [
+        *(_cache_line(entry, models[entry.digest]) for entry in entries),
+        f"{len(entries)} in {host_cache.root}, {total} of {_size(bound)}",
+    ]
+    if removed:
+        lines.insert(-1, f"removed {len(removed)}, {_size(sum(entry.size for entry in removed))}")
     data = {
         "folder": str(host_cache.root),
         "bound": bound,
@@ -223,7 +218,14 @@ def cache(prune: bool, max_size: str | None) -> Answer:
         ],
         "removed": [entry.digest for entry in removed],
     }
-    return Answer(data, shown())
+    return Answer(data, lines)
+
+
+def _cache_line(entry: Entry, model: str) -> str:
+    """A line of `cache`: digest, size, time of the last use, whether it is in use, and name."""
+    state = "in use" if entry.in_use else ""
+    used = f"{entry.used:%Y-%m-%d %H:%M:%S}"
+    return f"{entry.digest[:12]}  {_size(entry.size):>10}  {used}  {state:6}  {model}"
 
 
 def cached_name(folder: Path) -> str:
