@@ -140,15 +140,19 @@ def measured(section: Section) -> str:
     )
 
 
+def measured_before(section: Section, texts: Sequence[str]) -> str:
+    """A section as one of these texts of RESULTS.md has it; "" if none is of the same command."""
+    for text in texts:
+        if text.startswith(f"{section.title}\n") and f"`{section.command}` (" in text:
+            return f"## {text.rstrip()}\n"
+    return ""
+
+
 def write_results(names: Sequence[str]) -> None:
     """Measure these sections of RESULTS.md, and write the file after each. Other sections stay as
     they are, if their command is still the same."""
-    parts = dict.fromkeys(SECTIONS, "")
     before = RESULTS.read_text().split("\n## ")[1:] if RESULTS.exists() else []
-    for name, section in SECTIONS.items():
-        for part in before:
-            if part.startswith(f"{section.title}\n") and f"`{section.command}` (" in part:
-                parts[name] = f"## {part.rstrip()}\n"
+    parts = {name: measured_before(section, before) for name, section in SECTIONS.items()}
     for name in names:
         parts[name] = measured(SECTIONS[name])
         present = [part for part in parts.values() if part]

@@ -106,9 +106,13 @@ def draw(options: Sequence[Option], n: int, seed: int = 1) -> list[torch.Tensor]
 
 
 def call(model: Model, options: Sequence[Option], blocks: Sequence[torch.Tensor]) -> dict[str, Any]:
-    """The outputs of the model by name, as it returns them."""
-    names = tuple(port.name for port in model.ports)[: len(options)]
-    arrangement = Arrangement(tuple(o.order for o in options), (), model.takes, names)
+    """The outputs of the model by name, as it returns them.
+
+    The names are the keys of a dict, the fields of a named tuple, or those of ONNX; else `output`,
+    or `output0` and so on.
+    """
+    ports = tuple(port.name for port in model.ports)[: len(options)]
+    arrangement = Arrangement(tuple(o.order for o in options), (), model.takes, ports)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         returned = arrangement.call(model.module, blocks)
@@ -116,12 +120,12 @@ def call(model: Model, options: Sequence[Option], blocks: Sequence[torch.Tensor]
         return dict(returned)
     if not isinstance(returned, tuple | list):
         return {"output": returned}
-    named: Sequence[str] = [f"output{i}" for i in range(len(returned))]
+    names: Sequence[str] = [f"output{i}" for i in range(len(returned))]
     if session := getattr(model.module, "session", None):  # ONNX Runtime's
-        named = [each.name for each in session.get_outputs()]
-    elif len(named) == 1:
-        named = ["output"]
-    return dict(zip(getattr(returned, "_fields", named), returned, strict=True))
+        names = [node.name for node in session.get_outputs()]
+    elif len(names) == 1:
+        names = ["output"]
+    return dict(zip(getattr(returned, "_fields", names), returned, strict=True))
 
 
 def why_not(model: Model, options: Sequence[Option], n: int) -> str:
