@@ -154,11 +154,11 @@ def timed(start: Start, folder: Path) -> Took:
                 (os.POSIX_SPAWN_DUP2, log.fileno(), 2),
             ],
         )
-        _, status, used = os.wait4(child, 0)
+        _, status, usage = os.wait4(child, 0)
         wall = time.perf_counter() - begun
     if status:
         raise SystemExit(f"{' '.join(start.arguments)}: {output.read_text()[-2000:]}")
-    return Took(wall, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
+    return Took(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
 
 
 if __name__ == "__main__":

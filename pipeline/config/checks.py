@@ -42,8 +42,8 @@ def check_config(config: Config) -> list[Problem]:
 
     for dim, rows in config.rows.items():
         tried(("rows", dim), rows.range)
-    parts = config.collections.items()
-    layouts = {name: tried(("collections", name), part.layout) for name, part in parts}
+    collections = config.collections.items()
+    layouts = {name: tried(("collections", name), each.layout) for name, each in collections}
     for at, block in _blocks(config):
         layout = layouts.get(block.collection)
         if layout is None or not set(block.columns) <= layout.by_name.keys():

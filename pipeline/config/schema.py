@@ -100,12 +100,12 @@ class ModelConfig(Part):
     @model_validator(mode="after")
     def _one_source(self) -> ModelConfig:
         """Refuse none or several sources, and keys that belong to another source."""
-        named = [k for k in SOURCES if getattr(self, k) is not None]
+        named = [key for key in SOURCES if getattr(self, key) is not None]
         if len(named) != 1:
-            found = " and ".join(named) or "none of them"
-            raise ValueError(f"found {found}; give exactly one of {', '.join(SOURCES)}")
+            listed = " and ".join(named) or "none of them"
+            raise ValueError(f"found {listed}; give exactly one of {', '.join(SOURCES)}")
         if self.factory is None:
-            extra = [k for k in ("kwargs", "weights", "weights_prefix") if getattr(self, k)]
+            extra = [key for key in ("kwargs", "weights", "weights_prefix") if getattr(self, key)]
             if extra:
                 raise ValueError(f"found {', '.join(extra)} with {named[0]}; only a factory has it")
         if self.weights_prefix and self.weights is None:
@@ -350,8 +350,8 @@ class Config(Part):
         path starts in the config's folder. Raises ValueError."""
         path = Path(os.path.normpath(self._folder / _expanded(written)))
         if not path.is_file():
-            what = "is a folder" if path.is_dir() else "does not exist"
-            raise ValueError(f"the file {path} {what}; paths start from the config's folder")
+            state = "is a folder" if path.is_dir() else "does not exist"
+            raise ValueError(f"the file {path} {state}; paths start from the config's folder")
         return path
 
     def factory(self, written: str) -> str:

@@ -80,9 +80,9 @@ def read_yaml(source: Path) -> Document:
     """Read a file that holds one YAML mapping. ConfigError, with the line, if it does not."""
     root = _composed(source)
     if not isinstance(root, yaml.MappingNode):
-        found = "nothing" if root is None else _KIND[type(root)]
+        kind = "nothing" if root is None else _KIND[type(root)]
         line = f":{root.start_mark.line + 1}" if root is not None else ""
-        raise ConfigError(f"{source}{line}: found {found}; a config is a mapping of keys to values")
+        raise ConfigError(f"{source}{line}: found {kind}; a config is a mapping of keys to values")
     reader = _Reader(source)
     data = reader.read(root, (), root.start_mark.line + 1)
     if reader.problems:

@@ -132,15 +132,15 @@ def deviation_figure(
     return _line_figure(caption, lines, Axis("rows", "largest deviation", number), limits)
 
 
-def ulp_figure(caption: str, kept: Iterable[Kept]) -> Figure | None:
+def ulp_figure(caption: str, series: Iterable[Kept]) -> Figure | None:
     """A histogram of the deviations of values, in units in the last place."""
-    bins = [Steps(each.name, each.summed(lambda d: d.ulp_bins), each.ours) for each in kept]
+    bins = [Steps(each.name, each.summed(lambda d: d.ulp_bins), each.ours) for each in series]
     return _deviation_histogram(caption, "ULP, from", bins, lambda i: f"{2 ** (i - 1):,}")
 
 
-def error_figure(caption: str, kept: Iterable[Kept]) -> Figure | None:
+def error_figure(caption: str, series: Iterable[Kept]) -> Figure | None:
     """A histogram of the absolute deviations of values, by powers of ten."""
-    bins = [Steps(each.name, each.summed(lambda d: d.error_bins), each.ours) for each in kept]
+    bins = [Steps(each.name, each.summed(lambda d: d.error_bins), each.ours) for each in series]
     first = Deviation.FIRST_DECADE
 
     def begins(i: int) -> str:

@@ -210,9 +210,9 @@ def _agreement(bundle: Bundle) -> Iterator[Part | Figure | None]:
             tolerance = bundle.manifest.tolerances.get(output)
             caption = f"{target}: largest deviation of {output} by rows"
             yield deviation_figure(caption, output, reports, tolerance.atol if tolerance else 0.0)
-            kept = kept_of(output, reports, record.chosen)
-            yield error_figure(f"{target}: how far {output} is off", kept)
-            yield ulp_figure(f"{target}: how far {output} is off, in ULP", kept)
+            series = kept_of(output, reports, record.chosen)
+            yield error_figure(f"{target}: how far {output} is off", series)
+            yield ulp_figure(f"{target}: how far {output} is off, in ULP", series)
         if chosen := next((each for each in reports if each.engine == record.chosen), None):
             yield from _equality(bundle, chosen)
         with suppress(ValueError, KeyError, IndexError):  # a report from others may not fit

@@ -26,7 +26,7 @@ from registry.promotion import Decision
 from registry.ref import TARGET_PATTERN
 from registry.shadow_record import ShadowRecord
 from registry.version import Version
-from runtime.checked import Tolerance
+from runtime.checked import Deviation, Tolerance
 from soa.records import as_record
 from soa.signature import Signature
 from soa.text import microseconds, number, time_unit
@@ -134,17 +134,22 @@ def describe_validation(title: str, reports: Sequence[ValidationReport]) -> Iter
         title, "engine", "output", "max abs", "max rel", "ULP p50/p99/max", "outside", "arg-max"
     )
     for report in reports:
-        for output, d in report.worst.items():
-            ulp = "exact" if d.ulp_max is None and d.max_abs == 0 else "—"
-            if d.ulp_max is not None and d.ulp_p50 is not None and d.ulp_p99 is not None:
-                ulp = "/".join(map(number, (d.ulp_p50, d.ulp_p99, d.ulp_max)))
-            agreement = "" if d.argmax is None else percent(d.argmax)
+        for output, worst in report.worst.items():
+            agreement = "" if worst.argmax is None else percent(worst.argmax)
             table.add_row(
-                report.engine, output, number(d.max_abs), number(d.max_rel), ulp,
-                percent(d.outside), agreement,
+                report.engine, output, number(worst.max_abs), number(worst.max_rel),
+                _ulp_text(worst), percent(worst.outside), agreement,
             )  # fmt: skip
     yield table if table.rows else title
     yield from _verdicts(reports)
+
+
+def _ulp_text(deviation: Deviation) -> str:
+    """The 50th and 99th percentile and the largest deviation in ULP, which integers do not have."""
+    quantiles = (deviation.ulp_p50, deviation.ulp_p99, deviation.ulp_max)
+    if None not in quantiles:
+        return "/".join(number(ulp) for ulp in quantiles if ulp is not None)
+    return "exact" if deviation.ulp_max is None and deviation.max_abs == 0 else "—"
 
 
 def _verdicts(reports: Iterable[ValidationReport]) -> Iterator[str]:
