@@ -71,7 +71,7 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class DeviationSeries:
+class Deviations:
     """Deviations whose bins are added to one histogram."""
 
     name: str
@@ -132,13 +132,13 @@ def deviation_figure(
     return _line_figure(caption, lines, Axis("rows", "largest deviation", number), limits)
 
 
-def ulp_figure(caption: str, series: Iterable[DeviationSeries]) -> Figure | None:
+def ulp_figure(caption: str, series: Iterable[Deviations]) -> Figure | None:
     """A histogram of the deviations of values, in units in the last place."""
     bins = [Steps(each.name, each.summed(lambda d: d.ulp_bins), each.ours) for each in series]
     return _deviation_histogram(caption, "ULP, from", bins, lambda i: f"{2 ** (i - 1):,}")
 
 
-def error_figure(caption: str, series: Iterable[DeviationSeries]) -> Figure | None:
+def error_figure(caption: str, series: Iterable[Deviations]) -> Figure | None:
     """A histogram of the absolute deviations of values, by powers of ten."""
     bins = [Steps(each.name, each.summed(lambda d: d.error_bins), each.ours) for each in series]
     first = Deviation.FIRST_DECADE
@@ -151,7 +151,7 @@ def error_figure(caption: str, series: Iterable[DeviationSeries]) -> Figure | No
 
 def kept_of(
     output: str, reports: Sequence[ValidationReport], chosen: str | None
-) -> list[DeviationSeries]:
+) -> list[Deviations]:
     """The deviations of an output: for the chosen artifact at up to three sizes, the largest first;
     for each other artifact over all sizes."""
     by_rows: dict[int, list[Deviation]] = {}
@@ -164,10 +164,10 @@ def kept_of(
     last = len(sizes) - 1
     drawn = [sizes[i] for i in sorted({0, last // 2, last})] if sizes else []
     of_sizes = [
-        DeviationSeries(f"{chosen}, {n:,} {'row' if n == 1 else 'rows'}", by_rows[n]) for n in drawn
+        Deviations(f"{chosen}, {n:,} {'row' if n == 1 else 'rows'}", by_rows[n]) for n in drawn
     ]
     of_engines = [
-        DeviationSeries(report.engine, [report.worst[output]], ours=report.engine == chosen)
+        Deviations(report.engine, [report.worst[output]], ours=report.engine == chosen)
         for report in reports
         if output in report.worst and not (report.engine == chosen and drawn)
     ]
