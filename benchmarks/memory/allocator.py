@@ -27,16 +27,16 @@ _WAYS = ("as it comes", "keep_freed_memory")
 
 def main(ref: str = "particlenet@production") -> None:
     print_machine()
-    found: dict[str, list[dict[str, float]]] = {way: [] for way in _WAYS}
+    taken: dict[str, list[dict[str, float]]] = {way: [] for way in _WAYS}
     for _ in range(_ROUNDS):
-        for way, times in found.items():
+        for way, times in taken.items():
             command = [sys.executable, "-m", "benchmarks.memory.allocator", ref, way]
-            done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-            times.append(json.loads(done.stdout))
+            process = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+            times.append(json.loads(process.stdout))
     table = new_table(f"{ref}: a call, median", "rows", *_WAYS, "times as fast")
     for n in map(str, _SIZES):
-        one, other = (statistics.median(each[n] for each in found[way]) for way in _WAYS)
-        table.add_row(n, microseconds(one), microseconds(other), f"{one / other:.2f}")
+        before, after = (statistics.median(times[n] for times in taken[way]) for way in _WAYS)
+        table.add_row(n, microseconds(before), microseconds(after), f"{before / after:.2f}")
     show([table])
 
 

@@ -25,9 +25,10 @@ ROWS = 1000
 ANSWER = """
 import {package}
 session = {package}.load({ref!r}{options})
-given = {{name: session.collection(name, {rows}) for name in session.signature.input_collections}}
-made = {{name: session.collection(name, {rows}) for name in session.signature.output_collections}}
-session.run(given, made)
+signature = session.signature
+inputs = {{name: session.collection(name, {rows}) for name in signature.input_collections}}
+outputs = {{name: session.collection(name, {rows}) for name in signature.output_collections}}
+session.run(inputs, outputs)
 """
 
 
@@ -51,29 +52,30 @@ class Start:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.memory.start")
     parser.add_argument("--processes", type=int, default=7, metavar="N")
-    asked = parser.parse_args()
+    options = parser.parse_args()
 
     with tempfile.TemporaryDirectory(prefix="soa-start-") as name:
         folder = Path(name)
         # In another process: memory of this process would be counted for those that it starts.
-        made = "import sys, benchmarks.memory.start as s; s.prepare(s.Path(sys.argv[1]))"
-        subprocess.run([sys.executable, "-c", made, name], cwd=ROOT, check=True)
+        code = "import sys, benchmarks.memory.start as s; s.prepare(s.Path(sys.argv[1]))"
+        subprocess.run([sys.executable, "-c", code, name], cwd=ROOT, check=True)
         starts = rows(folder)
-        found: dict[str, list[Took]] = {row: [] for row in starts}
-        for turn in range(asked.processes + 1):
+        taken: dict[str, list[Took]] = {row: [] for row in starts}
+        for turn in range(options.processes + 1):
             for row, start in starts.items():
                 took = timed(start, folder)
                 if turn:  # the first turn reads the files into memory and fills the cache
-                    found[row].append(took)
+                    taken[row].append(took)
     from benchmarks.table import print_machine
     from pipeline.report.tables import new_table, show
 
     print_machine()
     table = new_table("a process, from its beginning to its end", "", "clock", "processor", "most")
-    for row, each in found.items():
-        clock, cpu = (statistics.median(getattr(t, of) for t in each) for of in ("wall", "cpu"))
-        memory = statistics.median(t.memory for t in each)
-        table.add_row(row, f"{clock:.2f} s", f"{cpu:.2f} s", f"{memory:.0f} MB")
+    for row, processes in taken.items():
+        wall = statistics.median(process.wall for process in processes)
+        cpu = statistics.median(process.cpu for process in processes)
+        memory = statistics.median(process.memory for process in processes)
+        table.add_row(row, f"{wall:.2f} s", f"{cpu:.2f} s", f"{memory:.0f} MB")
     show([table])
 
 
@@ -126,37 +128,37 @@ def rows(folder: Path) -> dict[str, Start]:
         "the same, from the cache": answer("pipeline", "start@production", cached),
         "pipeline.load(FOLDER)": answer("pipeline", f"{folder}/pulled"),
     }
-    found = {row: Start(given) for row, given in ours.items()}
-    given = answer("soa_runtime", f"{folder}/pulled")
-    found["soa_runtime.load(FOLDER)"] = Start(given, ROOT / "packages" / "soa-runtime")
-    return found
+    starts = {row: Start(arguments) for row, arguments in ours.items()}
+    arguments = answer("soa_runtime", f"{folder}/pulled")
+    starts["soa_runtime.load(FOLDER)"] = Start(arguments, ROOT / "packages" / "soa-runtime")
+    return starts
 
 
 def timed(start: Start, folder: Path) -> Took:
     """Run it once. If it fails, raise SystemExit with its output."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    clean |= {
+    environment = {k: value for k, value in os.environ.items() if not k.startswith("PYTHON")}
+    environment |= {
         "PIPELINE_REGISTRY": f"sqlite:///{folder}/registry.db",
         "PIPELINE_CACHE": str(folder / "cache"),
         "PYTHONPATH": str(start.modules),
     }
-    said = folder / "said"
-    with said.open("wb") as log:
+    output = folder / "output"
+    with output.open("wb") as log:
         begun = time.perf_counter()
         child = os.posix_spawn(
             sys.executable,
             (sys.executable, "-P", *start.arguments),  # -P: no modules from the working folder
-            clean,
+            environment,
             file_actions=[
                 (os.POSIX_SPAWN_DUP2, log.fileno(), 1),
                 (os.POSIX_SPAWN_DUP2, log.fileno(), 2),
             ],
         )
-        _, status, used = os.wait4(child, 0)
+        _, status, usage = os.wait4(child, 0)
         wall = time.perf_counter() - begun
     if status:
-        raise SystemExit(f"{' '.join(start.arguments)}: {said.read_text()[-2000:]}")
-    return Took(wall, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
+        raise SystemExit(f"{' '.join(start.arguments)}: {output.read_text()[-2000:]}")
+    return Took(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
 
 
 if __name__ == "__main__":

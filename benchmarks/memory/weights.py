@@ -33,25 +33,24 @@ CAPTION = "MB above a process that has imported the library and loaded nothing."
 def main() -> None:
     torch.set_num_threads(1)
     print_machine()
-    made = subject(features=6, highest=4096, model=Wide(6))
-    panels = [measure(made, (1, 16))]
-    print_panels(CAPTION, panels)
+    wide = subject(features=6, highest=4096, model=Wide(6))
+    print_panels(CAPTION, [measure(wide, (1, 16))])
     small = subject(features=6, highest=4096)
     million(small.session().bind(*small.collections(100)), 1_000_000)
 
 
-def measure(made: Subject, threads: Sequence[int]) -> Panel:
+def measure(wide: Subject, threads: Sequence[int]) -> Panel:
     """Ours, eager and ONNX Runtime: by the number of threads, and with four processes at once.
 
     With the most threads there is a second row, in which all threads share one malloc arena. The
     difference of the two rows is the memory of the threads' own arenas.
     """
-    made.executable("aoti")
-    (library,) = (made.folder / "aoti-cpu").glob("*.so")
-    (made.folder / "signature.json").write_text(json.dumps(made.signature.to_dict()))
-    files = {"ours": library, "eager": library}
-    if onnx_session(made.model, made.signature, made.inputs, made.folder) is not None:
-        files["ONNX Runtime"] = made.folder / "row_major.onnx"
+    wide.executable("aoti")
+    (library,) = (wide.folder / "aoti-cpu").glob("*.so")
+    (wide.folder / "signature.json").write_text(json.dumps(wide.signature.to_dict()))
+    files = {"ours": library, "eager": library}  # eager reads no file
+    if onnx_session(wide.model, wide.signature, wide.inputs, wide.folder) is not None:
+        files["ONNX Runtime"] = wide.folder / "row_major.onnx"
     rows: dict[str, tuple[Cell | None, ...]] = {}
     for way, file in files.items():
         for count in threads:
@@ -64,15 +63,17 @@ def measure(made: Subject, threads: Sequence[int]) -> Panel:
     return Panel("a model of 100 MB, n = 10", "", "MB", ("RSS", "PSS", "private"), rows)
 
 
-def _cells(found: Sequence[Mapping[str, float]]) -> tuple[Cell, ...]:
-    return tuple(
-        Cell(sum(each[key] for each in found) / len(found)) for key in ("Rss", "Pss", "Private")
-    )
+def _cells(measured: Sequence[Mapping[str, float]]) -> tuple[Cell, ...]:
+    """The means over processes of what `_smaps` returns."""
+    keys = ("Rss", "Pss", "Private")
+    return tuple(Cell(sum(memory[key] for memory in measured) / len(measured)) for key in keys)
 
 
 def _run(
     way: str, file: Path, processes: int, threads: int, env: Mapping[str, str] | None = None
 ) -> list[dict[str, float]]:
+    """The memory of each of several processes that have the model open at the same time. `env`:
+    variables of the environment besides those of this process."""
     words = ("benchmarks.memory.weights", "child", way, str(file), str(threads))
     command = [sys.executable, "-m", *words]
     children = [
@@ -88,18 +89,20 @@ def _run(
     for child in children:  # all have loaded and run before the first is measured
         assert child.stdout is not None
         child.stdout.readline()
-    found = []
+    measured = []
     for child in children:
         assert child.stdin is not None and child.stdout is not None
         child.stdin.write("measure\n")
         child.stdin.flush()
-        found.append(json.loads(child.stdout.readline()))
+        measured.append(json.loads(child.stdout.readline()))
     for child in children:
         child.communicate("end\n")
-    return found
+    return measured
 
 
 def _child(way: str, file: Path, threads: int) -> None:
+    """A process of `_run`: opens and runs the model in threads, says so, prints its memory when it
+    is told to, and ends when it is told to."""
     torch.set_num_threads(1)
     if way == "ONNX Runtime":
         import onnxruntime  # noqa: F401 - the library itself is not counted, as torch is not
@@ -128,6 +131,7 @@ def _smaps() -> dict[str, float]:
 
 
 def _ours(library: Path) -> Callable[[], None]:
+    """Runs of a session of the artifact, on 10 rows."""
     signature = json.loads((library.parent.parent / "signature.json").read_text())
     session = Session(
         Signature.from_dict(signature), engine("aoti").open(library, torch.device("cpu"))
@@ -142,6 +146,7 @@ def _ours(library: Path) -> Callable[[], None]:
 
 
 def _eager(file: Path) -> Callable[[], None]:
+    """Runs of the model itself, on 10 rows. It has its weights without a file."""
     model = Wide(6).eval().requires_grad_(False)
 
     def run() -> None:
@@ -153,6 +158,7 @@ def _eager(file: Path) -> Callable[[], None]:
 
 
 def _onnx(file: Path) -> Callable[[], None]:
+    """Runs of a session of ONNX Runtime, on 10 rows."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(
@@ -173,15 +179,15 @@ def million(binding: Binding, events: int) -> list[float]:
     Prints and returns RSS in MB, before them and after each tenth of them.
     """
     begun = time.perf_counter()
-    found = [_smaps()["Rss"]]
+    rss = [_smaps()["Rss"]]
     for _ in range(10):
         for event in range(events // 10):
             binding(event % 100)
-        found.append(_smaps()["Rss"])
-    shown = " ".join(f"{value:.1f}" for value in found)
+        rss.append(_smaps()["Rss"])
+    values = " ".join(f"{value:.1f}" for value in rss)
     seconds = time.perf_counter() - begun
-    print(f"RSS over {events:,} bound events of 0 to 99 rows, MB: {shown} ({seconds:.0f} s)")
-    return found
+    print(f"RSS over {events:,} bound events of 0 to 99 rows, MB: {values} ({seconds:.0f} s)")
+    return rss
 
 
 if __name__ == "__main__":

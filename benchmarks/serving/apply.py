@@ -19,11 +19,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 NAMES = tuple(f"x{i}" for i in range(8))
 OUT = ("p", "q", "r")
+CONTESTANTS = ("by hand", "1 thread", "2 threads", "2 threads, cached")
+"""The digit is the number of threads of `pipeline apply`."""
 _BATCH = 100_000
 
 
@@ -38,23 +41,36 @@ def main(sizes: list[int]) -> None:
             for rows in sizes:
                 generate(folder / f"rows.{suffix}", rows)
                 print(f"\n{rows:,} rows of {suffix}")
-                base = 0.0
-                for who in ("by hand", "1 thread", "2 threads", "2 threads, cached"):
-                    found = min((alone(folder, suffix, who) for _ in range(3)), key=_seconds)
-                    base = base or found["s"]
-                    print(
-                        f"  {who:17} {found['s']:7.2f} s  {base / found['s']:5.2f}x  "
-                        f"{rows / found['s'] / 1e6:6.2f} M rows/s  "
-                        f"start {found['s'] - found['scoring']:5.2f} s  "
-                        f"peak {found['MB']:5.0f} MB  "
-                        + "  ".join(
-                            f"{k} {v / rows * 1e9:.0f} ns" for k, v in found["parts"].items()
-                        )
-                    )
+                runs: list[Run] = []
+                for name in CONTESTANTS:
+                    runs.append(fastest_of_three(folder, suffix, name))
+                    print(f"  {name:17} {runs[-1].in_words(rows, runs[0].seconds)}")
 
 
-def _seconds(found: dict[str, Any]) -> float:
-    return float(found["s"])
+@dataclass(frozen=True)
+class Run:
+    """One process: its time in seconds, of which `scoring` after the start; the seconds of one
+    thread for each step, if they are known; and its peak memory in MB."""
+
+    seconds: float
+    scoring: float
+    steps: dict[str, float]
+    memory: float
+
+    def in_words(self, rows: int, base: float) -> str:
+        """A line of the table; the speed is relative to a run of `base` seconds."""
+        steps = (f"{name} {s / rows * 1e9:.0f} ns" for name, s in self.steps.items())
+        return (
+            f"{self.seconds:7.2f} s  {base / self.seconds:5.2f}x  "
+            f"{rows / self.seconds / 1e6:6.2f} M rows/s  "
+            f"start {self.seconds - self.scoring:5.2f} s  "
+            f"peak {self.memory:5.0f} MB  {'  '.join(steps)}"
+        )
+
+
+def fastest_of_three(folder: Path, suffix: str, contestant: str) -> Run:
+    """The fastest of three processes of a contestant."""
+    return min((alone(folder, suffix, contestant) for _ in range(3)), key=lambda run: run.seconds)
 
 
 def prepare(folder: Path) -> None:
@@ -72,6 +88,7 @@ def prepare(folder: Path) -> None:
 
 
 def generate(path: Path, rows: int) -> None:
+    """Write a ROOT or Parquet file with an event number and the columns `NAMES`."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -97,38 +114,40 @@ def generate(path: Path, rows: int) -> None:
             file.write_table(pa.table(batch))
 
 
-def alone(folder: Path, suffix: str, who: str) -> dict[str, Any]:
-    """Run one contestant in a new process; return its time, the parts of it and its peak memory."""
+def alone(folder: Path, suffix: str, contestant: str) -> Run:
+    """Run one contestant in a new process."""
     (folder / f"out.{suffix}").unlink(missing_ok=True)
-    command = [sys.executable, "-m", "benchmarks.serving.apply", "--one", str(folder), suffix, who]
+    words = ("benchmarks.serving.apply", "--one", str(folder), suffix, contestant)
     begun = time.perf_counter()
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    process = subprocess.run(
+        [sys.executable, "-m", *words], check=True, capture_output=True, text=True
+    )
     seconds = time.perf_counter() - begun
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return {"s": seconds, **found}
+    return Run(seconds, **json.loads(process.stdout.splitlines()[-1]))
 
 
-def one(folder: Path, suffix: str, who: str) -> None:
+def run_here(folder: Path, suffix: str, contestant: str) -> None:
+    """Run one contestant in this process, and print the fields of its `Run` that it knows."""
     source, out = folder / f"rows.{suffix}", folder / f"out.{suffix}"
-    parts: dict[str, float] = {}
-    if who == "by hand":
+    steps: dict[str, float] = {}
+    if contestant == "by hand":
         scoring = by_hand(folder, source, out)
     else:
         import pipeline
 
-        done = pipeline.apply(
+        report = pipeline.apply(
             "mlp@production",
             source,
             out,
             keep=["event"],
             registry=f"sqlite:///{folder}/registry.db",
-            threads=int(who[0]),
-            lookup="prefer-cache" if "cached" in who else "fresh",
+            threads=int(contestant[0]),
+            lookup="prefer-cache" if "cached" in contestant else "fresh",
         )
-        parts = done.spent.times
-        scoring = done.seconds - done.start
-    (peak,) = re.findall(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())
-    print(json.dumps({"scoring": scoring, "parts": parts, "MB": int(peak) / 1024}))
+        steps = report.spent.times
+        scoring = report.seconds - report.start
+    (peak_kb,) = re.findall(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())
+    print(json.dumps({"scoring": scoring, "steps": steps, "memory": int(peak_kb) / 1024}))
 
 
 def by_hand(folder: Path, source: Path, out: Path) -> float:
@@ -137,11 +156,11 @@ def by_hand(folder: Path, source: Path, out: Path) -> float:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(folder / "mlp.onnx", providers=["CPUExecutionProvider"])
-    (given,) = (node.name for node in session.get_inputs())
+    (input_name,) = (node.name for node in session.get_inputs())
 
     def answers(columns: list[Any]) -> dict[str, Any]:
-        (found,) = session.run(None, {given: np.stack(columns, axis=1)})
-        return {name: found[:, i] for i, name in enumerate(OUT)}
+        (rows,) = session.run(None, {input_name: np.stack(columns, axis=1)})
+        return {name: rows[:, i] for i, name in enumerate(OUT)}
 
     if source.suffix == ".root":
         import uproot
@@ -160,13 +179,13 @@ def by_hand(folder: Path, source: Path, out: Path) -> float:
     schema = pa.schema([("event", pa.int64()), *((name, pa.float32()) for name in OUT)])
     with pq.ParquetWriter(out, schema, use_dictionary=["event"]) as writer:
         for group in pq.ParquetFile(source).iter_batches(_BATCH):
-            found = answers([group[name].to_numpy() for name in NAMES])
-            writer.write_table(pa.table({"event": group["event"], **found}))
+            answered = answers([group[name].to_numpy() for name in NAMES])
+            writer.write_table(pa.table({"event": group["event"], **answered}))
     return time.perf_counter() - begun
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--one"]:
-        one(Path(sys.argv[2]), sys.argv[3], sys.argv[4])
+        run_here(Path(sys.argv[2]), sys.argv[3], sys.argv[4])
     else:
         main([int(each) for each in sys.argv[1:]] or [10**4, 10**5, 10**6, 10**7])

@@ -21,18 +21,22 @@ _CALL_S = 60.0
 
 
 async def main(address: str, request: bytes, clients: int, seconds: float) -> list[float]:
+    """The times of all requests in µs. Each client first sends one that is not counted."""
     options = [("grpc.use_local_subchannel_pool", 1)]  # each channel has its own connection
     channels = [grpc.aio.insecure_channel(address, options) for _ in range(clients)]
     calls = [channel.unary_unary(_METHOD) for channel in channels]
     answers = [await call(request, timeout=_CALL_S) for call in calls]
     until = time.perf_counter() + seconds
-    found = await asyncio.gather(*(_client(c, request, len(answers[0]), until) for c in calls))
+    size = len(answers[0])
+    times_of = await asyncio.gather(*(_client(call, request, size, until) for call in calls))
     for channel in channels:
         await channel.close()
-    return [us for times in found for us in times]
+    return [us for times in times_of for us in times]
 
 
 async def _client(call: Any, request: bytes, size: int, until: float) -> list[float]:
+    """The times in µs of the requests of one client. Raises RuntimeError for an answer that is not
+    of `size` bytes, such as an error."""
     times: list[float] = []
     while (begun := time.perf_counter()) < until:
         answer = await call(request, timeout=_CALL_S)
@@ -43,5 +47,6 @@ async def _client(call: Any, request: bytes, size: int, until: float) -> list[fl
 
 
 if __name__ == "__main__":
-    at, file, count, limit = sys.argv[1:]
-    print(json.dumps(asyncio.run(main(at, Path(file).read_bytes(), int(count), float(limit)))))
+    address, file, clients, seconds = sys.argv[1:]
+    running = main(address, Path(file).read_bytes(), int(clients), float(seconds))
+    print(json.dumps(asyncio.run(running)))

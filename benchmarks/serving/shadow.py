@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -32,15 +33,15 @@ _SHARE = 0.05
 def main() -> None:
     torch.set_num_threads(1)
     print_machine()
-    made = subject(features=6, highest=10_000)
-    panel, notes = measure(made, made.session, (10, 1000, 10_000), _ROUNDS, _SECONDS)
+    mlp = subject(features=6, highest=10_000)
+    panel, notes = measure(mlp, mlp.session, (10, 1000, 10_000), _ROUNDS, _SECONDS)
     print_panels(CAPTION, [panel])
     print(*notes, sep="\n")
 
 
 def measure(
-    made: Subject,
-    session: Callable[[], Session],
+    mlp: Subject,
+    new_session: Callable[[], Session],
     sizes: Sequence[int],
     rounds: int,
     seconds: float,
@@ -49,31 +50,21 @@ def measure(
     rows: dict[str, list[Cell]] = {}
     notes = []
     for n in sizes:
-        plain = session()
-        ways: dict[str, Callable[[], None]] = {"no shadow": plain.bind(*made.collections(n))}
-        seen: dict[str, list[ShadowRecord]] = {f"fraction {f:g}": [] for f in FRACTIONS}
-        shadows = {
-            name: _shadowed(plain, session(), f, seen[name].append)
-            for name, f in zip(seen, FRACTIONS, strict=True)
-        }
-        ways |= {name: each.bind(*made.collections(n)) for name, each in shadows.items()}
-        for name, limits in CANARIES.items():
-            canary = CanarySession(plain, session(), _SHARE, limits, Results(_begun(), _forget))
-            ways[name] = canary.bind(*made.collections(n))
-        ways["canary, keys"] = _keyed(ways["canary"])
-        taken: dict[str, list[float]] = {name: [] for name in ways}
+        ways = _ways(mlp, new_session, n)
+        taken: dict[str, list[float]] = {name: [] for name in ways.calls}
         for _ in range(rounds):
-            for name, binding in ways.items():
-                taken[name].append(_mean_us(binding, seconds))
-                if name in shadows:
-                    shadows[name].flush()  # its last events must not slow the next way
+            for name, call in ways.calls.items():
+                taken[name].append(_mean_us(call, seconds))
+                if name in ways.shadows:
+                    ways.shadows[name].flush()  # its last events must not slow the next way
         base = float(np.median(taken["no shadow"]))
         for name, times in taken.items():
             low, middle, high = (float(v) for v in np.percentile(times, (5, 50, 95)))
             rows.setdefault(name, []).append(Cell(middle, low, high, middle / base))
-        for name, records in seen.items():
-            compared, dropped = (sum(getattr(r, k) for r in records) for k in ("events", "dropped"))
+        for name, records in ways.records.items():
             if records:
+                compared = sum(record.events for record in records)
+                dropped = sum(record.dropped for record in records)
                 notes.append(f"{n:,} rows, {name}: {compared:,} compared, {dropped:,} dropped")
     panel = Panel(
         "one production thread", "rows", "µs", tuple(sizes),
@@ -82,13 +73,35 @@ def measure(
     return panel, notes
 
 
-def _shadowed(
-    plain: Session, shadow: Session, fraction: float, keep: Callable[[ShadowRecord], None]
-) -> ShadowedSession:
-    return ShadowedSession(plain, shadow, fraction, Results(_begun(), keep))
+@dataclass(frozen=True)
+class _Ways:
+    """The calls of production by name; the shadows of some, and the records that these keep."""
+
+    calls: dict[str, Callable[[], None]]
+    shadows: dict[str, ShadowedSession]
+    records: dict[str, list[ShadowRecord]]
 
 
-def _begun() -> ShadowRecord:
+def _ways(mlp: Subject, new_session: Callable[[], Session], n: int) -> _Ways:
+    """All ways to call production on n rows."""
+    plain = new_session()
+    ways = _Ways({"no shadow": plain.bind(*mlp.collections(n))}, {}, {})
+    for fraction in FRACTIONS:
+        name = f"fraction {fraction:g}"
+        ways.records[name] = []
+        results = Results(_new_record(), ways.records[name].append)
+        ways.shadows[name] = ShadowedSession(plain, new_session(), fraction, results)
+        ways.calls[name] = ways.shadows[name].bind(*mlp.collections(n))
+    for name, limits in CANARIES.items():
+        results = Results(_new_record(), _forget)
+        canary = CanarySession(plain, new_session(), _SHARE, limits, results)
+        ways.calls[name] = canary.bind(*mlp.collections(n))
+    ways.calls["canary, keys"] = _with_keys(ways.calls["canary"])
+    return ways
+
+
+def _new_record() -> ShadowRecord:
+    """An empty record, of versions that no registry has."""
     digest = "0" * 64
     return ShadowRecord(
         version="mlp/2", digest=digest, production="mlp/1", production_digest=digest
@@ -99,12 +112,14 @@ def _forget(record: ShadowRecord) -> None:
     """Keep no record."""
 
 
-def _keyed(binding: Callable[..., None]) -> Callable[[], None]:
+def _with_keys(binding: Callable[..., None]) -> Callable[[], None]:
+    """A call of a canary, each with another key, by which it is drawn."""
     keys = itertools.count()
     return lambda: binding(key=next(keys))
 
 
 def _mean_us(binding: Callable[[], None], seconds: float) -> float:
+    """The mean time of a call in µs, over at least `seconds`. Each tenth call reads the clock."""
     calls, begun = 0, time.perf_counter()
     while (passed := time.perf_counter() - begun) < seconds:
         for _ in range(10):

@@ -34,7 +34,7 @@ from serving.remote.request_codec import Codec
 from serving.triton import DIGEST
 from soa.errors import SoaPipelineError
 from soa.memory import argument_tensors
-from stages.reference.answers import Reference, filled_collections
+from stages.reference.answers import Arrays, Reference, filled_collections
 from stages.timing import bound_call, race
 
 _SECONDS = 3.0
@@ -52,24 +52,25 @@ def main(refs: list[str]) -> None:
 
 
 def measure(registry: Registry, ref: str, folder: Path) -> None:
+    """Print the tables of a version: calls of one client, and requests of several."""
     table = new_table("one row a request", "clients", "batching", "requests/s", "p50", "p99",
                       "rows a run")  # fmt: skip
     for batching, merge in (("off", False), ("on", True)):
-        place = folder / batching
+        repository = folder / batching
         try:
-            done = deploy(registry, ref, place, requests="rows", merge=merge)
+            deployed = deploy(registry, ref, repository, requests="rows", merge=merge)
         except ServingError as error:
             show([f"without merging: {error}"])
             continue
         file = folder / "request"
-        file.write_bytes(one_row(done))
-        with on_core(1):
-            server = TritonServer(place).__enter__()
+        file.write_bytes(one_row(deployed))
+        with on_core(1):  # only the start: the server keeps its core
+            server = TritonServer(repository).__enter__()
         try:
             if not merge:
-                show_calls(registry, ref, done, server.url)
+                show_calls(registry, ref, deployed, server.url)
             for clients in _CLIENTS:
-                table.add_row(str(clients), batching, *loaded(server, done, file, clients))
+                table.add_row(str(clients), batching, *under_load(server, deployed, file, clients))
         finally:
             server.stop()
     show([table])
@@ -86,52 +87,59 @@ def on_core(number: int) -> Iterator[None]:
         os.sched_setaffinity(0, cores)
 
 
-def one_row(done: Deployed) -> bytes:
+def one_row(deployed: Deployed) -> bytes:
     """A ModelInferRequest with the first row of the reference."""
-    service, signature = done.service, done.service.signature
+    service, signature = deployed.service, deployed.service.signature
     codec = Codec(signature, service.requests, service.merge)
     rows = dict.fromkeys(signature.dims, 1)
-    inputs = Reference.load(done.bundle.file(done.bundle.manifest.reference)).inputs
-    given, written = filled_collections(signature, inputs, rows, torch.device("cpu"))
-    values = codec.encode(argument_tensors(signature, {**given, **written}, rows), 0, rows)
+    inputs, outputs = filled_collections(signature, pool_of(deployed), rows, torch.device("cpu"))
+    values = codec.encode(argument_tensors(signature, {**inputs, **outputs}, rows), 0, rows)
     request = service_pb2.ModelInferRequest(
         model_name=service.name, model_version=str(service.number)
     )
     request.parameters[DIGEST].string_param = service.digest
-    for t in codec.wire.inputs:
-        request.inputs.add(name=t.name, datatype=t.datatype, shape=values[t.name].shape)
-        request.raw_input_contents.append(values[t.name].tobytes())
-    for t in codec.wire.outputs:
-        request.outputs.add(name=t.name)
-    made: bytes = request.SerializeToString()
-    return made
+    for tensor in codec.wire.inputs:
+        array = values[tensor.name]
+        request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=array.shape)
+        request.raw_input_contents.append(array.tobytes())
+    for tensor in codec.wire.outputs:
+        request.outputs.add(name=tensor.name)
+    serialized: bytes = request.SerializeToString()
+    return serialized
 
 
-def loaded(server: TritonServer, done: Deployed, file: Path, clients: int) -> list[str]:
-    """Requests a second, their times, and the rows of a run."""
+def pool_of(deployed: Deployed) -> Arrays:
+    """The inputs of the version's reference."""
+    bundle = deployed.bundle
+    return Reference.load(bundle.file(bundle.manifest.reference)).inputs
+
+
+def under_load(server: TritonServer, deployed: Deployed, file: Path, clients: int) -> list[str]:
+    """Requests a second, the 50th and 99th percentile of their times, and the rows of a run.
+    `file`: the request that all clients send."""
     address = server.url.removeprefix("triton://")
     words = ("benchmarks.serving.clients", address, str(file), str(clients), str(_SECONDS))
-    before = server.metrics(done.service.name)
+    before = server.metrics(deployed.service.name)
     with on_core(0):
-        ran = subprocess.run([sys.executable, "-m", *words], stdout=subprocess.PIPE, check=True)
-    after = server.metrics(done.service.name)
-    times: list[float] = json.loads(ran.stdout)
-    cuts = statistics.quantiles(times, n=100)
+        process = subprocess.run([sys.executable, "-m", *words], stdout=subprocess.PIPE, check=True)
+    after = server.metrics(deployed.service.name)
+    times: list[float] = json.loads(process.stdout)
+    cuts = statistics.quantiles(times, n=100)  # 99 cuts: the first is the 1st percentile
+    p50, p99 = microseconds(cuts[49]), microseconds(cuts[98])
     rows, runs = (after[key] - before[key] for key in _COUNTERS)
-    return [f"{len(times) / _SECONDS:.0f}", *map(microseconds, (cuts[49], cuts[98])),
-            f"{rows / runs:.2f}"]  # fmt: skip
+    return [f"{len(times) / _SECONDS:.0f}", p50, p99, f"{rows / runs:.2f}"]
 
 
-def show_calls(registry: Registry, ref: str, done: Deployed, url: str) -> None:
-    """The time of a call of one client, and in this process."""
+def show_calls(registry: Registry, ref: str, deployed: Deployed, url: str) -> None:
+    """Print the time of a call of one client, and in this process."""
     shared = RemoteOptions(shared_memory=True)
     sessions: dict[str, Session] = {
         "local": load(ref, registry=registry),
         "remote": load(ref, registry=registry, device=url),
         "remote, shared memory": load(ref, registry=registry, device=url, remote=shared),
     }
-    inputs = Reference.load(done.bundle.file(done.bundle.manifest.reference)).inputs
-    (dim,) = done.service.signature.dims
+    inputs = pool_of(deployed)
+    (dim,) = deployed.service.signature.dims
     table = new_table(f"{ref}: one client, one call", "", *(f"n={n}" for n in _SIZES))
     for name, session in sessions.items():
         calls = [bound_call(session, inputs, {dim: n}) for n in _SIZES]

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -45,13 +46,15 @@ def main() -> None:
 
 
 def _jobs(ref: str, registry: Registry, folder: Path) -> None:
+    """Print the times of `pipeline apply` with and without counts."""
+    arrays: dict[str, Any] = {}
     columns, _ = jets(_ROWS, 1)
-    arrays = {
-        name: values if values.ndim == 1 else pa.FixedSizeListArray.from_arrays(
-            values.reshape(-1), values.shape[1]
-        )
-        for name, values in columns.items()
-    }  # fmt: skip
+    for name, values in columns.items():
+        if values.ndim == 1:
+            arrays[name] = values
+        else:
+            flat = values.reshape(-1)
+            arrays[name] = pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
     pq.write_table(pa.table(arrays), folder / "rows.parquet")
 
     def job(watch: bool) -> Callable[[], None]:
@@ -62,38 +65,50 @@ def _jobs(ref: str, registry: Registry, folder: Path) -> None:
 
         return run
 
-    _report(f"apply, {_ROWS:,} rows", {"not counted": job(False), "counted": job(True)}, 1.0)
+    ways = {"not counted": job(watch=False), "counted": job(watch=True)}
+    taken = _in_turns(ways, time.process_time, 0.0)
+    _report(f"apply, {_ROWS:,} rows", taken, 1.0, "s")
 
 
 def _calls(ref: str, registry: Registry) -> None:
+    """Print the times of a call of a session by the share of calls that are counted."""
     for rows in (1, 1000):
         ways = {}
         for name, share in (("without", None), ("not drawn", 1e-12), ("counted", 1.0)):
             session = pipeline.load(ref, registry=registry, watch=share)
-            given = {name: session.collection(name, rows) for name in session.signature.layouts}
-            inputs = {name: given[name] for name in session.signature.input_collections}
-            outputs = {name: given[name] for name in session.signature.output_collections}
+            signature = session.signature
+            collections = {key: session.collection(key, rows) for key in signature.layouts}
+            inputs = {key: collections[key] for key in signature.input_collections}
+            outputs = {key: collections[key] for key in signature.output_collections}
             ways[name] = session.bind(inputs, outputs)
-        _report(f"a call, {rows:,} rows", ways, 1e6)
+        taken = _in_turns(ways, time.perf_counter, _SECONDS)
+        _report(f"a call, {rows:,} rows", taken, 1e6, "µs")
 
 
-def _report(title: str, ways: Mapping[str, Callable[[], object]], unit: float) -> None:
-    """The median time of each way in turns, in s or µs, with its spread and the ratio to the
-    first."""
-    clock = time.perf_counter if unit > 1 else time.process_time
+def _in_turns(
+    ways: Mapping[str, Callable[[], object]], clock: Callable[[], float], seconds: float
+) -> dict[str, list[float]]:
+    """The mean times of a call of each way, in s by `clock`, in `_ROUNDS` rounds of at least one
+    call and `seconds`."""
     taken: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(_ROUNDS):
         for name, run in ways.items():
             begun, calls = clock(), 0
-            while calls == 0 or (unit > 1 and clock() - begun < _SECONDS):
+            while calls == 0 or clock() - begun < seconds:
                 run()
                 calls += 1
-            taken[name].append((clock() - begun) / calls * unit)
+            taken[name].append((clock() - begun) / calls)
+    return taken
+
+
+def _report(title: str, taken: Mapping[str, list[float]], scale: float, unit: str) -> None:
+    """Print the median time of each way, with its spread and the median ratio to the first."""
     base = np.array(next(iter(taken.values())))
-    for name, times in taken.items():
-        ratio = median(np.array(times) / base)
+    for name, seconds in taken.items():
+        ratio = median(np.array(seconds) / base)
+        times = [each * scale for each in seconds]
         print(
-            f"{title:22} {name:12} {median(times):9.3f} {'s' if unit == 1 else 'µs'} "
+            f"{title:22} {name:12} {median(times):9.3f} {unit} "
             f"({min(times):.3f} … {max(times):.3f})  x{ratio:.3f}"
         )
 

@@ -33,70 +33,72 @@ SIZES = (10, 100, 1_000, 10_000, 100_000, 1_000_000)
 def main(sizes: Sequence[int]) -> None:
     torch.set_num_threads(1)
     print_machine()
-    made = subject(FEATURES, highest=sizes[-1])
-    compiled = aoti(aoti_package(made.model, made.signature, made.inputs, made.folder))
-    session = made.session()
-    print_panels(CAPTION, [measure(made, session, compiled, sizes, seconds=1.0)])
-    print(share_of_copies(made, session, compiled, 100_000, seconds=2.0))
+    mlp = subject(FEATURES, highest=sizes[-1])
+    compiled = aoti(aoti_package(mlp.model, mlp.signature, mlp.inputs, mlp.folder))
+    session = mlp.session()
+    print_panels(CAPTION, [measure(mlp, session, compiled, sizes, seconds=1.0)])
+    print(share_of_copies(mlp, session, compiled, 100_000, seconds=2.0))
     for n in (10, 1_000, 100_000):
         if n < sizes[-1]:
-            print(cost_of_a_start(made, session, n, seconds=2.0))
+            print(cost_of_a_start(mlp, session, n, seconds=2.0))
 
 
 def measure(
-    made: Subject, session: Session, model: Model, sizes: Sequence[int], seconds: float
+    mlp: Subject, session: Session, model: Model, sizes: Sequence[int], seconds: float
 ) -> Panel:
     """Time `session` bound to the columns, `model` on packed rows, and the binding itself."""
     races = {}
     for n in sizes:
-        given, written = made.collections(n)
-        moved = session.bind(*made.collections(n))
+        inputs, outputs = mlp.collections(n)
+        other_binding = session.bind(*mlp.collections(n))
         runs: dict[str, Callable[[], object]] = {
-            _OURS: session.bind(given, written),
+            _OURS: session.bind(inputs, outputs),
             "pack, AOTI, unpack": copying_way(
-                made.signature, model, {"inputs": given}, {"outputs": written}
+                mlp.signature, model, {"inputs": inputs}, {"outputs": outputs}
             ),
-            "ours: bind": partial(session.bind, given, written),
-            "ours: rebind": partial(moved.rebind, given, written),
-            "ours: 2 resizes": partial(_there_and_back, moved, n),
+            "ours: bind": partial(session.bind, inputs, outputs),
+            "ours: rebind": partial(other_binding.rebind, inputs, outputs),
+            "ours: 2 resizes": partial(_resize_twice, other_binding, n),
         }
         races[n] = race(runs, seconds)
-    return race_panel(f"{len(made.inputs['inputs'])} columns", "rows", races, _OURS)
+    return race_panel(f"{len(mlp.inputs['inputs'])} columns", "rows", races, _OURS)
 
 
-def share_of_copies(made: Subject, session: Session, model: Model, n: int, seconds: float) -> str:
+def share_of_copies(mlp: Subject, session: Session, model: Model, n: int, seconds: float) -> str:
     """One line with the times of the two parts of the way with copies: the copies, the kernels."""
-    given, written = made.collections(n)
-    rows = torch.stack([given.tensor(c.name) for c in given.layout.columns], dim=1)
+    inputs, outputs = mlp.collections(n)
+    rows = torch.stack([inputs.tensor(c.name) for c in inputs.layout.columns], dim=1)
     answer = model([rows])
     timed = race(
         {
             "pack and unpack alone": copying_way(
-                made.signature, lambda _: answer, {"inputs": given}, {"outputs": written}
+                mlp.signature, lambda _: answer, {"inputs": inputs}, {"outputs": outputs}
             ),
             "AOTI with its rows ready": lambda: model([rows]),
-            "ours, bound": session.bind(given, written),
+            "ours, bound": session.bind(inputs, outputs),
         },
         seconds,
     )
     parts = ", ".join(f"{name} {microseconds(t.median_us)}" for name, t in timed.items())
-    return f"{len(given.layout.columns)} columns, {n:,} rows: {parts}"
+    return f"{len(inputs.layout.columns)} columns, {n:,} rows: {parts}"
 
 
-def cost_of_a_start(made: Subject, session: Session, n: int, seconds: float) -> str:
+def cost_of_a_start(mlp: Subject, session: Session, n: int, seconds: float) -> str:
     """One line with the times of windows that begin at rows aligned to 128 bytes, and at others."""
-    given, written = made.collections(n + 33)
-    starts = {
+    starts = (0, 32, 1, 33)  # 32 float32 are 128 bytes
+    inputs, outputs = mlp.collections(n + max(starts))
+    bindings = {
         f"from row {start}": session.bind(
-            given.window(start, start + n), written.window(start, start + n)
+            inputs.window(start, start + n), outputs.window(start, start + n)
         )
-        for start in (0, 32, 1, 33)
+        for start in starts
     }
-    parts = [f"{name} {microseconds(t.median_us)}" for name, t in race(starts, seconds).items()]
-    return f"{len(given.layout.columns)} columns, {n:,} rows of more: {', '.join(parts)}"
+    parts = [f"{name} {microseconds(t.median_us)}" for name, t in race(bindings, seconds).items()]
+    return f"{len(inputs.layout.columns)} columns, {n:,} rows of more: {', '.join(parts)}"
 
 
-def _there_and_back(binding: Binding, n: int) -> None:
+def _resize_twice(binding: Binding, n: int) -> None:
+    """Resize a binding of n rows to one row less, and back."""
     binding.resize(n - 1)
     binding.resize(n)
 

@@ -36,32 +36,35 @@ Collections = Mapping[str, Collection]
 def main(sizes: list[int]) -> None:
     torch.set_num_threads(1)
     print_machine()
-    made = graph_subject(max(sizes), EDGES_PER_NODE)
-    print_panels(CAPTION, [measure(made, sizes, seconds=3.0)])
+    graph = graph_subject(max(sizes), EDGES_PER_NODE)
+    print_panels(CAPTION, [measure(graph, sizes, seconds=3.0)])
 
 
-def measure(made: Subject, sizes: Sequence[int], seconds: float) -> Panel:
+def measure(graph: Subject, sizes: Sequence[int], seconds: float) -> Panel:
     """Time on the CPU: ours, and other engines with packing into row-major tensors."""
-    session = made.session("aoti")  # lanes has no rows of several dimensions
-    engines = row_major_engines(made)
+    session = graph.session("aoti")  # lanes has no rows of several dimensions
+    engines = row_major_engines(graph)
     races = {}
     for nodes in sizes:
-        given, written = event(made, nodes, CPU)
-        runs: dict[str, Callable[[], object]] = {_OURS: session.bind(given, written)}
+        inputs, outputs = event(graph, nodes, CPU)
+        runs: dict[str, Callable[[], object]] = {_OURS: session.bind(inputs, outputs)}
         for name, model in engines.items():
-            runs[f"pack, {name}, unpack"] = copying_way(made.signature, model, given, written)
+            runs[f"pack, {name}, unpack"] = copying_way(graph.signature, model, inputs, outputs)
         races[nodes] = race(runs, seconds)
     return race_panel("on the CPU", "nodes", races, _OURS)
 
 
-def row_major_engines(made: Subject) -> dict[str, Model]:
-    parts = (made.model, made.signature, made.inputs, made.folder)
-    engines = {"AOTI": aoti(aoti_package(*parts)), "eager": eager(made.model)}
+def row_major_engines(graph: Subject) -> dict[str, Model]:
+    """The other engines, on row-major tensors; ONNX Runtime if it can run the network."""
+    parts = (graph.model, graph.signature, graph.inputs, graph.folder)
+    engines = {"AOTI": aoti(aoti_package(*parts)), "eager": eager(graph.model)}
     session = onnx_session(*parts)
-    return engines if session is None else {**engines, "ONNX Runtime": onnx(session)}
+    if session is not None:
+        engines["ONNX Runtime"] = onnx(session)
+    return engines
 
 
-def event(made: Subject, nodes: int, device: torch.device) -> tuple[Collections, Collections]:
+def event(graph: Subject, nodes: int, device: torch.device) -> tuple[Collections, Collections]:
     """Input collections with edges between random nodes, and output collections."""
     case = {"nodes": nodes, "edges": nodes * EDGES_PER_NODE}
     generator = torch.Generator().manual_seed(nodes)
@@ -69,8 +72,8 @@ def event(made: Subject, nodes: int, device: torch.device) -> tuple[Collections,
         name: torch.randint(0, nodes, (case["edges"],), generator=generator, dtype=torch.int32)
         for name in ("source", "target")
     }
-    inputs: Arrays = {**made.inputs, "edges": {**made.inputs["edges"], **ends}}
-    return filled_collections(made.signature, inputs, case, device)
+    inputs: Arrays = {**graph.inputs, "edges": {**graph.inputs["edges"], **ends}}
+    return filled_collections(graph.signature, inputs, case, device)
 
 
 if __name__ == "__main__":

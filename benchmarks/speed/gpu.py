@@ -52,45 +52,46 @@ def main(
     torch.set_num_threads(1)
     print_machine()
     for config in configs:
-        with tempfile.TemporaryDirectory() as place:
-            captured, tolerances = captured_from(config, Path(place))
-            sessions = opened(captured, tolerances, device, Path(place))
+        with tempfile.TemporaryDirectory() as scratch:
+            captured, tolerances = captured_from(config, Path(scratch))
+            sessions = valid_sessions(captured, tolerances, device, Path(scratch))
             prepared = ways(config, captured, sessions, device)
             with nullcontext() if turns is None else FileLock(turns):
-                races = {n: race(made(), seconds, stay=()) for n, made in prepared.items()}
+                races = {n: race(make(), seconds, stay=()) for n, make in prepared.items()}
         caption = f"{config.stem} on {device}, from columns to columns; {SPREAD}."
         print_panels(caption, [race_panel(config.stem, "rows", races, _EAGER)])
 
 
-def captured_from(config: Path, folder: Path) -> tuple[Capture, Mapping[str, Tolerance]]:
+def captured_from(file: Path, folder: Path) -> tuple[Capture, Mapping[str, Tolerance]]:
     """The network of a config, captured with its reference, and the tolerances of its answers."""
-    found = load_config(config)
-    signature = found.signature()
-    model, inputs = build_model(source_of(found)), reference_inputs(found, signature)
-    made = capture(model, signature, inputs, folder, "none", nonfinite=found.reference.nonfinite)
-    return made, tolerances_of(found, signature)
+    config = load_config(file)
+    signature = config.signature()
+    model, inputs = build_model(source_of(config)), reference_inputs(config, signature)
+    nonfinite = config.reference.nonfinite
+    captured = capture(model, signature, inputs, folder, "none", nonfinite=nonfinite)
+    return captured, tolerances_of(config, signature)
 
 
-def opened(
+def valid_sessions(
     captured: Capture, tolerances: Mapping[str, Tolerance], device: torch.device, folder: Path
 ) -> dict[str, Session]:
     """A session of each engine whose artifact is valid on the device. Prints each verdict."""
-    made: dict[str, Session] = {}
+    sessions: dict[str, Session] = {}
     for name in ENGINES:
         try:
             file, report = judged(name, captured, tolerances, device, folder)
             worst = max((each.max_abs for each in report.worst.values()), default=0.0)
-            said = f"{name}: {report.verdict}, largest deviation {worst:.1g}"
+            line = f"{name}: {report.verdict}, largest deviation {worst:.1g}"
             if name == "lanes" and device.type != "cpu":
-                here = judged(name, captured, tolerances, torch.device("cpu"), folder)[1]
-                said += f", {'the' if report.bits == here.bits else 'not the'} bits of the CPU"
-            print(said if report.valid else f"{said}: {report.reason}", flush=True)
+                _, on_cpu = judged(name, captured, tolerances, torch.device("cpu"), folder)
+                line += f", {'the' if report.bits == on_cpu.bits else 'not the'} bits of the CPU"
+            print(line if report.valid else f"{line}: {report.reason}", flush=True)
             if report.valid:
                 executable = engine(name).open(file, device)
-                made[name] = Session(captured.signature, executable, device, any_start=True)
+                sessions[name] = Session(captured.signature, executable, device, any_start=True)
         except Exception as error:  # whatever a compiler raises
             print(f"{name}: {first_line(error)}", flush=True)
-    return made
+    return sessions
 
 
 def judged(
@@ -112,20 +113,20 @@ def judged(
 
 
 def ways(
-    config: Path, captured: Capture, sessions: Mapping[str, Session], device: torch.device
+    file: Path, captured: Capture, sessions: Mapping[str, Session], device: torch.device
 ) -> dict[int, Callable[[], dict[str, Callable[[], None]]]]:
     """For each number of rows in the first row dimension, a function that makes all ways to time.
     Every way has run once, so that all is compiled."""
-    found, signature = load_config(config), captured.signature
-    model, inputs = build_model(source_of(found)), reference_inputs(found, signature)
-    there = model.to(device)
-    compiled = torch.compile(there, dynamic=True)
+    config, signature = load_config(file), captured.signature
+    inputs = reference_inputs(config, signature)
+    model = build_model(source_of(config)).to(device)
+    compiled = torch.compile(model, dynamic=True)
 
     def runs(case: Case) -> dict[str, Callable[[], None]]:
         return {
-            _EAGER: row_major_call(signature, there, inputs, case, device),
+            _EAGER: row_major_call(signature, model, inputs, case, device),
             "torch.compile": row_major_call(signature, compiled, inputs, case, device),
-            "with copies": row_major_call(signature, over(there, device), inputs, case),
+            "with copies": row_major_call(signature, on_host_rows(model, device), inputs, case),
             **{name: bound_call(each, inputs, case) for name, each in sessions.items()},
         }
 
@@ -136,20 +137,20 @@ def ways(
     return {next(iter(case.values())): partial(runs, case) for case in cases}
 
 
-def over(model: torch.nn.Module, device: torch.device) -> Callable[..., object]:
+def on_host_rows(model: torch.nn.Module, device: torch.device) -> Callable[..., object]:
     """The model on rows in the host's memory. Unpacking an answer copies it back."""
-    return lambda *rows: model(*(each.to(device) for each in rows))
+    return lambda *rows: model(*(tensor.to(device) for tensor in rows))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    chosen = [CONFIGS / "demo.yaml", *sorted(CONFIGS.glob("zoo/*.yaml"))]
-    parser.add_argument("configs", nargs="*", type=Path, default=chosen)
+    every = [CONFIGS / "demo.yaml", *sorted(CONFIGS.glob("zoo/*.yaml"))]
+    parser.add_argument("configs", nargs="*", type=Path, default=every)
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each race")
     parser.add_argument("--turns", type=Path, help="a file that such processes lock in turn")
-    asked = parser.parse_args()
-    wanted = torch.device(asked.device)
-    if wanted.type != "cpu" and torch.cuda.device_count() <= (wanted.index or 0):
-        sys.exit(f"{wanted} is not here: torch sees {torch.cuda.device_count()} GPUs")
-    main(asked.configs, wanted, asked.seconds, asked.turns)
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    if device.type != "cpu" and torch.cuda.device_count() <= (device.index or 0):
+        sys.exit(f"{device} is not here: torch sees {torch.cuda.device_count()} GPUs")
+    main(options.configs, device, options.seconds, options.turns)

@@ -42,74 +42,77 @@ def main(names: Sequence[str]) -> None:
     for name in names or SHAPES:
         table.add_row(*map(str, measured(name)))
     show([table])
-    print(f"g++ and clang: {_CPU}; clang is {_version()}. µs: median, in turns.")
+    print(f"g++ and clang: {_CPU}; clang is {_clang_version()}. µs: median, in turns.")
 
 
 def measured(name: str) -> list[str]:
-    """A row of the table."""
+    """A row of the table. The self-test passes only with the bits of the library."""
     features, outputs, _ = SHAPES[name]
-    made = subject(features, _ROWS, network(name), outputs)
+    captured = subject(features, _ROWS, network(name), outputs)
+    reference = captured.capture.reference
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        session, header = written_header_of(made, "cpp", folder)
-        library = made.session()
-        same = answer_bits(session, made.capture.reference, every=True) == answer_bits(
-            library, made.capture.reference, every=True
-        )
+        session, header = written_header_of(captured, "cpp", folder)
+        library = captured.session()
+        bits = [answer_bits(each, reference, every=True) for each in (session, library)]
         (folder / "main.cpp").write_text(
             '#include "net.h"\nint main() { return net::self_test(); }\n'
         )
-        times = [_compiled(f"{compiler} {_CPU}", folder) for compiler in ("g++", clang())]
-        passed = subprocess.run([str(folder / "main")], check=False).returncode == 0 and same
-        size = len(header) >> 10
-        timed = race({"own": _call(session, made), "library": _call(library, made)}, _SECONDS)
-    return [name, str(size), *times, *_on_gpus(made), "passed" if passed else "FAILED",
-            *(f"{t.median_us:.0f}" for t in timed.values())]  # fmt: skip
+        times = [_compile_seconds(f"{compiler} {_CPU}", folder) for compiler in ("g++", clang())]
+        passed = subprocess.run([str(folder / "main")], check=False).returncode == 0
+        calls = {"own": _call(session, captured), "library": _call(library, captured)}
+        timed = race(calls, _SECONDS)
+    verdict = "passed" if passed and bits[0] == bits[1] else "FAILED"
+    return [name, str(len(header) >> 10), *times, *_on_gpus(captured), verdict,
+            *(f"{timing.median_us:.0f}" for timing in timed.values())]  # fmt: skip
 
 
 def written_header_of(
-    made: Subject, language: str, folder: Path, name: str = "net"
+    captured: Subject, language: str, folder: Path, name: str = "net"
 ) -> tuple[Session, str]:
     """The header with its self-test as NAME.h in a folder, and a session of its library."""
-    source = Portable(made.capture.program, None, made.signature)
+    source = Portable(captured.capture.program, None, captured.signature)
     first, *_ = engine("lanes").compile(source, Target("source", language), {}, folder)
-    session = Session(made.signature, engine("lanes").open(folder / first, CPU), CPU)
+    session = Session(captured.signature, engine("lanes").open(folder / first, CPU), CPU)
     text = (folder / "network.h").read_text()
-    whole = with_self_test(text, name, session, made.capture.reference).text
-    (folder / f"{name}.h").write_text(whole)
-    return session, whole
+    header = with_self_test(text, name, session, captured.capture.reference).text
+    (folder / f"{name}.h").write_text(header)
+    return session, header
 
 
-def _compiled(command: str, folder: Path) -> str:
+def _compile_seconds(command: str, folder: Path) -> str:
+    """How long a compiler takes for main.cpp."""
     begun = time.monotonic()
     subprocess.run([*command.split(), "-o", "main", "main.cpp"], cwd=folder, check=True)
     return f"{time.monotonic() - begun:.1f}"
 
 
-def _on_gpus(made: Subject) -> list[str]:
+def _on_gpus(captured: Subject) -> list[str]:
     """Seconds and registers of NVRTC for sm_80, and of clang for gfx90a."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        written_header_of(made, "cuda", folder)
+        written_header_of(captured, "cuda", folder)
         begun = time.monotonic()
         image = nvrtc_image(_KERNEL.encode(), "sm_80", folder, fmad=True)
-        nvidia = time.monotonic() - begun
+        nvidia_s = time.monotonic() - begun
         (folder / "kernel.hip").write_text(_KERNEL)
         begun = time.monotonic()
-        said = amd_image("kernel.hip", "gfx90a", folder, folder)
-        amd = time.monotonic() - begun
-    registers = number_in(image.log, r"Used (\d+) registers"), number_in(said, r"VGPRs: (\d+)")
-    return [f"{nvidia:.1f}", str(registers[0]), f"{amd:.1f}", str(registers[1])]
+        log = amd_image("kernel.hip", "gfx90a", folder, folder)
+        amd_s = time.monotonic() - begun
+    registers = number_in(image.log, r"Used (\d+) registers")
+    vector_registers = number_in(log, r"VGPRs: (\d+)")
+    return [f"{nvidia_s:.1f}", str(registers), f"{amd_s:.1f}", str(vector_registers)]
 
 
-def _call(session: Session, made: Subject) -> Callable[[], None]:
-    given, written = made.collections(_ROWS)
-    return session.bind({"inputs": given}, {"outputs": written})
+def _call(session: Session, captured: Subject) -> Callable[[], None]:
+    """A call of a session, bound to columns of `_ROWS` rows."""
+    inputs, outputs = captured.collections(_ROWS)
+    return session.bind({"inputs": inputs}, {"outputs": outputs})
 
 
-def _version() -> str:
-    said = subprocess.run([clang(), "-dumpversion"], capture_output=True, text=True, check=True)
-    return said.stdout.strip()
+def _clang_version() -> str:
+    process = subprocess.run([clang(), "-dumpversion"], capture_output=True, text=True, check=True)
+    return process.stdout.strip()
 
 
 if __name__ == "__main__":

@@ -32,9 +32,10 @@ def in_jax(
     os.environ |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
     jax = import_module("jax")
     (bound,) = signature.inputs
-    given, _ = filled_collections(signature, inputs, case, torch.device("cpu"))
-    block = given[bound.block.collection]
-    columns = [jax.dlpack.from_dlpack(block.tensor(name)) for name in bound.block.columns]
+    collections, _ = filled_collections(signature, inputs, case, torch.device("cpu"))
+    collection = collections[bound.block.collection]
+    tensors = [collection.tensor(name) for name in bound.block.columns]
+    columns = [jax.dlpack.from_dlpack(tensor) for tensor in tensors]
     weights = {name: jax.numpy.asarray(each.numpy()) for name, each in model.state_dict().items()}
 
     def from_columns(columns: Sequence[Any]) -> Any:
@@ -42,9 +43,9 @@ def in_jax(
         return jax.numpy.unstack(function(jax, weights, rows), axis=1)
 
     compiled = jax.jit(from_columns)
-    wanted = model(torch.stack([block.tensor(name) for name in bound.block.columns], dim=1))
-    found = torch.stack([torch.utils.dlpack.from_dlpack(each) for each in compiled(columns)], dim=1)
-    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-4)
+    expected = model(torch.stack(tensors, dim=1))
+    answers = torch.stack([torch.utils.dlpack.from_dlpack(c) for c in compiled(columns)], dim=1)
+    torch.testing.assert_close(answers, expected, rtol=1e-3, atol=1e-4)
     return lambda: jax.block_until_ready(compiled(columns))
 
 
@@ -53,6 +54,7 @@ def _linear(weights: Weights, name: str, x: Any) -> Any:
 
 
 def _batch_norm(jax: Any, weights: Weights, name: str, x: Any, axis: int = -1) -> Any:
+    """torch's BatchNorm in inference; the channels are on `axis`."""
     shape = [1] * x.ndim
     shape[axis] = -1
     mean, variance, scale, shift = (
@@ -63,12 +65,14 @@ def _batch_norm(jax: Any, weights: Weights, name: str, x: Any, axis: int = -1) -
 
 
 def _layer_norm(jax: Any, weights: Weights, name: str, x: Any) -> Any:
+    """torch's LayerNorm over the last axis."""
     centred = x - x.mean(-1, keepdims=True)
     normal = centred / jax.numpy.sqrt((centred * centred).mean(-1, keepdims=True) + 1e-5)
     return normal * weights[f"{name}.weight"] + weights[f"{name}.bias"]
 
 
 def _mlp(jax: Any, weights: Weights, x: Any) -> Any:
+    """Linear layers with a ReLU between them; their names sort in their order."""
     layers = sorted({name.rpartition(".")[0] for name in weights})
     for layer in layers[:-1]:
         x = jax.nn.relu(_linear(weights, layer, x))
@@ -88,8 +92,8 @@ def _transformer_block(jax: Any, weights: Weights, x: Any) -> Any:
     h = _linear(weights, "embed", x.reshape(-1, 16, 5))
     qkv = _linear(weights, "qkv", _layer_norm(jax, weights, "first", h))
     q, k, v = qkv.reshape(-1, 16, 3, 4, 8).transpose(2, 0, 3, 1, 4)
-    seen = jax.nn.softmax(q @ k.swapaxes(-1, -2) / 8**0.5, axis=-1) @ v
-    h = h + _linear(weights, "out", seen.swapaxes(1, 2).reshape(-1, 16, 32))
+    attended = jax.nn.softmax(q @ k.swapaxes(-1, -2) / 8**0.5, axis=-1) @ v
+    h = h + _linear(weights, "out", attended.swapaxes(1, 2).reshape(-1, 16, 32))
     wide = _linear(weights, "wide", _layer_norm(jax, weights, "second", h))
     h = h + _linear(weights, "narrow", jax.nn.gelu(wide, approximate=False))
     return _linear(weights, "classify", h.mean(1))
@@ -98,8 +102,8 @@ def _transformer_block(jax: Any, weights: Weights, x: Any) -> Any:
 def _small_resnet(jax: Any, weights: Weights, x: Any) -> Any:
     def convolved(x: Any, layers: str, conv: int) -> Any:
         weight, bias = (weights[f"{layers}.{conv}.{each}"] for each in ("weight", "bias"))
-        made = jax.lax.conv(x, weight, (1, 1), "SAME") + bias[:, None, None]
-        return _batch_norm(jax, weights, f"{layers}.{conv + 1}", made, axis=1)
+        y = jax.lax.conv(x, weight, (1, 1), "SAME") + bias[:, None, None]
+        return _batch_norm(jax, weights, f"{layers}.{conv + 1}", y, axis=1)
 
     h = jax.nn.relu(convolved(x.reshape(-1, 3, 8, 8), "stem", 0))
     for block in ("blocks.0", "blocks.1"):
@@ -110,7 +114,7 @@ def _small_resnet(jax: Any, weights: Weights, x: Any) -> Any:
 def _edge_conv(jax: Any, weights: Weights, x: Any) -> Any:
     points = x.reshape(-1, 16, 3)
     apart = points[:, :, None, :2] - points[:, None, :, :2]
-    _, near = jax.lax.top_k(-jax.numpy.sqrt((apart * apart).sum(-1)), 5)
+    _, near = jax.lax.top_k(-jax.numpy.sqrt((apart * apart).sum(-1)), 5)  # the nearest is itself
     rows = jax.numpy.arange(len(points))[:, None, None]
     others = points[rows, near[..., 1:]]
     own = jax.numpy.broadcast_to(points[:, :, None], others.shape)
@@ -121,13 +125,13 @@ def _edge_conv(jax: Any, weights: Weights, x: Any) -> Any:
 
 
 def _track_purity(jax: Any, weights: Weights, x: Any) -> Any:
-    for k in range(0, 12, 3):
-        made = _batch_norm(jax, weights, f"wide.{k + 1}", _linear(weights, f"wide.{k}", x))
-        x = jax.nn.elu(made)
+    for k in range(0, 12, 3):  # layer k, its batch norm, and an ELU without weights
+        y = _linear(weights, f"wide.{k}", x)
+        x = jax.nn.elu(_batch_norm(jax, weights, f"wide.{k + 1}", y))
     h = _linear(weights, "narrow", x)
     for block in ("blocks.0", "blocks.1", "blocks.2"):
-        made = _linear(weights, f"{block}.0", h)
-        h = h + jax.nn.elu(_batch_norm(jax, weights, f"{block}.1", made))
+        y = _linear(weights, f"{block}.0", h)
+        h = h + jax.nn.elu(_batch_norm(jax, weights, f"{block}.1", y))
     return jax.nn.sigmoid(_linear(weights, "classify", h))
 
 
@@ -140,3 +144,4 @@ _NETWORKS: Mapping[str, Callable[[Any, Weights, Any], Any]] = {
     "line_segments": _line_segments,
     "mlp_256": _mlp,
 }
+"""By the name of a network in unseen.py: the same network, as a function of JAX, weights, rows."""

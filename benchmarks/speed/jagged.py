@@ -52,13 +52,14 @@ def main(sizes: list[int]) -> None:
     print_machine()
     panels = []
     for hidden in (4, 64):
-        made = subject(max(sizes), hidden)
-        races = {n: measure(made, n, seconds=2.0) for n in sizes}
+        deep_sets = subject(max(sizes), hidden)
+        races = {n: measure(deep_sets, n, seconds=2.0) for n in sizes}
         panels.append(race_panel(f"{hidden} hidden", "events", races, _OURS))
     print_panels(CAPTION, panels)
 
 
 def subject(highest: int, hidden: int) -> Subject:
+    """`Sets` on jagged jets, of up to `highest` events and twice as many jets as on average."""
     signature = Signature.build(
         {
             "jets": Layout([column(name, "float32") for name in NAMES], 1, "columns"),
@@ -79,44 +80,49 @@ def subject(highest: int, hidden: int) -> Subject:
     return captured(model, signature)
 
 
-def measure(made: Subject, n: int, seconds: float) -> dict[str, Timing]:
+def measure(deep_sets: Subject, n: int, seconds: float) -> dict[str, Timing]:
+    """Time all ways on n events. All must give our answers."""
     rng = np.random.default_rng(n)
     counts = rng.poisson(MEAN, n)
     columns = {x: rng.normal(size=counts.sum()).astype(np.float32) for x in NAMES}
     events = ak.unflatten(ak.Array(columns), counts)
-    session = made.session()
-    given = from_jagged(events, made.signature, "jets")
-    scores, others = session.collection("scores", n), session.collection("scores", n)
-    runs: dict[str, Callable[[], object]] = {_OURS: session.bind(given, scores)}
-    network = made.model.model
+    session = deep_sets.session()
+    inputs = from_jagged(events, deep_sets.signature, "jets")
+    scores, copies = session.collection("scores", n), session.collection("scores", n)
+    runs: dict[str, Callable[[], object]] = {_OURS: session.bind(inputs, scores)}
+    network = deep_sets.model.model
     assert isinstance(network, Sets)
-    models = {"AOTI": _on_rows(network, made.folder), "eager": network}
-    places = [others.tensor(name) for name in "pqr"]
+    models = {"AOTI": _on_rows(network, deep_sets.folder), "eager": network}
+    columns_of_copies = [copies.tensor(name) for name in "pqr"]
     runs[_OURS]()
-    for padding, pad in {"NumPy": _by_numpy(given), "Awkward": lambda: _by_awkward(events)}.items():
+    by_numpy = _by_numpy(inputs)
+    for padding, pad in {"NumPy": by_numpy, "Awkward": lambda: _by_awkward(events)}.items():
         for name, model in models.items():
-            way = runs[f"{padding}, then {name}"] = _copying(pad, model, places)
+            way = runs[f"{padding}, then {name}"] = _copying(pad, model, columns_of_copies)
             way()
-            for place, ours in zip(places, map(scores.tensor, "pqr"), strict=True):
-                torch.testing.assert_close(place, ours, atol=1e-5, rtol=1e-4)
-    runs["padding alone, NumPy"] = _by_numpy(given)
+            for theirs, ours in zip(columns_of_copies, map(scores.tensor, "pqr"), strict=True):
+                torch.testing.assert_close(theirs, ours, atol=1e-5, rtol=1e-4)
+    runs["padding alone, NumPy"] = by_numpy
     return race(runs, seconds)
 
 
-def _copying(pad: Callable[[], Any], model: Any, places: list[Tensor]) -> Callable[[], None]:
+def _copying(pad: Callable[[], Any], model: Any, columns: list[Tensor]) -> Callable[[], None]:
+    """A call that pads, runs, and copies the answers into columns."""
+
     def run() -> None:
         with torch.no_grad():
             jets, mask = map(torch.from_numpy, pad())
-            for place, answer in zip(places, model(jets, mask).unbind(1), strict=True):
-                place.copy_(answer)
+            for column_of_answers, answer in zip(columns, model(jets, mask).unbind(1), strict=True):
+                column_of_answers.copy_(answer)
 
     return run
 
 
-def _by_numpy(given: Any) -> Callable[[], Any]:
-    """A function that pads with NumPy, with one gather for each column."""
-    columns = [given["jets"][name] for name in NAMES]
-    begin, end = given["jets_offsets"]["begin"], given["jets_offsets"]["end"]
+def _by_numpy(inputs: Any) -> Callable[[], Any]:
+    """A function that pads with NumPy, with one gather for each column. It returns jets (n, 8, 16)
+    and their mask (n, 1, 16), as float32."""
+    columns = [inputs["jets"][name] for name in NAMES]
+    begin, end = inputs["jets_offsets"]["begin"], inputs["jets_offsets"]["end"]
 
     def pad() -> Any:
         index = begin[:, None] + np.arange(LENGTH)
@@ -131,8 +137,9 @@ def _by_numpy(given: Any) -> Callable[[], Any]:
 
 
 def _by_awkward(events: Any) -> Any:
-    there = ak.pad_none(events, LENGTH, clip=True)
-    rows = [ak.to_numpy(ak.fill_none(there[name], np.float32(0))) for name in NAMES]
+    """The same jets and mask, padded with Awkward."""
+    padded = ak.pad_none(events, LENGTH, clip=True)
+    rows = [ak.to_numpy(ak.fill_none(padded[name], np.float32(0))) for name in NAMES]
     mask = np.arange(LENGTH) < ak.to_numpy(ak.num(events))[:, None]
     return np.stack(rows, axis=1).astype(np.float32), mask[:, None].astype(np.float32)
 

@@ -33,35 +33,21 @@ def nvcc() -> str:
     """The compiler of a CUDA toolkit, or of the wheel nvidia-cuda-nvcc; RuntimeError if none is
     here."""
     wheels = (str(path) for each in sys.path for path in Path(each).glob("nvidia/cu*/bin/nvcc"))
-    found = shutil.which("nvcc") or next(wheels, None)
-    if found is None:
+    compiler = shutil.which("nvcc") or next(wheels, None)
+    if compiler is None:
         raise RuntimeError("no nvcc is here: pip install nvidia-cuda-nvcc nvidia-cuda-cccl")
-    return found
+    return compiler
 
 
 def main(names: list[str], arch: str) -> None:
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
-            print(f"{name}: {ran(name, arch, Path(folder))}", flush=True)
+            print(f"{name}: {compile_and_run(name, arch, Path(folder))}", flush=True)
 
 
-def ran(name: str, arch: str, folder: Path) -> str:
+def compile_and_run(name: str, arch: str, folder: Path) -> str:
     """What a network's program says, or that it was compiled."""
-    features, outputs, _ = SHAPES[name]
-    made = subject(features, _ROWS, network(name), outputs)
-    written_header_of(made, "cuda", folder)
-    given, found = made.collections(_ROWS)
-    draw = np.random.default_rng(0)
-    for member in given.layout.columns:
-        given.fill(member.name, draw.normal(size=_ROWS).astype(np.float32))
-    made.session().run(given, found)
-    for file, columns in (("inputs", given), ("wanted", found)):
-        np.stack([columns[c.name] for c in columns.layout.columns]).tofile(folder / file)
-    at = ", ".join(f"(base) + {k}L * (n)" for k in range(features + outputs))
-    (folder / "settings.h").write_text(
-        f"#define ROWS {_ROWS}\n#define INPUTS {features}\n#define OUTPUTS {outputs}\n"
-        f"#define COLUMNS_AT(base, n) net::Columns{{{at}}}\n"
-    )
+    write_sources(name, folder)
     begun = time.monotonic()
     subprocess.run(
         [nvcc(), "-std=c++17", "-O2", f"-arch={arch}", "-I.", "-o", "net", _PROGRAM],
@@ -72,18 +58,39 @@ def ran(name: str, arch: str, folder: Path) -> str:
         gpus()
     except RunError:
         return f"{seconds}; no GPU is here"
-    done = subprocess.run(["./net"], cwd=folder, capture_output=True, text=True, check=False)
-    return f"{seconds}; {done.stdout.strip()}"
+    process = subprocess.run(["./net"], cwd=folder, capture_output=True, text=True, check=False)
+    return f"{seconds}; {process.stdout.strip()}"
+
+
+def write_sources(name: str, folder: Path) -> None:
+    """Write a network's header, and the files that nvcc.cu reads: settings, random inputs, and the
+    answers of the library to them."""
+    features, outputs, _ = SHAPES[name]
+    captured = subject(features, _ROWS, network(name), outputs)
+    written_header_of(captured, "cuda", folder)
+    inputs, answers = captured.collections(_ROWS)
+    draw = np.random.default_rng(0)
+    for member in inputs.layout.columns:
+        inputs.fill(member.name, draw.normal(size=_ROWS).astype(np.float32))
+    captured.session().run(inputs, answers)
+    for file, collection in (("inputs", inputs), ("wanted", answers)):
+        columns = [collection[member.name] for member in collection.layout.columns]
+        np.stack(columns).tofile(folder / file)
+    pointers = ", ".join(f"(base) + {k}L * (n)" for k in range(features + outputs))
+    (folder / "settings.h").write_text(
+        f"#define ROWS {_ROWS}\n#define INPUTS {features}\n#define OUTPUTS {outputs}\n"
+        f"#define COLUMNS_AT(base, n) net::Columns{{{pointers}}}\n"
+    )
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=list(SHAPES))
     parser.add_argument("--arch", default="sm_90")
-    asked = parser.parse_args()
-    if unknown := set(asked.names) - set(SHAPES):
+    options = parser.parse_args()
+    if unknown := set(options.names) - set(SHAPES):
         parser.error(f"no network {', '.join(sorted(unknown))}; there are {', '.join(SHAPES)}")
     try:
-        main(asked.names, asked.arch)
+        main(options.names, options.arch)
     except RuntimeError as error:
         parser.error(str(error))

@@ -57,6 +57,7 @@ class Tracks:
     vertex: np.ndarray[Any, Any]
 
     def same_as(self, other: Tracks) -> bool:
+        """Whether the tracks are the same, and the bits of their scores."""
         return (
             np.array_equal(self.index, other.index)
             and self.purity.tobytes() == other.purity.tobytes()
@@ -68,26 +69,28 @@ class Calls:
     """The selection by calls, on memory that two sessions are bound to."""
 
     def __init__(self, tracks: np.ndarray[Any, Any], purity: Subject, vertex: Subject) -> None:
-        self.given, self.answers, self.bound = [], [], []
-        for made in (purity, vertex):
-            given, answers = made.collections(_TRACKS)
-            self.given.append(given)
-            self.answers.append(answers["y0"])
-            self.bound.append(made.session().bind({"inputs": given}, {"outputs": answers}))
-        for at, column in enumerate(tracks):
-            self.given[0][f"x{at}"][:] = column
-        for at, column in enumerate(_VERTEX[:4]):
-            self.given[1][f"x{at}"][:] = tracks[column]
+        self.inputs, self.scores, self.bound = [], [], []
+        for network in (purity, vertex):
+            inputs, outputs = network.collections(_TRACKS)
+            self.inputs.append(inputs)
+            self.scores.append(outputs["y0"])
+            self.bound.append(network.session().bind({"inputs": inputs}, {"outputs": outputs}))
+        for i, column in enumerate(tracks):
+            self.inputs[0][f"x{i}"][:] = column
+        for i, column in enumerate(_VERTEX[:4]):
+            self.inputs[1][f"x{i}"][:] = tracks[column]
 
     def selected(self, pt: float) -> Tracks:
-        of, also = self.given
+        """The tracks that pass, with a transverse momentum above `pt`."""
+        tracks, vertex_inputs = self.inputs
+        # The last two features of both networks: pt and dxy, over their errors.
         for value, error, feature, copy in (("x0", "x5", "x13", "x4"), ("x3", "x6", "x14", "x5")):
-            np.divide(np.abs(of[value]), of[error], out=of[feature])
-            also[copy][:] = of[feature]
+            np.divide(np.abs(tracks[value]), tracks[error], out=tracks[feature])
+            vertex_inputs[copy][:] = tracks[feature]
         for call in self.bound:
             call()
-        purity, vertex = self.answers
-        passes = (of["x0"] > pt) & (np.abs(of["x1"]) < _MOST_ETA)
+        purity, vertex = self.scores
+        passes = (tracks["x0"] > pt) & (np.abs(tracks["x1"]) < _MOST_ETA)
         index = np.flatnonzero(passes & (purity > _CUT) & (vertex > _CUT))
         return Tracks(index, purity[index], vertex[index])
 
@@ -106,10 +109,11 @@ class Loop:
         self.scores = np.empty((2, _TRACKS), np.float32)
 
     def selected(self, pt: float) -> Tracks:
-        made = (self.tracks, self.index, self.scores)
-        of, index, scores = (each.ctypes.data_as(ctypes.c_void_p) for each in made)
+        """The tracks that pass, as of `Calls`; the next call overwrites them."""
+        arrays = (self.tracks, self.index, self.scores)
+        tracks, index, scores = (array.ctypes.data_as(ctypes.c_void_p) for array in arrays)
         n, cuts = ctypes.c_int64(_TRACKS), (ctypes.c_float(pt), ctypes.c_float(_CUT))
-        count = self.function(of, n, *cuts, index, scores)
+        count = self.function(tracks, n, *cuts, index, scores)
         return Tracks(self.index[:count], *self.scores[:, :count])
 
 
@@ -120,15 +124,15 @@ def main() -> None:
         "purity": nn.Sequential(nn.Linear(15, 32), nn.ELU(), nn.Linear(32, 1), nn.Sigmoid()),
         "vertex": nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 1), nn.Sigmoid()),
     }
-    made = {n: subject(_FEATURES[n], _TRACKS, layer, 1) for n, layer in layers.items()}
+    networks = {n: subject(_FEATURES[n], _TRACKS, layer, 1) for n, layer in layers.items()}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        for name, own in made.items():
+        for name, network in networks.items():
             (folder / name).mkdir()
-            written_header_of(own, "cpp", folder / name, name)
+            written_header_of(network, "cpp", folder / name, name)
             (folder / name / f"{name}.h").rename(folder / f"{name}.h")
         tracks = random_tracks()
-        loop, calls = Loop(tracks, folder), Calls(tracks, **made)
+        loop, calls = Loop(tracks, folder), Calls(tracks, **networks)
     races = {}
     for percent in (5, 20, 50):
         pt = float(np.quantile(tracks[0], 1 - percent / 100))
@@ -143,10 +147,10 @@ def main() -> None:
 def random_tracks() -> np.ndarray[Any, Any]:
     """13 columns of tracks, in the order of examples/kernel/select_tracks.hpp."""
     draw = np.random.default_rng(5)
-    found = draw.normal(size=(13, _TRACKS))
-    found[0] = draw.exponential(2, _TRACKS)
-    found[5:8] = draw.uniform(0.5, 2, (3, _TRACKS))
-    return found.astype(np.float32)
+    columns = draw.normal(size=(13, _TRACKS))
+    columns[0] = draw.exponential(2, _TRACKS)
+    columns[5:8] = draw.uniform(0.5, 2, (3, _TRACKS))
+    return columns.astype(np.float32)
 
 
 if __name__ == "__main__":

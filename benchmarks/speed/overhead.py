@@ -33,39 +33,43 @@ _MANY = 64
 def main() -> None:
     torch.set_num_threads(1)
     print_machine()
-    made = subject(features=6, highest=4096)
-    ours = {_OURS: made.session("lanes"), "ours, bound, aoti": made.session("aoti")}
-    panels = [measure(made, ours, (1, 10, 100, 1000), seconds=2.0)]
-    print_panels(CAPTION, panels)
+    mlp = subject(features=6, highest=4096)
+    ours = {_OURS: mlp.session("lanes"), "ours, bound, aoti": mlp.session("aoti")}
+    print_panels(CAPTION, [measure(mlp, ours, (1, 10, 100, 1000), seconds=2.0)])
 
 
 def measure(
-    made: Subject, sessions: Mapping[str, Session], sizes: Sequence[int], seconds: float
+    mlp: Subject, sessions: Mapping[str, Session], sizes: Sequence[int], seconds: float
 ) -> Panel:
     """Time all contestants. `sessions`: ours by name; ratios are relative to the first."""
-    compiled = aoti_package(made.model, made.signature, made.inputs, made.folder)
+    compiled = aoti_package(mlp.model, mlp.signature, mlp.inputs, mlp.folder)
     with quiet_torch():
-        scripted = torch.jit.freeze(torch.jit.script(made.model))
-    onnx = onnx_session(made.model, made.signature, made.inputs, made.folder)
+        scripted = torch.jit.freeze(torch.jit.script(mlp.model))
+    onnx = onnx_session(mlp.model, mlp.signature, mlp.inputs, mlp.folder)
     base = next(iter(sessions))
     races = {}
     for n in sizes:
         runs: dict[str, Callable[[], object]] = {
-            name: session.bind(*made.collections(n)) for name, session in sessions.items()
+            name: session.bind(*mlp.collections(n)) for name, session in sessions.items()
         }
-        with _telemetry(made.folder):
-            runs[f"{base}, with telemetry"] = sessions[base].bind(*made.collections(n))
-        bindings = [sessions[base].bind(*made.collections(n)) for _ in range(_MANY)]
+        with _telemetry(mlp.folder):
+            runs[f"{base}, with telemetry"] = sessions[base].bind(*mlp.collections(n))
+        bindings = [sessions[base].bind(*mlp.collections(n)) for _ in range(_MANY)]
         many = f"ours, run_many of {_MANY}, an event"
         runs[many] = partial(sessions[base].run_many, bindings)
-        runs |= _torch_ways(made, compiled, scripted, n)
+        runs |= _torch_ways(mlp, compiled, scripted, n)
         if onnx is not None:
-            runs |= _onnx_ways(onnx, made, n)
-        timed = race(runs, seconds)
-        t = timed[many]
-        timed[many] = Timing(t.median_us / _MANY, t.p05_us / _MANY, t.p95_us / _MANY, t.rounds)
-        races[n] = timed
+            runs |= _onnx_ways(onnx, mlp, n)
+        races[n] = race(runs, seconds)
+        races[n][many] = _of_one(races[n][many], _MANY)
     return race_panel("", "rows", races, base)
+
+
+def _of_one(timing: Timing, events: int) -> Timing:
+    """The time of an event, from the time of a call of several."""
+    times = (timing.median_us, timing.p05_us, timing.p95_us)
+    median, p05, p95 = (time / events for time in times)
+    return Timing(median, p05, p95, timing.rounds)
 
 
 @contextlib.contextmanager
@@ -81,9 +85,10 @@ def _telemetry(folder: Path) -> Iterator[None]:
 
 
 def _torch_ways(
-    made: Subject, compiled: Any, scripted: torch.nn.Module, n: int
+    mlp: Subject, compiled: Any, scripted: torch.nn.Module, n: int
 ) -> dict[str, Callable[[], object]]:
-    rows = torch.randn(n, len(made.inputs["inputs"]))
+    """Calls of torch's runtimes on n rows."""
+    rows = torch.randn(n, len(mlp.inputs["inputs"]))
     loader = compiled.loader
 
     def without_grad(model: torch.nn.Module) -> None:
@@ -94,12 +99,13 @@ def _torch_ways(
         "AOTICompiledModel": lambda: compiled(rows),
         "loader.run": lambda: loader.run([rows]),
         "TorchScript": partial(without_grad, scripted),
-        "eager": partial(without_grad, made.model),
+        "eager": partial(without_grad, mlp.model),
     }
 
 
-def _onnx_ways(session: Any, made: Subject, n: int) -> dict[str, Callable[[], object]]:
-    rows = torch.randn(n, len(made.inputs["inputs"]))
+def _onnx_ways(session: Any, mlp: Subject, n: int) -> dict[str, Callable[[], object]]:
+    """Calls of ONNX Runtime on n rows: with new memory for the answers, and with bound memory."""
+    rows = torch.randn(n, len(mlp.inputs["inputs"]))
     array = rows.numpy()
     name, out = session.get_inputs()[0].name, session.get_outputs()[0].name
     answer = torch.empty(n, 3)

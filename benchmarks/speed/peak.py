@@ -60,12 +60,13 @@ def main(names: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         loop, operations = fma_loop(Path(folder))
         for name in names:
-            made = unseen(name)
-            given, answers = made.collections(_ROWS)
-            call = made.session().bind({"inputs": given}, {"outputs": answers})
+            captured = unseen(name)
+            inputs, outputs = captured.collections(_ROWS)
+            call = captured.session().bind({"inputs": inputs}, {"outputs": outputs})
             with FlopCounterMode(display=False) as counter:
-                made.model(torch.zeros(_ROWS, len(given.layout.columns)))
+                captured.model(torch.zeros(_ROWS, len(inputs.layout.columns)))
             timed = race({"own": call, "peak": loop}, _SECONDS)
+            # Operations per µs are a thousandth of GFLOP/s.
             own = counter.get_total_flops() / timed["own"].median_us / 1e3
             peak = operations / timed["peak"].median_us / 1e3
             table.add_row(name, f"{own:.0f}", f"{peak:.0f}", f"{own / peak:.0%}")
@@ -73,12 +74,13 @@ def main(names: Sequence[str]) -> None:
 
 
 def unseen(name: str) -> Subject:
+    """A network of benchmarks/speed/unseen.py, captured for up to `_ROWS` rows."""
     features, outputs, _ = SHAPES[name]
     return subject(features, _ROWS, network(name), outputs)
 
 
 def fma_loop(folder: Path) -> tuple[Callable[[], object], int]:
-    """A loop of fma, and the number of its floating-point operations."""
+    """A call of a loop of fma, and the number of its floating-point operations: two for each."""
     (folder / "peak.cpp").write_text(_LOOP)
     command = "g++ -O3 -march=native -ffp-contract=fast -shared -fPIC -o peak.so peak.cpp"
     subprocess.run(command.split(), cwd=folder, check=True)

@@ -68,25 +68,26 @@ def main(shapes: Sequence[str]) -> None:
         trees, leaves = map(int, shape.split("x"))
         with tempfile.TemporaryDirectory() as folder, one_core():
             file = trained(Path(folder) / "trees.txt", trees, leaves)
-            made = subject(_FEATURES, max(_SIZES), load_trees(file), outputs=1)
-            calls = {"ours": ours(made)}
-            calls |= {name: make(file) for name, make in peers(trees * leaves).items()}
+            forest = subject(_FEATURES, max(_SIZES), load_trees(file), outputs=1)
+            contestants = {"ours": ours(forest)}
+            contestants |= {name: make(file) for name, make in peers(trees * leaves).items()}
             for n in _SIZES:
-                timed = race(turns(calls, n), _SECONDS, stay=_TO_THE_END)
+                timed = race(turns(contestants, n), _SECONDS, stay=_TO_THE_END)
                 table.add_row(shape, f"{n:,}", *cells(timed))
     show([table])
 
 
-def cells(found: Mapping[str, Timing]) -> Iterator[str]:
+def cells(timed: Mapping[str, Timing]) -> Iterator[str]:
     """Our time and its spread, and how many times as long each peer takes."""
-    own = found["ours"]
+    own = timed["ours"]
     yield microseconds(own.median_us).replace(" ", "")
     yield spread(own)
     for name in _PEERS:
-        yield f"{found[name].median_us / own.median_us:.2f}" if name in found else "-"
+        yield f"{timed[name].median_us / own.median_us:.2f}" if name in timed else "-"
 
 
-def drawn(n: int, seed: int) -> Rows:
+def random_rows(n: int, seed: int) -> Rows:
+    """Rows of `_FEATURES` columns: normal, but column 3 has few whole numbers, and 5 a tail."""
     draw = np.random.default_rng(seed)
     x = draw.standard_normal((n, _FEATURES)).astype(np.float32)
     x[:, 3], x[:, 5] = draw.integers(0, 6, n), draw.exponential(1, n)
@@ -94,85 +95,91 @@ def drawn(n: int, seed: int) -> Rows:
 
 
 def trained(file: Path, trees: int, leaves: int) -> Path:
+    """Train a classifier of LightGBM, and write it to `file`."""
     import lightgbm
 
-    x = drawn(60_000, 0)
+    x = random_rows(60_000, 0)
     score = x[:, 0] * x[:, 1] + np.sin(3 * x[:, 2]) + 0.3 * x[:, 3] + 0.5 * x[:, 4] * x[:, 5]
     labels = score + 0.5 * np.random.default_rng(1).standard_normal(len(x)) > 1
-    told = {"objective": "binary", "num_leaves": leaves, "verbosity": -1, "num_threads": 1,
+    parameters = {"objective": "binary", "num_leaves": leaves, "verbosity": -1, "num_threads": 1,
             "min_data_in_leaf": 5, "learning_rate": 0.05, "seed": 1}  # fmt: skip
-    lightgbm.train(told, lightgbm.Dataset(x, labels.astype(int)), trees).save_model(file)
+    lightgbm.train(parameters, lightgbm.Dataset(x, labels.astype(int)), trees).save_model(file)
     return file
 
 
 def turns(contestants: dict[str, Contestant], n: int) -> dict[str, Callable[[], object]]:
     """For each contestant a function that makes the next of many calls. Their answers agree."""
-    sets = [drawn(n, seed) for seed in range(max(1, min(_SETS, 4096 // n)))]
+    sets = [random_rows(n, seed) for seed in range(max(1, min(_SETS, 4096 // n)))]
     runs: dict[str, Callable[[], object]] = {}
-    wanted: list[float] = []
+    expected: list[float] = []
     for name, make in contestants.items():
         calls = [make(rows) for rows in sets]
         calls[0].run()
-        found = np.asarray(calls[0].answers(), np.float64).reshape(-1)
-        wanted = wanted or found.tolist()
-        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+        answers = np.asarray(calls[0].answers(), np.float64).reshape(-1)
+        expected = expected or answers.tolist()  # those of the first contestant
+        np.testing.assert_allclose(answers, expected, rtol=1e-5, atol=1e-6)
         runs[name] = in_turn([call.run for call in calls])
     return runs
 
 
-def in_turn(every: Sequence[Callable[[], object]]) -> Callable[[], object]:
-    following = itertools.cycle(every)
+def in_turn(functions: Sequence[Callable[[], object]]) -> Callable[[], object]:
+    """A function that calls the next of these, and after the last the first again."""
+    following = itertools.cycle(functions)
     return lambda: next(following)()
 
 
-def ours(made: Subject) -> Contestant:
-    session = made.session()
+def ours(forest: Subject) -> Contestant:
+    """Bound calls of `lanes`."""
+    session = forest.session()
 
     def call(rows: Rows) -> Call:
-        given = Collection(made.signature.layouts["inputs"], len(rows))
-        written = Collection(made.signature.layouts["outputs"], len(rows))
+        inputs = Collection(forest.signature.layouts["inputs"], len(rows))
+        outputs = Collection(forest.signature.layouts["outputs"], len(rows))
         for k in range(_FEATURES):
-            given.fill(f"x{k}", rows[:, k])
-        return Call(session.bind(given, written), lambda: written["y0"])
+            inputs.fill(f"x{k}", rows[:, k])
+        return Call(session.bind(inputs, outputs), lambda: outputs["y0"])
 
     return call
 
 
 def peers(leaves: int) -> dict[str, Callable[[Path], Contestant]]:
-    found: dict[str, Callable[[Path], Contestant]] = {"LightGBM": _lightgbm}
-    for name, make in (("lleaves", _lleaves), ("tl2cgen", _tl2cgen)):
-        if importlib.util.find_spec(name) and (name != "lleaves" or leaves <= _MOST):
-            found[name] = make
-    return found
+    """The other runtimes that are installed; `leaves`: of all trees together."""
+    makers: dict[str, Callable[[Path], Contestant]] = {"LightGBM": _lightgbm}
+    if importlib.util.find_spec("lleaves") and leaves <= _MOST:
+        makers["lleaves"] = _lleaves
+    if importlib.util.find_spec("tl2cgen"):
+        makers["tl2cgen"] = _tl2cgen
+    return makers
 
 
 @contextmanager
 def silent() -> Iterator[None]:
     """Drops what native code prints."""
     sys.stdout.flush()
-    kept = os.dup(1)
+    stdout = os.dup(1)
     with open(os.devnull, "w") as nothing:
         os.dup2(nothing.fileno(), 1)
     try:
         yield
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
-def asked(run: Callable[[], Any]) -> Call:
-    """A call that returns its answers."""
+def returning_call(run: Callable[[], Any]) -> Call:
+    """A call of a function that returns its answers."""
     return Call(run, run)
 
 
 def _lightgbm(file: Path) -> Contestant:
+    """LightGBM itself, in one thread."""
     import lightgbm
 
     booster = lightgbm.Booster(model_file=file)
 
     def call(rows: Rows) -> Call:
-        given = rows.astype(np.float64)
-        return asked(lambda: booster.predict(given, num_threads=1))
+        matrix = rows.astype(np.float64)
+        return returning_call(lambda: booster.predict(matrix, num_threads=1))
 
     return call
 
@@ -185,27 +192,29 @@ def _lleaves(file: Path) -> Contestant:
     whole.compile(fblocksize=whole.num_trees())
 
     def call(rows: Rows) -> Call:
-        given, written = rows.astype(np.float64), np.zeros(len(rows))
-        at, to = (x.ctypes.data_as(ctypes.POINTER(ctypes.c_double)) for x in (given, written))
+        matrix, answers = rows.astype(np.float64), np.zeros(len(rows))
+        pointer = ctypes.POINTER(ctypes.c_double)
+        source, target = (array.ctypes.data_as(pointer) for array in (matrix, answers))
         run = (whole if len(rows) < 100 else blocks)._c_entry_func
-        return Call(lambda: run(at, to, 0, len(given)), lambda: written)
+        return Call(lambda: run(source, target, 0, len(matrix)), lambda: answers)
 
     return call
 
 
 def _tl2cgen(file: Path) -> Contestant:
+    """Its predictor, in one thread. The C code is in eight files: gcc is slow for large ones."""
     tl2cgen, treelite = map(importlib.import_module, ("tl2cgen", "treelite"))
     library = file.with_suffix(".so")
     flags = ["-O3", "-march=native"]
     with silent():
         model = treelite.frontend.load_lightgbm_model(file)
-        parts = {"parallel_comp": 8}
-        tl2cgen.export_lib(model, "gcc", library, params=parts, options=flags)
+        files = {"parallel_comp": 8}
+        tl2cgen.export_lib(model, "gcc", library, params=files, options=flags)
     predictor = tl2cgen.Predictor(library, nthread=1)
 
     def call(rows: Rows) -> Call:
-        given = tl2cgen.DMatrix(rows.astype(np.float64))
-        return asked(lambda: predictor.predict(given))
+        matrix = tl2cgen.DMatrix(rows.astype(np.float64))
+        return returning_call(lambda: predictor.predict(matrix))
 
     return call
 

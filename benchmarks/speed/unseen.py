@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-# name: features, outputs, the largest n
 SHAPES = {
     "pointwise_first": (6, 3, 1_000_000),
     "transformer_block": (80, 3, 8192),
@@ -25,6 +24,7 @@ SHAPES = {
     "line_segments": (30, 3, 1_000_000),
     "mlp_256": (20, 1, 100_000),
 }
+"""By network: its columns of features, its columns of answers, and the largest n."""
 
 _CONFIG = """\
 name: unseen-{dashed}
@@ -47,7 +47,7 @@ rows:
 
 def write_configs(folder: Path) -> list[Path]:
     """A config for each network, in `folder`."""
-    made = []
+    paths = []
     for name, (features, outputs, most) in SHAPES.items():
         x, y = [f"x{i}" for i in range(features)], [f"y{i}" for i in range(outputs)]
         path = folder / f"{name}.yaml"
@@ -63,11 +63,13 @@ def write_configs(folder: Path) -> list[Path]:
                 most=most,
             )
         )
-        made.append(path)
-    return made
+        paths.append(path)
+    return paths
 
 
 class _PointwiseFirst(nn.Module):
+    """6 → 48 → 3; its first operation is pointwise."""
+
     def __init__(self) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(6, 48), nn.Linear(48, 3)
@@ -90,11 +92,11 @@ class _TransformerBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = self.embed(x.view(-1, 16, 5))
         q, k, v = self.qkv(self.first(h)).view(-1, 16, 3, 4, 8).permute(2, 0, 3, 1, 4).unbind(0)
-        seen = torch.softmax(q @ k.transpose(-1, -2) / 8**0.5, dim=-1) @ v
-        h = h + self.out(seen.transpose(1, 2).reshape(-1, 16, 32))
+        attended = torch.softmax(q @ k.transpose(-1, -2) / 8**0.5, dim=-1) @ v
+        h = h + self.out(attended.transpose(1, 2).reshape(-1, 16, 32))
         h = h + self.narrow(torch.nn.functional.gelu(self.wide(self.second(h))))
-        found: Tensor = self.classify(h.mean(1))
-        return found
+        scores: Tensor = self.classify(h.mean(1))
+        return scores
 
 
 class _SmallResNet(nn.Module):
@@ -119,8 +121,8 @@ class _SmallResNet(nn.Module):
         h = self.stem(x.view(-1, 3, 8, 8))
         for block in self.blocks:
             h = torch.relu(h + block(h))
-        found: Tensor = self.classify(h.mean((2, 3)))
-        return found
+        scores: Tensor = self.classify(h.mean((2, 3)))
+        return scores
 
 
 class _EdgeConv(nn.Module):
@@ -137,8 +139,9 @@ class _EdgeConv(nn.Module):
         index = near.reshape(-1, 64, 1).expand(-1, -1, 3)
         others = points.gather(1, index).view(-1, 16, 4, 3)
         own = points.unsqueeze(2).expand(-1, -1, 4, -1)
-        found: Tensor = self.classify(self.edge(torch.cat([own, others - own], -1)).amax(2).mean(1))
-        return found
+        edges = self.edge(torch.cat([own, others - own], -1))
+        scores: Tensor = self.classify(edges.amax(2).mean(1))
+        return scores
 
 
 class _Waveform(nn.Module):
@@ -157,11 +160,13 @@ class _Waveform(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.layers(x.unsqueeze(1))
-        return found.squeeze(1)
+        samples: Tensor = self.layers(x.unsqueeze(1))
+        return samples.squeeze(1)
 
 
 class _WideTabular(nn.Module):
+    """40 → 256 → 256 → 1, with layer norms."""
+
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(
@@ -171,8 +176,8 @@ class _WideTabular(nn.Module):
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.layers(x)
-        return found
+        score: Tensor = self.layers(x)
+        return score
 
 
 class _CouplingFlow(nn.Module):
@@ -199,8 +204,8 @@ class _TrackPurity(nn.Module):
         super().__init__()
         sizes = (15, 32, 64, 128, 256)
         layers: list[nn.Module] = []
-        for given, made in pairwise(sizes):
-            layers += [nn.Linear(given, made), nn.BatchNorm1d(made), nn.ELU()]
+        for width, wider in pairwise(sizes):
+            layers += [nn.Linear(width, wider), nn.BatchNorm1d(wider), nn.ELU()]
         self.wide, self.narrow = nn.Sequential(*layers), nn.Linear(256, 32)
         self.blocks = nn.ModuleList(
             nn.Sequential(nn.Linear(32, 32), nn.BatchNorm1d(32), nn.ELU()) for _ in range(3)
@@ -228,6 +233,8 @@ class _LineSegments(nn.Module):
 
 
 class _Mlp256(nn.Sequential):
+    """20 → 256 → 256 → 256 → 1."""
+
     def __init__(self) -> None:
         super().__init__(
             nn.Linear(20, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(),

@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.row_major import aoti_package, onnx, onnx_session, openvino
 from benchmarks.speed.in_jax import in_jax
-from benchmarks.speed.unseen import write_configs
+from benchmarks.speed.unseen import SHAPES, write_configs
 from benchmarks.subject import one_core
 from benchmarks.table import WIDTH, print_machine, spread
 from engines.aoti.build import TARGET, unpack
@@ -54,7 +54,7 @@ _CHOSEN = "ours"
 _SECONDS = 1.0
 _TOO_LONG_S = 3.0
 
-_Made = TypeVar("_Made")
+T = TypeVar("T")
 Races = Mapping[int, Mapping[str, Timing]]
 """By row count and name: the time of a way."""
 
@@ -64,21 +64,22 @@ def main(configs: list[Path], scratch: Path) -> None:
     print_machine()
     registry = Registry(f"sqlite:///{scratch}/registry.db")
     bundles: dict[Path, Bundle] = {}
-    folders = {c: scratch / f"{k}-{c.stem}" for k, c in enumerate(configs)}  # names may be equal
+    # Numbered, since two configs may have the same name.
+    folders = {config: scratch / f"{i}-{config.stem}" for i, config in enumerate(configs)}
     for config, folder in folders.items():  # all before the first call of JAX: builds fork
         folder.mkdir()
-        with _without(config):
+        with _left_out_if_refused(config):
             bundles[config] = run(config, registry, folder / "work").bundle
-    found: dict[str, Races] = {}
+    races_of: dict[str, Races] = {}
     for config, bundle in bundles.items():
-        with _without(config):
-            found[bundle.manifest.name] = measure(config, bundle, folders[config])
-    show([beside_peers(found)], WIDTH)
+        with _left_out_if_refused(config):
+            races_of[bundle.manifest.name] = measure(config, bundle, folders[config])
+    show([beside_peers(races_of)], WIDTH)
 
 
 @contextmanager
-def _without(config: Path) -> Iterator[None]:
-    """Prints what is wrong with a config, and goes on."""
+def _left_out_if_refused(config: Path) -> Iterator[None]:
+    """Goes on after an error of ours about a config, which it prints."""
     try:
         yield
     except SoaPipelineError as error:
@@ -106,8 +107,10 @@ def measure(config: Path, bundle: Bundle, folder: Path) -> Races:
                 runs[name] = row_major_call(signature, way, inputs, case)
                 with quiet_torch():
                     runs[name]()  # not timed: torch.compile compiles in this call
-            columns = _tried("JAX", partial(in_jax, config.stem, model, signature, inputs, case))
-            runs |= {"JAX, columns": columns} if columns else {}
+            make = partial(in_jax, config.stem, model, signature, inputs, case)
+            jax = _or_reason("JAX", make)
+            if jax is not None:
+                runs["JAX, columns"] = jax
             races[max(case.values())] = race(_quick_enough(runs, case), _SECONDS)
     return races
 
@@ -130,7 +133,7 @@ def _quick_enough(
     runs: Mapping[str, Callable[[], object]], case: Case
 ) -> dict[str, Callable[[], object]]:
     """The ways whose call is fast enough, and always the choice. Prints the names of the others."""
-    kept: dict[str, Callable[[], object]] = {}
+    quick: dict[str, Callable[[], object]] = {}
     for name, call in runs.items():
         begun = time.perf_counter()
         call()
@@ -138,8 +141,8 @@ def _quick_enough(
         if seconds > _TOO_LONG_S and name != _CHOSEN:
             print(f"without {name} at {label(case)}: {seconds:.1f} s a call")
         else:
-            kept[name] = call
-    return kept
+            quick[name] = call
+    return quick
 
 
 def ways_by_hand(
@@ -163,15 +166,15 @@ def ways_by_hand(
         "ONNX Runtime, row-major": lambda: _onnx(model, signature, inputs, folder),
         "OpenVINO, row-major": lambda: _positional(openvino(model, signature, inputs)),
     }
-    found: dict[str, Callable[..., Any]] = {EAGER: model}
+    ways: dict[str, Callable[..., Any]] = {EAGER: model}
     for name, make in makers.items():
-        way = _tried(name, partial(_called_once, make, example))
+        way = _or_reason(name, partial(_called_once, make, example))
         if way is not None:
-            found[name] = way
-    return found
+            ways[name] = way
+    return ways
 
 
-def _tried(name: str, make: Callable[[], _Made | None]) -> _Made | None:
+def _or_reason(name: str, make: Callable[[], T | None]) -> T | None:
     """What `make` makes. If it fails, prints the reason and returns None."""
     try:
         with quiet_torch(), torch.no_grad():
@@ -184,6 +187,7 @@ def _tried(name: str, make: Callable[[], _Made | None]) -> _Made | None:
 def _called_once(
     make: Callable[[], Callable[..., Any] | None], example: tuple[torch.Tensor, ...]
 ) -> Callable[..., Any] | None:
+    """A way that has been called: some compile, or fail, in the first call."""
     way = make()
     if way is not None:
         way(*example)
@@ -191,6 +195,7 @@ def _called_once(
 
 
 def _scripted(model: torch.nn.Module, example: tuple[torch.Tensor, ...]) -> Callable[..., Any]:
+    """The model as frozen TorchScript."""
     frozen: Callable[..., Any]
     try:
         frozen = torch.jit.freeze(torch.jit.script(model))
@@ -202,26 +207,29 @@ def _scripted(model: torch.nn.Module, example: tuple[torch.Tensor, ...]) -> Call
 def _onnx(
     model: torch.nn.Module, signature: Signature, inputs: Arrays, folder: Path
 ) -> Callable[..., Any] | None:
+    """A session of ONNX Runtime; None if torch cannot export the model."""
     session = onnx_session(model, signature, inputs, folder)
     return None if session is None else _positional(onnx(session))
 
 
 def _positional(run_list: Callable[[list[torch.Tensor]], Any]) -> Callable[..., Any]:
+    """A function of a list as one of positional arguments."""
     return lambda *tensors: run_list(list(tensors))
 
 
-def beside_peers(found: Mapping[str, Races]) -> Table:
+def beside_peers(races_of: Mapping[str, Races]) -> Table:
     """For each network and size: the time of the choice with its spread, and the ratio to it of the
-    best way by hand."""
-    every = sorted({n for races in found.values() for n in races})
+    best way by hand. `races_of`: by network."""
+    sizes = sorted({n for races in races_of.values() for n in races})
     title = "ours and its spread; the best peer / ours"
-    table = new_table(title, "", *(f"n = {n:,}" for n in every))
-    for name, races in found.items():
-        table.add_row(name, *(_beside(races[n]) if n in races else "" for n in every))
+    table = new_table(title, "", *(f"n = {n:,}" for n in sizes))
+    for name, races in races_of.items():
+        table.add_row(name, *(_beside_best(races[n]) if n in races else "" for n in sizes))
     return table
 
 
-def _beside(timed: Mapping[str, Timing]) -> str:
+def _beside_best(timed: Mapping[str, Timing]) -> str:
+    """A cell of `beside_peers`."""
     ours = timed[_CHOSEN]
     best = min((name for name in timed if name != _CHOSEN), key=lambda name: timed[name].median_us)
     ratio = timed[best].median_us / ours.median_us
@@ -232,11 +240,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("configs", nargs="*", help="files, or names with --unseen; none: all")
     parser.add_argument("--unseen", action="store_true")
-    asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        if asked.unseen:
-            written = write_configs(Path(scratch))
-            chosen = [path for path in written if not asked.configs or path.stem in asked.configs]
-        else:
-            chosen = [Path(name) for name in asked.configs] or sorted(CONFIGS.glob("zoo/*.yaml"))
-        main(chosen, Path(scratch))
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        configs = [Path(name) for name in options.configs] or sorted(CONFIGS.glob("zoo/*.yaml"))
+        if options.unseen:
+            names = options.configs or SHAPES
+            configs = [path for path in write_configs(Path(folder)) if path.stem in names]
+        main(configs, Path(folder))

@@ -25,17 +25,17 @@ int cuMemcpyDtoHAsync_v2(void *to, std::uintptr_t from, std::size_t size, void *
 
 namespace {
 
-void asked(int code) {
+void check(int code) {
   if (code != 0) throw soa::Error("the driver says error " + std::to_string(code));
 }
 
 // A stream of the device's primary context, which the model uses too.
 void *stream_on(int device) {
   void *context = nullptr, *stream = nullptr;
-  asked(cuInit(0));
-  asked(cuDevicePrimaryCtxRetain(&context, device));
-  asked(cuCtxPushCurrent_v2(context));
-  asked(cuStreamCreate(&stream, 1));
+  check(cuInit(0));
+  check(cuDevicePrimaryCtxRetain(&context, device));
+  check(cuCtxPushCurrent_v2(context));
+  check(cuStreamCreate(&stream, 1));
   return stream;
 }
 
@@ -44,8 +44,8 @@ class OnDevice {
  public:
   OnDevice(const soa::Collection &host, void *stream) : host_(host), stream_(stream) {
     if (host.layout().storage != "buffer") throw soa::Error("this example takes collections in one buffer");
-    asked(cuMemAlloc_v2(&address_, size()));
-    asked(cuMemcpyHtoDAsync_v2(address_, host.pieces()[0].first.get(), size(), stream));
+    check(cuMemAlloc_v2(&address_, size()));
+    check(cuMemcpyHtoDAsync_v2(address_, host.pieces()[0].first.get(), size(), stream));
   }
   OnDevice(const OnDevice &) = delete;
   OnDevice &operator=(const OnDevice &) = delete;
@@ -54,8 +54,8 @@ class OnDevice {
   soa::Memory memory(const std::string &name) const { return {name, reinterpret_cast<void *>(address_), host_.size()}; }
 
   void back() const {
-    asked(cuMemcpyDtoHAsync_v2(host_.pieces()[0].first.get(), address_, size(), stream_));
-    asked(cuStreamSynchronize(stream_));
+    check(cuMemcpyDtoHAsync_v2(host_.pieces()[0].first.get(), address_, size(), stream_));
+    check(cuStreamSynchronize(stream_));
   }
 
  private:

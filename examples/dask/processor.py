@@ -37,13 +37,13 @@ def flavours(jets: Any, session: pipeline.Session) -> Any:
     columns = {"entry": np.repeat(np.arange(len(counts), dtype=np.int32), counts)}
     for name, dtype in BRANCHES.items():
         columns[name] = ak.to_numpy(ak.flatten(jets[name])).astype(dtype, casting="safe")
-    given = pipeline.Collection.from_arrays(session.layout("jets"), columns)
-    found = session.collection("flavours", given.n)
+    inputs = pipeline.Collection.from_arrays(session.layout("jets"), columns)
+    scores = session.collection("flavours", inputs.n)
     most = session.signature.ranges["n"].limit
-    for start in range(0, given.n, most):
-        rows = start, min(start + most, given.n)
-        session.run(given.window(*rows), found.window(*rows))
-    return ak.unflatten(to_awkward(found), counts)
+    for start in range(0, inputs.n, most):
+        rows = start, min(start + most, inputs.n)
+        session.run(inputs.window(*rows), scores.window(*rows))
+    return ak.unflatten(to_awkward(scores), counts)
 
 
 class Flavours(processor.ProcessorABC):  # type: ignore[misc]
@@ -53,10 +53,11 @@ class Flavours(processor.ProcessorABC):  # type: ignore[misc]
         self.session = session
 
     def process(self, events: Any) -> dict[str, Any]:
+        """The counts and the histogram of a chunk, by its dataset. coffea adds those of all."""
         bottom = ak.flatten(flavours(events.Jet, self.session).p_b)
         histogram, _ = np.histogram(ak.to_numpy(bottom), bins=20, range=(0, 1))
-        found = {"events": len(events), "jets": len(bottom), "p_b": histogram}
-        return {events.metadata["dataset"]: found}
+        counts = {"events": len(events), "jets": len(bottom), "p_b": histogram}
+        return {events.metadata["dataset"]: counts}
 
     def postprocess(self, accumulator: Any) -> Any:
         return accumulator

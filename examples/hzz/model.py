@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 
 class EventSets(nn.Module):
+    """Two probabilities of an event. `hidden`: the numbers that a network makes of each object."""
+
     def __init__(self, hidden: int) -> None:
         super().__init__()
         self.of_jets = nn.Sequential(nn.Conv1d(3, hidden, 1), nn.ReLU())
@@ -29,8 +31,8 @@ class EventSets(nn.Module):
         jet_sum = (self.of_jets(jets) * jet_mask).sum(dim=2)
         each = self.of_muons(muons / 50.0)
         muon_sum = torch.where(muon_exists.unsqueeze(2), each, 0.0).sum(dim=1)
-        found: Tensor = self.together(torch.cat([jet_sum, muon_sum], dim=1))
-        return torch.softmax(found, dim=1)
+        scores: Tensor = self.together(torch.cat([jet_sum, muon_sum], dim=1))
+        return torch.softmax(scores, dim=1)
 
 
 def build(hidden: int = 16) -> nn.Module:

@@ -19,6 +19,7 @@ FILE = "uproot-HZZ.root"
 
 
 def main(model: str) -> None:
+    """Print the five events with the highest scores."""
     session = pipeline.load(model, mode="test")
     with uproot.open(locate(FILE)) as file:
         events = file["events"].arrays(filter_name=["Jet_*", "Muon_*"])
@@ -27,8 +28,8 @@ def main(model: str) -> None:
     scores = session.collection("scores", len(events))
     session.run({**jets, **muons}, scores)
     for event in scores["signal"].argsort()[::-1][:5]:
-        found = len(events[event]["Jet_Px"]), len(events[event]["Muon_Px"])
-        print(f"event {event}: {scores['signal'][event]:.3f} ({found[0]} jets, {found[1]} muons)")
+        n_jets, n_muons = len(events[event]["Jet_Px"]), len(events[event]["Muon_Px"])
+        print(f"event {event}: {scores['signal'][event]:.3f} ({n_jets} jets, {n_muons} muons)")
 
 
 if __name__ == "__main__":

@@ -41,8 +41,8 @@ def jets(
     for number, shower in enumerate((_qcd, _w, _top)):
         rows = np.flatnonzero(labels == number)
         prongs[rows] = shower(rng, pt[rows], eta[rows], phi[rows])
-    found = np.concatenate([_fragment(rng, prongs), _soft(rng, eta, phi)], axis=1)
-    return _cluster(found, particles), labels
+    radiation = np.concatenate([_fragment(rng, prongs), _soft(rng, eta, phi)], axis=1)
+    return _cluster(radiation, particles), labels
 
 
 def reference(rows: dict[str, int], seed: int) -> dict[str, Columns]:
@@ -50,8 +50,8 @@ def reference(rows: dict[str, int], seed: int) -> dict[str, Columns]:
     has neighbours."""
     n = rows["n"]
     columns, _ = jets(n, seed)
-    kept = np.random.default_rng(seed + 1).integers(0, 8, n)
-    dropped = (np.arange(n) % 16 == 7)[:, None] & (np.arange(16) >= kept[:, None])
+    left = np.random.default_rng(seed + 1).integers(0, 8, n)
+    dropped = (np.arange(n) % 16 == 7)[:, None] & (np.arange(16) >= left[:, None])
     for name in ("part_pt", "part_energy", "part_deta", "part_dphi"):
         columns[name][dropped] = 0.0
     del columns["energy"]
@@ -70,10 +70,12 @@ def _angles(p: Floats) -> Floats:
 
 
 def _wrap(phi: Floats) -> Floats:
+    """The same angles, from -pi to pi."""
     return (phi + np.pi) % (2.0 * np.pi) - np.pi
 
 
 def _massive(pt: Floats, eta: Floats, phi: Floats, mass: Floats) -> Floats:
+    """Four-momenta (..., 4) of particles with a mass; `eta` and `phi` are their directions."""
     p = _momenta(pt, eta, phi)
     p[..., 3] = np.sqrt(p[..., 3] ** 2 + mass**2)
     return p
@@ -93,12 +95,13 @@ def _decay(
     u, gamma = parent[:, :3] / m[:, None], parent[:, 3] / m
     along = (u * momentum).sum(1)
     boosted = momentum + u * (along / (gamma + 1.0) + energy)[:, None]
-    one = np.concatenate([boosted, (gamma * energy + along)[:, None]], 1)
-    return one, parent - one
+    product = np.concatenate([boosted, (gamma * energy + along)[:, None]], 1)
+    return product, parent - product
 
 
 def _qcd(rng: np.random.Generator, pt: Floats, eta: Floats, phi: Floats) -> Floats:
-    """Two emissions, the second at the smaller angle: 1/z in momentum, 1/theta in angle."""
+    """Two emissions, the second at the smaller angle: 1/z in momentum, 1/theta in angle. Prongs
+    (n, 3, 3): what is left of the parton, and the emissions."""
     n = len(pt)
     hard = np.stack([pt, eta, phi], 1)
     out = np.zeros((n, 3, 3))
@@ -117,18 +120,20 @@ def _qcd(rng: np.random.Generator, pt: Floats, eta: Floats, phi: Floats) -> Floa
 
 
 def _w(rng: np.random.Generator, pt: Floats, eta: Floats, phi: Floats) -> Floats:
+    """The two quarks of a W boson: prongs (n, 3, 3), the third without momentum."""
     mass = rng.normal(80.4, 2.1, len(pt))
-    one, two = _decay(rng, _massive(pt, eta, phi, mass), 0.0)
+    quark, other = _decay(rng, _massive(pt, eta, phi, mass), 0.0)
     out = np.zeros((len(pt), 3, 3))
-    out[:, 0], out[:, 1] = _angles(one), _angles(two)
+    out[:, 0], out[:, 1] = _angles(quark), _angles(other)
     return out
 
 
 def _top(rng: np.random.Generator, pt: Floats, eta: Floats, phi: Floats) -> Floats:
+    """The b quark of a top quark and the two of its W boson: prongs (n, 3, 3)."""
     mass, w_mass = rng.normal(172.6, 1.4, len(pt)), rng.normal(80.4, 2.1, len(pt))
     w, b = _decay(rng, _massive(pt, eta, phi, mass), w_mass)
-    one, two = _decay(rng, w, 0.0)
-    return np.stack([_angles(b), _angles(one), _angles(two)], 1)
+    quark, other = _decay(rng, w, 0.0)
+    return np.stack([_angles(b), _angles(quark), _angles(other)], 1)
 
 
 def _fragment(rng: np.random.Generator, prongs: Floats) -> Floats:
@@ -158,9 +163,11 @@ def _soft(rng: np.random.Generator, eta: Floats, phi: Floats) -> Floats:
     )
 
 
-def _cluster(found: Floats, particles: int) -> dict[str, npt.NDArray[np.float32]]:
-    """Sum (n, m, 3) particles into jets; keep those in the cone, the hardest first."""
-    pt, eta, phi = found[..., 0] * (found[..., 0] > 0.25), found[..., 1], found[..., 2]
+def _cluster(radiation: Floats, particles: int) -> dict[str, npt.NDArray[np.float32]]:
+    """Sum (n, m, 3) particles into jets; keep those in the cone, the hardest first. Those below a
+    quarter of a GeV are not seen."""
+    pt, eta, phi = radiation[..., 0], radiation[..., 1], radiation[..., 2]
+    pt = pt * (pt > 0.25)
     for _ in range(2):  # removing particles outside the cone moves the axis
         total = _momenta(pt, eta, phi).sum(1)
         axis = _angles(total)

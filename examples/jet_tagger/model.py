@@ -104,8 +104,8 @@ class JetTagger(nn.Module):
             dim=1,
         )
         # hidden >= 0 and zero for absent particles, so the maximum needs no mask.
-        pooled: Tensor = self.head(torch.cat([mean, hidden.amax(dim=1), summary], dim=1))
-        return pooled
+        logits: Tensor = self.head(torch.cat([mean, hidden.amax(dim=1), summary], dim=1))
+        return logits
 
     def forward(self, particles: Tensor, jet: Tensor) -> tuple[Tensor, Tensor]:
         """Classify n jets.
@@ -119,4 +119,5 @@ class JetTagger(nn.Module):
 
 
 def build(neighbours: int = 6, widths: tuple[int, int] = (24, 32), classes: int = 3) -> nn.Module:
+    """The untrained model; by default, its keys are those of weights.safetensors."""
     return JetTagger(neighbours=neighbours, widths=widths, classes=classes)

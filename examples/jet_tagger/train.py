@@ -31,6 +31,7 @@ def tensors(n: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def accuracy(model: JetTagger, particles: Tensor, jet: Tensor, labels: Tensor) -> float:
+    """The share of jets whose most probable class is the right one."""
     with torch.no_grad():
         _, label = model(particles, jet)
     return float((label == labels).float().mean())

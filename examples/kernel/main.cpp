@@ -31,9 +31,9 @@ Buffer<float> read(const char *path) {
   return columns;
 }
 
-Tracks tracks_of(Buffer<float> &of) {
-  return {of.n,         of.column(0), of.column(1), of.column(2), of.column(3),  of.column(4),  of.column(5),
-          of.column(6), of.column(7), of.column(8), of.column(9), of.column(10), of.column(11), of.column(12)};
+Tracks tracks_of(Buffer<float> &columns) {
+  const auto at = [&](std::int64_t k) { return columns.column(k); };
+  return {columns.n, at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7), at(8), at(9), at(10), at(11), at(12)};
 }
 
 // Memory for selected tracks.

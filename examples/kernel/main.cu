@@ -20,7 +20,7 @@
 
 constexpr int COLUMNS = 13, THREADS = 128;
 
-void asked(cudaError_t code) {
+void check(cudaError_t code) {
   if (code != cudaSuccess) throw std::runtime_error(cudaGetErrorString(code));
 }
 
@@ -28,7 +28,7 @@ void asked(cudaError_t code) {
 template <class T> struct Buffer {
   T *memory = nullptr;
   std::int64_t n;
-  Buffer(std::int64_t columns, std::int64_t rows) : n(rows) { asked(cudaMalloc(&memory, std::max<std::int64_t>(columns * rows, 1) * sizeof(T))); }
+  Buffer(std::int64_t columns, std::int64_t rows) : n(rows) { check(cudaMalloc(&memory, std::max<std::int64_t>(columns * rows, 1) * sizeof(T))); }
   Buffer(const Buffer &) = delete;
   ~Buffer() { cudaFree(memory); }
   T *column(std::int64_t k) const { return memory + k * n; }
@@ -41,16 +41,17 @@ __global__ void select(Tracks tracks, Cuts cuts, Selected out) {
   SelectTracks{}(acc, tracks, cuts, out);
 }
 
-__global__ void features(Tracks of, float *pt, float *dxy) {
+__global__ void features(Tracks tracks, float *pt, float *dxy) {
   const std::int64_t i = own_row();
-  if (i >= of.n) return;
-  pt[i] = significance(of.pt[i], of.pt_error[i]);
-  dxy[i] = significance(of.dxy[i], of.dxy_error[i]);
+  if (i >= tracks.n) return;
+  pt[i] = significance(tracks.pt[i], tracks.pt_error[i]);
+  dxy[i] = significance(tracks.dxy[i], tracks.dxy_error[i]);
 }
 
-__global__ void cut(Tracks of, Cuts cuts, const float *purity, const float *vertex, Selected out) {
+__global__ void cut(Tracks tracks, Cuts cuts, const float *purity, const float *vertex, Selected out) {
   const std::int64_t i = own_row();
-  if (i >= of.n || !preselected(of.pt[i], of.eta[i], cuts) || !(purity[i] > cuts.purity && vertex[i] > cuts.vertex)) return;
+  if (i >= tracks.n || !preselected(tracks.pt[i], tracks.eta[i], cuts)) return;
+  if (!(purity[i] > cuts.purity && vertex[i] > cuts.vertex)) return;
   write(out, atomicAdd(out.count, 1u), i, purity[i], vertex[i]);
 }
 
@@ -59,9 +60,9 @@ __global__ void self_tests(int *failed) { *failed = purity::self_test() + vertex
 // The selected tracks in the order of their index: a column of int32 and the bits of two of float32.
 std::vector<std::uint32_t> selected(const Buffer<std::uint32_t> &count, const Buffer<std::uint32_t> &columns) {
   std::uint32_t n = 0;
-  asked(cudaMemcpy(&n, count.memory, sizeof n, cudaMemcpyDeviceToHost));
+  check(cudaMemcpy(&n, count.memory, sizeof n, cudaMemcpyDeviceToHost));
   std::vector<std::uint32_t> all(3 * n), order(n), sorted(3 * n);
-  for (int k = 0; k < 3; ++k) asked(cudaMemcpy(all.data() + k * n, columns.column(k), 4 * n, cudaMemcpyDeviceToHost));
+  for (int k = 0; k < 3; ++k) check(cudaMemcpy(all.data() + k * n, columns.column(k), 4 * n, cudaMemcpyDeviceToHost));
   for (std::uint32_t i = 0; i < n; ++i) order[i] = i;
   std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) { return all[a] < all[b]; });
   for (std::size_t i = 0; i < sorted.size(); ++i) sorted[i] = all[i / n * n + order[i % n]];
@@ -71,19 +72,19 @@ std::vector<std::uint32_t> selected(const Buffer<std::uint32_t> &count, const Bu
 // The shortest of some runs, in milliseconds.
 template <class Run> float best_ms(const Run &run) {
   cudaEvent_t begin, end;
-  asked(cudaEventCreate(&begin));
-  asked(cudaEventCreate(&end));
+  check(cudaEventCreate(&begin));
+  check(cudaEventCreate(&end));
   float best = 1e9f;
   for (int k = 0; k < 10; ++k) {
     float ms = 0;
-    asked(cudaEventRecord(begin));
+    check(cudaEventRecord(begin));
     run();
-    asked(cudaEventRecord(end));
-    asked(cudaEventSynchronize(end));
-    asked(cudaEventElapsedTime(&ms, begin, end));
+    check(cudaEventRecord(end));
+    check(cudaEventSynchronize(end));
+    check(cudaEventElapsedTime(&ms, begin, end));
     best = std::min(best, ms);
   }
-  asked(cudaGetLastError());
+  check(cudaGetLastError());
   return best;
 }
 
@@ -96,7 +97,7 @@ void run(char **words) {
   const std::int64_t n = content.size() / (COLUMNS * sizeof(float));
   const Buffer<float> given(COLUMNS, n), passes(4, n);
   const Buffer<std::uint32_t> count(1, 1), out(3, n);
-  asked(cudaMemcpy(given.memory, content.data(), content.size(), cudaMemcpyHostToDevice));
+  check(cudaMemcpy(given.memory, content.data(), content.size(), cudaMemcpyHostToDevice));
   const auto c = [&](int k) { return given.column(k); };
   const Tracks tracks{n, c(0), c(1), c(2), c(3), c(4), c(5), c(6), c(7), c(8), c(9), c(10), c(11), c(12)};
   const Cuts cuts{std::strtof(words[3], nullptr), std::strtof(words[4], nullptr), std::strtof(words[5], nullptr)};
@@ -105,7 +106,7 @@ void run(char **words) {
   const int blocks = std::max<int>((n + THREADS - 1) / THREADS, 1);
   int failed = 0;
   self_tests<<<1, 1>>>(reinterpret_cast<int *>(count.memory));
-  asked(cudaMemcpy(&failed, count.memory, sizeof failed, cudaMemcpyDeviceToHost));
+  check(cudaMemcpy(&failed, count.memory, sizeof failed, cudaMemcpyDeviceToHost));
   if (failed != 0) throw std::runtime_error("this compiler gives other bits");
   const float one = best_ms([&] {
     cudaMemsetAsync(count.memory, 0, 4);

@@ -60,6 +60,7 @@ class FlavourTagger(nn.Module):
         )
 
     def logits(self, jets: Tensor) -> Tensor:
+        """(n, 12) -> (n, 3), before the softmax."""
         result: Tensor = self.layers((self.features(jets) - self.mean) * self.scale)
         return result
 
@@ -69,4 +70,5 @@ class FlavourTagger(nn.Module):
 
 
 def build(width: int = 12) -> nn.Module:
+    """The untrained model; its keys are those of weights.safetensors."""
     return FlavourTagger(width)

@@ -23,6 +23,7 @@ from examples.nanoaod import data
 
 
 def main() -> None:
+    """Print the eight jets that are most like b."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("model", help="name@alias, name/version or the folder of a bundle")
     parser.add_argument("--mode", choices=["production", "test"], default="test")

@@ -29,6 +29,7 @@ def tensors(path: Path) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def train(inputs: Tensor, labels: Tensor, seed: int, steps: int = 150) -> FlavourTagger:
+    """A tagger fitted to jets, all of them in each step."""
     torch.manual_seed(seed)
     model = FlavourTagger()
     features = model.features(inputs)
@@ -55,10 +56,10 @@ def cross_validate(inputs: Tensor, labels: Tensor, entries: Tensor, seed: int) -
     """Probabilities (n, 3) of every jet, from a model that was not trained on jets of its event."""
     probabilities = torch.empty(len(labels), 3)
     for fold in range(5):
-        held = entries % 5 == fold
-        model = train(inputs[~held], labels[~held], seed)
+        held_out = entries % 5 == fold
+        model = train(inputs[~held_out], labels[~held_out], seed)
         with torch.no_grad():
-            probabilities[held] = model(inputs[held])
+            probabilities[held_out] = model(inputs[held_out])
     return probabilities
 
 
@@ -71,14 +72,12 @@ def main() -> None:
     from safetensors.torch import save_file
 
     inputs, labels, entries = tensors(data.locate())
-    found = cross_validate(inputs, labels, entries, options.seed)
-    print(
-        f"{len(labels)} jets; "
-        + ", ".join(f"{int((labels == i).sum())} {name}" for i, name in enumerate(data.CLASSES))
-    )
+    probabilities = cross_validate(inputs, labels, entries, options.seed)
+    counts = (f"{int((labels == i).sum())} {name}" for i, name in enumerate(data.CLASSES))
+    print(f"{len(labels)} jets; {', '.join(counts)}")
     print("area under the ROC curve, 5-fold cross-validation by event:")
-    print(f"  c or b against light: {area_under_roc(1 - found[:, 0], labels > 0):.3f}")
-    print(f"  b against the rest:   {area_under_roc(found[:, 2], labels == 2):.3f}")
+    print(f"  c or b against light: {area_under_roc(1 - probabilities[:, 0], labels > 0):.3f}")
+    print(f"  b against the rest:   {area_under_roc(probabilities[:, 2], labels == 2):.3f}")
     model = train(inputs, labels, options.seed)
     save_file(model.state_dict(), options.output)
     print(f"wrote {options.output} ({options.output.stat().st_size} bytes)")

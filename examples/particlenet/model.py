@@ -80,7 +80,7 @@ def network() -> nn.Module:
             "examples/particlenet needs the network's own code, which cannot be imported "
             f"({error}). Install it: pip install --no-deps weaver-core==0.4.17"
         ) from error
-    made: nn.Module = ParticleNet(
+    particle_net: nn.Module = ParticleNet(
         input_dims=7,
         num_classes=len(CLASSES),
         conv_params=[(16, (64, 64, 64)), (16, (128, 128, 128)), (16, (256, 256, 256))],
@@ -90,7 +90,7 @@ def network() -> nn.Module:
         use_counts=True,
         for_inference=True,
     )
-    return made
+    return particle_net
 
 
 def reference(rows: dict[str, int], seed: int) -> dict[str, dict[str, npt.NDArray[Any]]]:
@@ -101,7 +101,8 @@ def reference(rows: dict[str, int], seed: int) -> dict[str, dict[str, npt.NDArra
 
 
 def _generator() -> ModuleType:
-    # Loaded by path, because the pipeline loads this file alone, with any working folder.
+    """The module jet_tagger/generate.py. It is loaded by its path, because the pipeline loads this
+    file alone, with any working folder."""
     path = Path(__file__).resolve().parents[1] / "jet_tagger" / "generate.py"
     spec = importlib.util.spec_from_file_location("jet_tagger_generate", path)
     assert spec is not None and spec.loader is not None

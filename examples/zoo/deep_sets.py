@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 
 class DeepSets(nn.Module):
+    """`features` of a hit, `hidden` numbers that a network makes of each, `outputs` of a shower."""
+
     def __init__(self, features: int, hidden: int, outputs: int) -> None:
         super().__init__()
         self.each = nn.Sequential(
@@ -27,12 +29,12 @@ class DeepSets(nn.Module):
         hits: (n, P, F) float32; exists: (n, P) bool; pileup: (1,) float32, one for all rows.
         """
         mask = exists.unsqueeze(2)
-        each = self.each(torch.where(mask, hits, 0.0))
+        hidden = self.each(torch.where(mask, hits, 0.0))
         count = exists.to(hits.dtype).sum(dim=1, keepdim=True)
-        mean = torch.where(mask, each, 0.0).sum(dim=1) / count.clamp(min=1.0)
+        mean = torch.where(mask, hidden, 0.0).sum(dim=1) / count.clamp(min=1.0)
         event = (pileup / 50.0).expand(count.shape[0], 1)
-        found: Tensor = self.together(torch.cat([mean, count / exists.shape[1], event], dim=1))
-        return found
+        numbers: Tensor = self.together(torch.cat([mean, count / exists.shape[1], event], dim=1))
+        return numbers
 
 
 def deep_sets(features: int = 5, hidden: int = 32, outputs: int = 2) -> nn.Module:

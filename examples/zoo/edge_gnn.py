@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 
 def _mlp(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    """Two linear layers with a ReLU between them."""
     return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
 
 
@@ -43,6 +44,8 @@ class Interaction(nn.Module):
 
 
 class EdgeGNN(nn.Module):
+    """Encoders of hits and edges to `width` numbers, `rounds` of messages, and the two scores."""
+
     def __init__(self, node_features: int, edge_features: int, width: int, rounds: int) -> None:
         super().__init__()
         self.encode_nodes = nn.Linear(node_features, width)
@@ -71,8 +74,8 @@ class EdgeGNN(nn.Module):
             hidden, latent = interaction(hidden, latent, source, target)
         ends = [hidden.index_select(0, source), hidden.index_select(0, target), latent]
         score = torch.sigmoid(self.edge_head(torch.cat(ends, dim=1))).squeeze(1)
-        found: Tensor = self.node_head(hidden[:count])
-        return torch.where(exists, score, 0.0), found
+        node_scores: Tensor = self.node_head(hidden[:count])
+        return torch.where(exists, score, 0.0), node_scores
 
 
 def edge_gnn(
@@ -99,7 +102,9 @@ def reference(rows: dict[str, int], seed: int) -> dict[str, dict[str, npt.NDArra
         "phi": rng.uniform(-np.pi, np.pi, n).astype(np.float32),
         "z": rng.normal(0.0, 0.3, n).astype(np.float32),
     }
+    # The logarithm of 1 + end is uniform from 0 to that of n + 1.
     ends = (np.floor((n + 1.0) ** rng.random((2, e))) - 1).astype(np.int32)
+    # A negative number in 1 of 32 edges, as source or as target.
     ends[rng.integers(0, 2, e), np.arange(e)] *= np.where(rng.random(e) < 1 / 32, -1, 1)
     nowhere = rng.random(e) < 1 / 32
     ends[1, nowhere] = rng.choice([-1, n, 2**31 - 1], np.count_nonzero(nowhere))

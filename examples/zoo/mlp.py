@@ -20,10 +20,10 @@ class Mlp(nn.Module):
         self.mean = nn.Parameter(0.1 * torch.randn(features))
         self.scale = nn.Parameter(1.0 + 0.1 * torch.rand(features))
         widths = [features] + [hidden] * layers
-        parts: list[nn.Module] = []
-        for width, following in pairwise(widths):
-            parts += [nn.Linear(width, following), nn.ReLU()]
-        self.layers = nn.Sequential(*parts, nn.Linear(hidden, classes))
+        hidden_layers: list[nn.Module] = []
+        for width, next_width in pairwise(widths):
+            hidden_layers += [nn.Linear(width, next_width), nn.ReLU()]
+        self.layers = nn.Sequential(*hidden_layers, nn.Linear(hidden, classes))
 
     def forward(self, features: Tensor) -> Tensor:
         return torch.softmax(self.layers((features - self.mean) * self.scale), dim=1)

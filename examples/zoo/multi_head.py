@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 
 class MultiHead(nn.Module):
+    """A trunk of two layers of `hidden` numbers, and a linear head for each output."""
+
     def __init__(self, kinematics: int, counts: int, flags: int, hidden: int, classes: int) -> None:
         super().__init__()
         self.trunk = nn.Sequential(
@@ -33,6 +35,7 @@ class MultiHead(nn.Module):
         return self.classes(hidden), self.decision(hidden).squeeze(1)
 
     def hidden(self, kinematics: Tensor, counts: Tensor, flags: Tensor, vertex: Tensor) -> Tensor:
+        """What the trunk makes of the inputs, (n, hidden) float32."""
         dtype = kinematics.dtype
         features = [
             kinematics,
@@ -40,8 +43,8 @@ class MultiHead(nn.Module):
             flags.to(dtype),
             vertex.to(dtype),
         ]
-        found: Tensor = self.trunk(torch.cat(features, dim=1))
-        return found
+        hidden: Tensor = self.trunk(torch.cat(features, dim=1))
+        return hidden
 
     def forward(
         self, kinematics: Tensor, counts: Tensor, flags: Tensor, vertex: Tensor

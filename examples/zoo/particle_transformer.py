@@ -35,15 +35,15 @@ def pair_features(vectors: Tensor, first: Tensor, second: Tensor) -> Tensor:
     pt = torch.sqrt(px * px + py * py)
     rapidity = 0.5 * torch.log(1.0 + 2.0 * pz / (energy - pz).clamp(min=1.0e-20))
     particle = torch.stack([pt, rapidity, torch.atan2(py, px), px, py, pz, energy], dim=1)
-    one, other = particle.index_select(2, first), particle.index_select(2, second)
-    dphi = torch.remainder(one[:, 2] - other[:, 2] + math.pi, 2.0 * math.pi) - math.pi
-    distance = torch.sqrt((one[:, 1] - other[:, 1]).square() + dphi.square())
-    softer = torch.minimum(one[:, 0], other[:, 0])
-    total = one[:, 3:] + other[:, 3:]
+    a, b = particle.index_select(2, first), particle.index_select(2, second)
+    dphi = torch.remainder(a[:, 2] - b[:, 2] + math.pi, 2.0 * math.pi) - math.pi
+    distance = torch.sqrt((a[:, 1] - b[:, 1]).square() + dphi.square())
+    softer = torch.minimum(a[:, 0], b[:, 0])
+    total = a[:, 3:] + b[:, 3:]
     mass2 = total[:, 3].square() - total[:, :3].square().sum(dim=1)
-    share = softer / (one[:, 0] + other[:, 0]).clamp(min=EPS)
-    found = torch.stack([softer * distance, share, distance, mass2], dim=2)
-    return torch.log(found.clamp(min=EPS).to(vectors.dtype))
+    share = softer / (a[:, 0] + b[:, 0]).clamp(min=EPS)
+    features = torch.stack([softer * distance, share, distance, mass2], dim=2)
+    return torch.log(features.clamp(min=EPS).to(vectors.dtype))
 
 
 class Embed(nn.Module):
@@ -52,14 +52,14 @@ class Embed(nn.Module):
     def __init__(self, inputs: int, widths: list[int]) -> None:
         super().__init__()
         self.input_bn = nn.BatchNorm1d(inputs)
-        parts: list[nn.Module] = []
+        layers: list[nn.Module] = []
         for before, width in zip([inputs, *widths[:-1]], widths, strict=True):
-            parts += [nn.LayerNorm(before), nn.Linear(before, width), nn.GELU()]
-        self.embed = nn.Sequential(*parts)
+            layers += [nn.LayerNorm(before), nn.Linear(before, width), nn.GELU()]
+        self.embed = nn.Sequential(*layers)
 
     def forward(self, features: Tensor) -> Tensor:
-        found: Tensor = self.embed(self.input_bn(features).transpose(1, 2))
-        return found
+        embedded: Tensor = self.embed(self.input_bn(features).transpose(1, 2))
+        return embedded
 
 
 class PairEmbed(nn.Module):
@@ -67,10 +67,10 @@ class PairEmbed(nn.Module):
 
     def __init__(self, widths: list[int]) -> None:
         super().__init__()
-        parts: list[nn.Module] = [nn.BatchNorm1d(4)]
+        layers: list[nn.Module] = [nn.BatchNorm1d(4)]
         for before, width in zip([4, *widths[:-1]], widths, strict=True):
-            parts += [nn.Conv1d(before, width, 1), nn.BatchNorm1d(width), nn.GELU()]
-        self.embed = nn.Sequential(*parts[:-1])
+            layers += [nn.Conv1d(before, width, 1), nn.BatchNorm1d(width), nn.GELU()]
+        self.embed = nn.Sequential(*layers[:-1])
 
     def forward(self, vectors: Tensor) -> Tensor:
         particles = vectors.shape[2]
@@ -141,18 +141,21 @@ class Block(nn.Module):
         absent: (n, 1, 1, K) bool; bias: (n, H, Q, K). K = Q + P with a context, else Q.
         """
         if context is None:
-            keys = asking = self.pre_attn_norm(queries)
+            keys = attending = self.pre_attn_norm(queries)
         else:
-            keys, asking = self.pre_attn_norm(torch.cat([queries, context], dim=1)), queries
-        attended = self.attn(asking, keys, absent, bias) * self.c_attn.unsqueeze(1)
+            keys, attending = self.pre_attn_norm(torch.cat([queries, context], dim=1)), queries
+        attended = self.attn(attending, keys, absent, bias) * self.c_attn.unsqueeze(1)
         # From here on, the values of the heads are interleaved, as in weaver-core.
         middle = self.post_attn_norm(attended.transpose(2, 3).flatten(2)) + queries
         wide = self.post_fc_norm(self.act(self.fc1(self.pre_fc_norm(middle))))
-        found: Tensor = self.fc2(wide) + self.w_resid * middle
-        return found
+        updated: Tensor = self.fc2(wide) + self.w_resid * middle
+        return updated
 
 
 class ParticleTransformer(nn.Module):
+    """`layers` blocks of particles, then `class_layers` blocks of a class token. `widths`: of the
+    layers that embed a particle; `pair_widths`: of those that embed a pair, but the last."""
+
     def __init__(
         self,
         features: int,
@@ -186,8 +189,8 @@ class ParticleTransformer(nn.Module):
         absent = nn.functional.pad(absent, [1, 0])
         for block in self.cls_blocks:
             token = block(token, particles, absent, None)
-        found: Tensor = self.fc(self.norm(token).squeeze(1))
-        return found
+        scores: Tensor = self.fc(self.norm(token).squeeze(1))
+        return scores
 
     def forward(self, features: Tensor, vectors: Tensor, exists: Tensor) -> Tensor:
         """Probabilities of n jets, (n, classes) float32.

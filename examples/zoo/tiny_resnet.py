@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 
 class ResidualBlock(nn.Module):
+    """(n, inputs, H, W) -> (n, width, H / stride, W / stride)."""
+
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
@@ -56,8 +58,8 @@ def tiny_resnet(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         model = TinyResNet(channels, tuple(widths), classes)
-        for part in model.modules():
-            if isinstance(part, nn.BatchNorm2d):
-                part.running_mean = 0.2 * torch.randn(part.num_features)
-                part.running_var = 0.5 + torch.rand(part.num_features)
+        for layer in model.modules():
+            if isinstance(layer, nn.BatchNorm2d):
+                layer.running_mean = 0.2 * torch.randn(layer.num_features)
+                layer.running_var = 0.5 + torch.rand(layer.num_features)
     return model

@@ -23,18 +23,22 @@ version = runpy.run_path(str(HERE / ROOT / "soa_pipeline.py"))["__version__"]
 
 
 class Build(native["Build"]):
+    """Builds the native module in a folder of its own."""
+
     def finalize_options(self) -> None:
         super().finalize_options()
         self.build_temp += "/of/sources"  # object files of ../../engines then stay in this folder
 
 
 class Sdist(sdist):
+    """An sdist with a copy of the repository's modules in the folder `COPY`."""
+
     def make_release_tree(self, base_dir: str, files: Sequence[str]) -> None:
         own = [file for file in files if not file.startswith((f"{ROOT}/", ".."))]
         super().make_release_tree(base_dir, own)
-        made = shutil.ignore_patterns("__pycache__", "*.so")
+        build_products = shutil.ignore_patterns("__pycache__", "*.so")
         for name in FLOORS:
-            shutil.copytree(Path(ROOT, name), Path(base_dir, COPY, name), ignore=made)
+            shutil.copytree(Path(ROOT, name), Path(base_dir, COPY, name), ignore=build_products)
         for name in ("setup.py", "soa_pipeline.py"):
             shutil.copyfile(Path(ROOT, name), Path(base_dir, COPY, name))
 
@@ -44,10 +48,12 @@ for extension in native["extensions"]:
     extension.sources = [f"{ROOT}/{source}" for source in extension.sources]
     extension.depends = [f"{ROOT}/{header}" for header in extension.depends]
 
-found = find_packages(ROOT, include=[f"{floor}{below}" for floor in FLOORS for below in ("", ".*")])
+packages = find_packages(
+    ROOT, include=[f"{floor}{below}" for floor in FLOORS for below in ("", ".*")]
+)
 setup(
     version=version,
-    packages=["soa_runtime", *(f"{LIB}.{package}" for package in found)],
+    packages=["soa_runtime", *(f"{LIB}.{package}" for package in packages)],
     package_dir={f"{LIB}.{floor}": f"{ROOT}/{floor}" for floor in FLOORS},
     package_data={"": ["*.pyi", "py.typed"]},
     cmdclass={"build_ext": Build, "sdist": Sdist},

@@ -40,13 +40,16 @@ class Answer:
 def command(
     name: str | None = None, *, registry: bool = True
 ) -> Callable[[Callable[..., Answer | None]], click.Command]:
-    """Makes a function a command that answers as JSON or for people. If `registry`, the function
-    gets the opened registry of `--registry` as the argument `registry`."""
+    """Returns a decorator that makes a function a command, with the options that all commands have.
+
+    The answer of the function is printed as JSON or for people; None prints nothing. If `registry`,
+    the function gets the opened registry of `--registry` as the argument `registry`.
+    """
 
     def decorate(function: Callable[..., Answer | None]) -> click.Command:
         @functools.wraps(function)
         def answered(
-            as_json: bool, quiet: bool, verbose: bool, registry_uri: str | None = None, **named: Any
+            as_json: bool, quiet: bool, verbose: bool, registry_uri: str | None = None, **rest: Any
         ) -> None:
             click.get_current_context().meta.update(quiet=quiet, verbose=verbose, as_json=as_json)
             if verbose:
@@ -54,14 +57,14 @@ def command(
             if registry:
                 from registry.store import Registry
 
-                named["registry"] = Registry(registry_uri)
-            answer = function(**named)
+                rest["registry"] = Registry(registry_uri)
+            answer = function(**rest)
             if answer is not None:
                 give(answer)
 
-        built = click.command(name)(answered)
+        click_command = click.command(name)(answered)
         if registry:
-            built.params.append(
+            click_command.params.append(
                 click.Option(
                     ["--registry", "registry_uri"],
                     metavar="URI",
@@ -69,14 +72,14 @@ def command(
                     "Default: $PIPELINE_REGISTRY, else an SQLite file in ./pipeline-registry.",
                 )
             )
-        built.params += [
+        click_command.params += [
             click.Option(["--json", "as_json"], is_flag=True, help="Print the result as JSON."),
             click.Option(["-q", "--quiet"], is_flag=True, help="Do not show the progress."),
             click.Option(
                 ["-v", "--verbose"], is_flag=True, help="Show logs, and where an error comes from."
             ),
         ]
-        return built
+        return click_command
 
     return decorate
 
@@ -120,13 +123,14 @@ html_option: Callable[[Any], Any] = click.option(
 )  # fmt: skip
 
 
-def write_page(html: Path | None, made: Callable[[], str]) -> list[str]:
-    """Write the page to `html`, if given. Returns the lines that report it."""
+def write_page(html: Path | None, make_page: Callable[[], str]) -> list[str]:
+    """Make a page and write it to `html`; without `html`, do neither. Returns the lines that report
+    it."""
     from soa.files import write_whole
 
     if html is None:
         return []
-    text = made()
+    text = make_page()
     html.parent.mkdir(parents=True, exist_ok=True)
     write_whole(html, text)
     return [f"wrote {html}"]
@@ -182,9 +186,9 @@ def steps() -> Iterator[Show]:
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     @contextmanager
-    def shown(name: str, before: float | None) -> Iterator[None]:
-        takes = "" if before is None else f", about {clock(before)}:"
-        task = bars.add_task(plain(name) + takes)
+    def show_step(name: str, before: float | None) -> Iterator[None]:
+        estimate = "" if before is None else f", about {clock(before)}:"
+        task = bars.add_task(plain(name) + estimate)
         try:
             yield
         finally:
@@ -197,10 +201,11 @@ def steps() -> Iterator[Show]:
     with Progress(
         *columns, console=console, transient=True, refresh_per_second=1, redirect_stdout=False
     ) as bars:
-        yield shown
+        yield show_step
 
 
 def clock(seconds: float) -> str:
+    """A duration as text: in seconds, and from 100 s on in minutes."""
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
@@ -208,7 +213,7 @@ class Number(click.FloatRange):
     """A finite number in a range. click alone would accept nan, since nan passes comparisons."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        found: float = super().convert(value, param, ctx)
-        if not math.isfinite(found):
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
             self.fail(f"{value!r} is not a finite number.", param, ctx)
-        return found
+        return number

@@ -92,7 +92,7 @@ def apply(
     suffix: str | None,
     html: Path | None,
     counts: Path | None,
-    **given: Any,
+    **options: Any,
 ) -> Answer:
     """Score FILEs with REF: ROOT (TTree, RNTuple), Parquet, Arrow, HDF5, npz or CSV. A FILE may be
     a folder, or a pattern in quotes.
@@ -104,56 +104,62 @@ def apply(
     from soa.files import write_whole
 
     if html is not None:
-        _require_free(html, [*given["inputs"], given["out"]])
-    with _bar() as progress:
-        done = run(
+        _check_page(html, [*options["inputs"], options["out"]])
+    with _shown_progress() as progress:
+        report = run(
             columns=dict(map(_renaming, columns)),
             fill=dict(map(_filling, fill)),
             suffix=suffix and f".{suffix}",
             progress=progress,
             histograms=html is not None,
             watch=counts is not None,
-            **given,
+            **options,
         )
-    page_lines = write_page(html, lambda: _page_of(done))
-    if counts is not None and done.counts is not None:
-        write_whole(counts, done.counts.to_json())
+    page_lines = write_page(html, lambda: _page_of(report))
+    if counts is not None and report.counts is not None:
+        write_whole(counts, report.counts.to_json())
         page_lines.append(f"wrote {counts}: pipeline drift compares it with the reference")
-    spent = ", ".join(f"{k} {v:.1f} s" for k, v in done.spent.times.items())
+    spent = ", ".join(f"{part} {seconds:.1f} s" for part, seconds in report.spent.times.items())
     lines = [
-        f"{done.rows:,} rows in {done.seconds:.1f} s ({done.found:,} scored before; "
-        f"start {done.start:.1f} s, {spent})",
+        f"{report.rows:,} rows in {report.seconds:.1f} s ({report.found:,} scored before; "
+        f"start {report.start:.1f} s, {spent})",
         *(
-            f"wrote {path}" if path in done.written else f"{path} is already complete"
-            for path in done.outputs
+            f"wrote {path}" if path in report.written else f"{path} is already complete"
+            for path in report.outputs
         ),
         *page_lines,
     ]
-    data = asdict(done)
+    data = asdict(report)
     del data["histograms"], data["counts"], data["moved"], data["spent"]["counts"]
     return Answer(data, lines)
 
 
-def _renaming(given: str) -> tuple[str, str]:
-    name, _, value = given.partition("=")
-    if not name or not value:
-        raise click.BadParameter(f"{given!r}: expected COLLECTION/COLUMN=NAME")
-    return name, value
+def _renaming(text: str) -> tuple[str, str]:
+    """A value of `--columns`: the model's column, and its name in the files."""
+    column, _, name = text.partition("=")
+    if not column or not name:
+        raise click.BadParameter(f"{text!r}: expected COLLECTION/COLUMN=NAME")
+    return column, name
 
 
-def _filling(given: str) -> tuple[str, float]:
-    name, _, value = given.rpartition("=")
-    refusal = click.BadParameter(f"{given!r}: expected NAME=VALUE, with a number")
+def _filling(text: str) -> tuple[str, float]:
+    """A value of `--fill`: a column of the files, and the number in place of its nulls.
+
+    Digits alone give an int: a float would round large ones.
+    """
+    name, _, value = text.rpartition("=")
+    refusal = click.BadParameter(f"{text!r}: expected NAME=VALUE, with a number")
     if not name:
         raise refusal
+    is_whole = value.lstrip("+-").isdigit()
     try:
-        return name, int(value) if value.lstrip("+-").isdigit() else float(value)
+        return name, int(value) if is_whole else float(value)
     except ValueError:
         raise refusal from None
 
 
-def _require_free(html: Path, taken: list[Path]) -> None:
-    """Check before the work that the page replaces no input or output, and can be drawn here."""
+def _check_page(html: Path, taken: list[Path]) -> None:
+    """Check before the work that the page can be drawn here, and replaces no path in `taken`."""
     from pipeline.report import require_libraries
 
     require_libraries()
@@ -161,19 +167,20 @@ def _require_free(html: Path, taken: list[Path]) -> None:
         raise click.BadParameter(f"--html {html} is a FILE or the output: name another file")
 
 
-def _page_of(done: Report) -> str:
+def _page_of(report: Report) -> str:
+    """The page of a job, with what its first outputs say about themselves."""
     from pipeline.applying import read_about
     from pipeline.report import apply_page
 
-    return apply_page(done, [read_about(Path(path)) for path in done.outputs[:MOST_OUTPUTS]])
+    return apply_page(report, [read_about(Path(path)) for path in report.outputs[:MOST_OUTPUTS]])
 
 
 @contextmanager
-def _bar() -> Iterator[Progress | None]:
+def _shown_progress() -> Iterator[Progress | None]:
     """Yields a function that shows the progress on stderr: as a bar on a terminal, else as a line
     from time to time. It is called with the rows that are done, and all rows."""
     if not on_terminal():
-        yield _lines()
+        yield _progress_in_lines()
         return
     from rich.console import Console
     from rich.progress import Progress as Bar
@@ -183,8 +190,8 @@ def _bar() -> Iterator[Progress | None]:
         yield lambda done, rows: bar.update(task, completed=done, total=rows)
 
 
-def _lines() -> Progress:
-    """A progress that prints a line every few seconds."""
+def _progress_in_lines() -> Progress:
+    """A progress that prints a line every `EVERY_S` seconds."""
     last = time.monotonic()
 
     def tell_now_and_then(done: int, rows: int) -> None:
@@ -204,7 +211,7 @@ def explain(file: Path) -> Answer:
 
 
 def explained(file: Path) -> Answer:
-    """How a file of `pipeline apply` was made. Raises ApplyError if it does not say it."""
+    """How a file of `pipeline apply` was made. Raises ApplyError if the file does not say it."""
     from pipeline.applying import read_about
     from soa.records import as_data
 
@@ -213,7 +220,7 @@ def explained(file: Path) -> Answer:
 
 
 def _explained(about: About) -> Iterator[Part]:
-    """The lines of `explain`: where the answers of a file are from."""
+    """The lines and tables that say where the answers of a file are from."""
     from pipeline.report import describe_decisions
 
     version = f"/{about.version}" if about.version else ""
@@ -221,16 +228,17 @@ def _explained(about: About) -> Iterator[Part]:
     for key in ("registry", "mode", "targets", "engines", "hosts", "software", "created", "by",
                 "rows", "keep"):  # fmt: skip
         value = getattr(about, key)
-        yield f"  {key:9} {(', '.join(value) or 'none') if isinstance(value, tuple) else value}"
+        text = (", ".join(value) or "none") if isinstance(value, tuple) else value
+        yield f"  {key:9} {text}"
     yield from (f"  from      {each.path}, {each.rows} rows" for each in about.inputs)
     for key, name in about.columns.items():
         yield f"  {key} was {name}"
-    passed = about.promotion
-    if passed is None:
+    promotion = about.promotion
+    if promotion is None:
         yield "no promotion to production is on record in it"
         return
-    title = f"promoted by {passed.by} at {passed.at}"
-    yield from describe_decisions(title, passed.decisions)
+    title = f"promoted by {promotion.by} at {promotion.at}"
+    yield from describe_decisions(title, promotion.decisions)
 
 
 @command()
@@ -266,40 +274,55 @@ def drift(
     from runtime.watch import LIMIT
     from runtime.watch import drift as distances
 
-    data = [each for each in inputs if each.suffix != ".json" and not each.is_dir()]
-    if data and len(data) < len(inputs):
-        raise click.UsageError("FILEs are either data or counts: give them in two commands")
-    if data:
-        from pipeline.applying import count_files
-
-        profile, counts = count_files(
-            ref, data, columns=dict(map(_renaming, columns)), fill=dict(map(_filling, fill)),
-            tree=tree, mode=mode, registry=registry,
-        )  # fmt: skip
-    else:
-        profile, counts = _kept(ref, inputs, registry)
+    profile, counts = _profile_and_counts(
+        ref, inputs, registry, columns=columns, fill=fill, tree=tree, mode=mode
+    )
     moved = distances(profile, counts)
     if not moved:
         raise LoadError(
             f"no value of {counts.label} was counted: give files with rows, or counts of calls"
         )
-    most = LIMIT if limit is None else limit
-    page_lines = write_page(html, lambda: _drift_page(profile, counts, moved, most))
-    beyond = [each.column for each in moved if each.beyond(most)]
-    answer = {
+    largest = LIMIT if limit is None else limit
+    page_lines = write_page(html, lambda: _drift_page(profile, counts, moved, largest))
+    beyond = [each.column for each in moved if each.beyond(largest)]
+    data = {
         "version": counts.label,
         "digest": counts.digest,
         "calls": counts.calls,
-        "limit": most,
+        "limit": largest,
         "beyond": beyond,
         "columns": [asdict(each) for each in moved],
     }
-    return Answer(answer, _drift_shown(counts, moved, beyond, most, page_lines), not beyond)
+    shown = _drift_shown(counts, moved, beyond, largest, page_lines)
+    return Answer(data, shown, passed=not beyond)
 
 
-def _kept(ref: str, inputs: Sequence[Path], registry: Registry) -> tuple[Profile, Counts]:
-    """The profile of a version, and its counts in files and folders. A folder may have counts of
-    other versions too; they are left out."""
+def _profile_and_counts(
+    ref: str,
+    inputs: Sequence[Path],
+    registry: Registry,
+    *,
+    columns: Sequence[str],
+    fill: Sequence[str],
+    tree: str | None,
+    mode: Mode,
+) -> tuple[Profile, Counts]:
+    """The profile of a version, and the counts to compare with it.
+
+    `inputs`: data files, whose values are counted now, or files and folders of counts, by default
+    the host's folder. A folder may have counts of other versions too; they are left out. The other
+    arguments say how data files are read.
+    """
+    data_files = [path for path in inputs if path.suffix != ".json" and not path.is_dir()]
+    if data_files and len(data_files) < len(inputs):
+        raise click.UsageError("FILEs are either data or counts: give them in two commands")
+    if data_files:
+        from pipeline.applying import count_files
+
+        return count_files(
+            ref, data_files, columns=dict(map(_renaming, columns)), fill=dict(map(_filling, fill)),
+            tree=tree, mode=mode, registry=registry,
+        )  # fmt: skip
     from runtime.watch import counts_folder, profile_of, read_counts
 
     bundle = opened_at(ref, registry).bundle
@@ -307,16 +330,19 @@ def _kept(ref: str, inputs: Sequence[Path], registry: Registry) -> tuple[Profile
 
 
 def _drift_page(profile: Profile, counts: Counts, moved: Sequence[Moved], limit: float) -> str:
+    """The page of `drift`; its libraries are imported only if one is asked for."""
     from pipeline.report import drift_page
 
     return drift_page(profile, counts, moved, limit)
 
 
 def _drift_shown(
-    counts: Counts, moved: Sequence[Moved], beyond: Sequence[str], limit: float, said: list[str]
+    counts: Counts, moved: Sequence[Moved], beyond: Sequence[str], limit: float, page: list[str]
 ) -> Iterator[Part]:
+    """The lines and tables of `drift`. `beyond`: the columns that moved by more than `limit`.
+    `page`: the lines about the page, if one was written."""
     from pipeline.report import describe_drift
 
     yield from describe_drift(moved, MOST_COLUMNS)
     yield f"{len(beyond)} of {len(moved)} columns of {counts.label} moved by more than {limit:g}"
-    yield from said
+    yield from page

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 def _work_option(text: str) -> Callable[[Any], Any]:
+    """The option `--work`; `text` ends the sentence of its help."""
     return click.option(
         "--work", type=click.Path(file_okay=False, path_type=Path), default=Path("pipeline-work"),
         show_default=True, help=f"Folder for the results of the stages{text}",
@@ -57,7 +58,7 @@ def run(config: str, work: Path, quick: bool, registry: Registry) -> Answer:
 
 
 def _shown_run(result: RunResult) -> Iterator[Part]:
-    """The lines of `run`."""
+    """The lines and tables of `run`: what was built, what failed, and what to do next."""
     from pipeline.report import describe_build, failures_of
 
     ref = result.version.ref
@@ -70,10 +71,8 @@ def _shown_run(result: RunResult) -> Iterator[Part]:
         yield f"report: {result.report}"
     failed = list(failures_of(result.bundle))
     yield from failed
-    promote = f"pipeline promote {ref} --to production"
-    yield (
-        f"next: mend this and run again, or, as it is: {promote}" if failed else f"next: {promote}"
-    )
+    before = "mend this and run again, or, as it is: " if failed else ""
+    yield f"next: {before}pipeline promote {ref} --to production"
 
 
 @command()
@@ -114,6 +113,7 @@ def build(
 
 
 def _shown_build(added: Added) -> Iterator[Part]:
+    """The lines and tables of `build`: the new target, and what to do next."""
     from pipeline.report import describe_build
 
     yield from describe_build(added.bundle, only=added.target)
@@ -170,13 +170,13 @@ def cxx(ref: str | None, out: Path | None, source: bool, registry: Registry) -> 
     CMake builds and installs the library that the header needs:
     cmake -S "$(pipeline cxx --source)" -B build
     """
-    if source or ref is None:
-        if ref is not None or not source:
-            raise click.UsageError("give either a REF or --source")
+    if source and ref is None:
         from engines import native
 
         folder = str(Path(native.__file__).parent / "library")
         return Answer({"source": folder}, [folder])
+    if source or ref is None:
+        raise click.UsageError("give either a REF or --source")
     from engines.native import typed_header
     from soa.files import write_whole
 

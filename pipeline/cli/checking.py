@@ -74,21 +74,21 @@ def check(
     """
     if html is not None and times == operators:
         raise click.UsageError("--html goes with --times or with --operators, with one of them")
-    trusted = _trusted(keys)
+    trusted = _keys_or_those_of_the_host(keys)
     opened = opened_at(ref, registry)
-    parts = {"signature": _signed(opened, ref, trusted, registry)} if trusted else {}
+    answers = {"signature": _check_signature(opened, ref, trusted, registry)} if trusted else {}
     if target is None and not _runnable(opened.bundle):
-        parts["artifacts"] = Answer({}, [_none_here(opened.bundle)], passed=False)
+        answers["artifacts"] = Answer({}, [_none_here(opened.bundle)], passed=False)
     else:
-        parts["artifacts"] = _judged(opened, target)
+        answers["artifacts"] = _check_artifacts(opened, target)
         if times:
-            parts["times"] = _timed(opened, ref, target, seconds, html)
+            answers["times"] = _time_artifacts(opened, ref, target, seconds, html)
     if operators:
-        parts["operators"] = _operators(opened, ref, html)
+        answers["operators"] = _time_operators(opened, ref, html)
     return Answer(
-        {"digest": opened.bundle.digest, **{name: part.data for name, part in parts.items()}},
-        chain(["every digest is right"], *(part.shown for part in parts.values())),
-        passed=all(part.passed for part in parts.values()),
+        {"digest": opened.bundle.digest, **{name: part.data for name, part in answers.items()}},
+        chain(["every digest is right"], *(part.shown for part in answers.values())),
+        passed=all(part.passed for part in answers.values()),
     )
 
 
@@ -97,7 +97,7 @@ def check(
 @_target_option
 def validate(ref: str, target: str | None, registry: Registry) -> Answer:
     """Run every artifact of REF against its reference again, here."""
-    return _judged(opened_at(ref, registry), target)
+    return _check_artifacts(opened_at(ref, registry), target)
 
 
 @command()
@@ -109,7 +109,7 @@ def bench(
     ref: str, target: str | None, seconds: float, html: Path | None, registry: Registry
 ) -> Answer:
     """Time the valid artifacts of REF side by side, here, at its typical sizes."""
-    return _timed(opened_at(ref, registry), ref, target, seconds, html)
+    return _time_artifacts(opened_at(ref, registry), ref, target, seconds, html)
 
 
 @command()
@@ -117,37 +117,43 @@ def bench(
 @_key_option
 def verify(ref: str, keys: tuple[Path, ...], registry: Registry) -> Answer:
     """Check every digest of REF, and that a trusted key signed it."""
-    trusted = _trusted(keys)
+    trusted = _keys_or_those_of_the_host(keys)
     if trusted is None:
         raise click.UsageError("whose signature? give --key FILE or set PIPELINE_TRUSTED_KEYS")
-    return _signed(opened_at(ref, registry), ref, trusted, registry)
+    return _check_signature(opened_at(ref, registry), ref, trusted, registry)
 
 
-def _trusted(keys: tuple[Path, ...]) -> tuple[Trusted, ...] | None:
-    """The keys that are given, else the host's; None if there are none."""
+def _keys_or_those_of_the_host(keys: tuple[Path, ...]) -> tuple[Trusted, ...] | None:
+    """The keys in these files and folders; without any, those that the host trusts, None if it
+    trusts none."""
     from registry.trust import host_keys, trusted_keys
 
     return trusted_keys(keys) if keys else host_keys()
 
 
-def _signed(opened: Opened, ref: str, trusted: tuple[Trusted, ...], registry: Registry) -> Answer:
-    """Verify a signature; the answer names the key or the root that certified it."""
+def _check_signature(
+    opened: Opened, ref: str, trusted: tuple[Trusted, ...], registry: Registry
+) -> Answer:
+    """Verify the signature; the answer names the key, or the root that certified it. Raises
+    TrustError if no trusted key signed."""
     from registry.trust import require_signature
 
     if opened.version is None:
         signer = require_signature(opened.bundle, trusted)
     else:
         signer = registry.require_signature(opened.version, opened.bundle, trusted)
-    shown, data = opened.version.ref if opened.version else ref, {"digest": opened.bundle.digest}
+    name = opened.version.ref if opened.version else ref
+    data = {"digest": opened.bundle.digest}
     if signer.is_root:
         data |= {"root": signer.fingerprint, "signer": signer.signer}
-        return Answer(data, [f"{shown} is signed by {signer.signer}, certified by {signer}"])
-    said = f"{shown} is signed by {signer.fingerprint} ({signer.origin})"
-    return Answer(data | {"key": signer.fingerprint}, [said])
+        return Answer(data, [f"{name} is signed by {signer.signer}, certified by {signer}"])
+    line = f"{name} is signed by {signer.fingerprint} ({signer.origin})"
+    return Answer(data | {"key": signer.fingerprint}, [line])
 
 
-def _judged(opened: Opened, target: str | None) -> Answer:
-    """Run the artifacts against the reference."""
+def _check_artifacts(opened: Opened, target: str | None) -> Answer:
+    """Run the artifacts for a target, or for all that this host runs, against the reference. It
+    does not pass if one that was chosen is not valid here. Raises TargetError."""
     from pipeline.promotion import revalidate
     from pipeline.report import describe_reference, describe_validation
 
@@ -162,9 +168,9 @@ def _judged(opened: Opened, target: str | None) -> Answer:
 
     def shown() -> Iterator[Part]:
         yield from describe_reference(opened.bundle)
-        for name, each in reports.items():
-            yield from describe_validation(f"validation on {name}", each)
-            for report in each:
+        for name, of_target in reports.items():
+            yield from describe_validation(f"validation on {name}", of_target)
+            for report in of_target:
                 recorded_bits = targets[name].candidates[report.engine].bits
                 if recorded_bits and report.bits:
                     bits = "the same bits as" if report.bits == recorded_bits else "other bits than"
@@ -172,16 +178,16 @@ def _judged(opened: Opened, target: str | None) -> Answer:
 
     valid = all(
         report.valid
-        for name, each in reports.items()
-        for report in each
+        for name, of_target in reports.items()
+        for report in of_target
         if report.engine in targets[name].engines()
     )
-    data = {name: [report.to_dict() for report in each] for name, each in reports.items()}
+    data = {name: [report.to_dict() for report in of_target] for name, of_target in reports.items()}
     return Answer(data, shown(), passed=valid)
 
 
-def _operators(opened: Opened, ref: str, html: Path | None) -> Answer:
-    """The share of each line of the model in a call of `lanes`."""
+def _time_operators(opened: Opened, ref: str, html: Path | None) -> Answer:
+    """Measure the share of each line of the model in a call of `lanes`."""
     from pipeline.report import new_table, operators_page
     from soa.text import number
     from stages.reference import Reference, label
@@ -194,17 +200,17 @@ def _operators(opened: Opened, ref: str, html: Path | None) -> Answer:
     with steps() as show, show("timing operators", None):
         times = operator_times(bundle.file(bundle.manifest.program), signature, inputs, cases)
     table = new_table("shares of a call of lanes", "operator", "line", *map(label, cases))
-    for each in times:
-        shares = [f"{number(100 * share, 2)} %" for share in each.shares.values()]
-        table.add_row(each.operator, each.line, *shares)
+    for time in times:
+        shares = [f"{number(100 * share, 2)} %" for share in time.shares.values()]
+        table.add_row(time.operator, time.line, *shares)
     page_lines = write_page(html, lambda: operators_page(ref, table, times))
-    return Answer([vars(each) for each in times], [table, *page_lines])
+    return Answer([vars(time) for time in times], [table, *page_lines])
 
 
-def _timed(
+def _time_artifacts(
     opened: Opened, ref: str, target: str | None, seconds: float, html: Path | None
 ) -> Answer:
-    """Time the valid artifacts."""
+    """Time the valid artifacts side by side, `seconds` for each number of rows."""
     from pipeline.report import SPREAD, bench_page, describe_benchmark
     from runtime.loader import measured_session
     from stages.reference import Reference
@@ -219,11 +225,12 @@ def _timed(
         valid = [engine for engine, c in candidates.items() if c.status == "valid"]
         say(f"timing {', '.join(valid)} on {name}")
         sessions = {engine: measured_session(opened, name, engine) for engine in valid}
-        takes = seconds * len(ladder(opened.signature))
-        with steps() as show, show(f"timing {name}", takes):
+        estimate = seconds * len(ladder(opened.signature))
+        with steps() as show, show(f"timing {name}", estimate):
             reports[name] = benchmark(opened.signature, sessions, inputs, seconds=seconds)
     page_lines = write_page(html, lambda: bench_page(ref, reports))
-    tables = [describe_benchmark(f"{t}: one call, {SPREAD}", each) for t, each in reports.items()]
+    titles = (f"{name}: one call, {SPREAD}" for name in reports)
+    tables = map(describe_benchmark, titles, reports.values())
     data = {name: report.to_dict() for name, report in reports.items()}
     return Answer(data, [*tables, *page_lines])
 
@@ -233,12 +240,12 @@ def _targets_here(bundle: Bundle, wanted: str | None) -> list[str]:
     from engines.errors import TargetError
     from engines.target import Target, check_torch_runs
 
-    have = list(bundle.manifest.targets)
     if wanted is None:
         here = _runnable(bundle)
         if not here:
             raise TargetError(_none_here(bundle))
         return here
+    have = list(bundle.manifest.targets)
     parsed = Target.parse(wanted)
     target = str(parsed)
     if target not in have:
@@ -248,10 +255,12 @@ def _targets_here(bundle: Bundle, wanted: str | None) -> list[str]:
 
 
 def _runnable(bundle: Bundle) -> list[str]:
+    """The targets of a version that this host runs."""
     from pipeline.promotion import runnable
 
     return runnable(list(bundle.manifest.targets))
 
 
 def _none_here(bundle: Bundle) -> str:
+    """The message for a version of which this host runs no target."""
     return f"this host runs none of the version's targets: {', '.join(bundle.manifest.targets)}"

@@ -28,6 +28,7 @@ class _Bash(BashComplete):
     """What bash leaves of the incomplete word."""
 
     def get_completion_args(self) -> tuple[list[str], str]:
+        """The words before the incomplete one, and that one, put together again."""
         args, last = super().get_completion_args()
         *others, whole = _joined([*args, last])
         if whole != last or _breaks(last):
@@ -35,11 +36,13 @@ class _Bash(BashComplete):
         return others, whole
 
     def format_completion(self, item: CompletionItem) -> str:
+        """The completion without what bash leaves as it is."""
         item.value = item.value.removeprefix(self._kept)
         return super().format_completion(item)
 
 
 def _breaks(word: str) -> bool:
+    """True if bash made a word of the marks at which it divides."""
     return _BREAKS.fullmatch(word) is not None
 
 
@@ -75,7 +78,7 @@ def refs(context: click.Context, _: click.Parameter, begun: str) -> list[Complet
     a path: folders."""
     if begun.startswith((".", "~", "/")):
         return [CompletionItem(begun, type="dir")]
-    matches = _asked(context, begun)
+    matches = _completions_in_time(context, begun)
     if not matches and "/" in begun:
         return [CompletionItem(begun, type="dir")]
     return [CompletionItem(each) for each in matches]
@@ -83,26 +86,27 @@ def refs(context: click.Context, _: click.Parameter, begun: str) -> list[Complet
 
 def names(context: click.Context, _: click.Parameter, begun: str) -> list[CompletionItem]:
     """The names of models that begin so."""
-    models = (each for each in _asked(context, begun) if not re.search("[@/]", each))
-    return [CompletionItem(each) for each in models]
+    completions = _completions_in_time(context, begun)
+    return [CompletionItem(each) for each in completions if not re.search("[@/]", each)]
 
 
-def _asked(context: click.Context, begun: str) -> list[str]:
-    """The names in the registry that complete `begun`, as far as it answers in time."""
-    answered: list[str] = []
+def _completions_in_time(context: click.Context, begun: str) -> list[str]:
+    """The words that complete `begun`, as far as the registry answers within `_WAIT_S`."""
+    completions: list[str] = []
 
     def ask() -> None:
         with suppress(SoaPipelineError, OSError):
-            answered.extend(_completions(context.params.get("registry_uri"), begun))
+            completions.extend(_completions(context.params.get("registry_uri"), begun))
 
     asking = Thread(target=ask, daemon=True)
     asking.start()
     asking.join(_WAIT_S)
-    return list(answered)
+    return list(completions)  # a copy: the thread may still add to it
 
 
 def _completions(uri: str | None, begun: str) -> Iterator[str]:
-    """Model names, and aliases and numbers of a model that is typed in full."""
+    """Model names that begin so, then aliases and versions: of the only model that fits, else of
+    the one that is typed in full."""
     from registry.store import Registry
 
     registry = Registry(uri)

@@ -49,6 +49,7 @@ def examine(registry: Registry) -> Iterator[Finding]:
 
 
 def _torch() -> Iterator[Finding]:
+    """The findings about torch, and about the GPU that it sees."""
     try:
         import torch
     except ImportError as error:
@@ -63,7 +64,7 @@ def _torch() -> Iterator[Finding]:
 
 
 def _compiler() -> Finding:
-    """The compiler with which artifacts for this host are built: that of CXX, if it is set."""
+    """The C++ compiler that builds artifacts for this host: that of CXX, if it is set."""
     from engines.lanes import compiler, version_of
 
     try:
@@ -75,6 +76,7 @@ def _compiler() -> Finding:
 
 
 def _cpu_level() -> Finding:
+    """The levels of x86-64 whose targets this host runs."""
     levels = host_cpu_levels()
     if levels:
         return Finding("CPU level", "ok", f"{levels[0]} (runs {', '.join(levels)})")
@@ -85,23 +87,25 @@ def _cpu_level() -> Finding:
 def _optional(module: str, extra: str) -> Finding:
     """Whether the library of an extra is installed."""
     try:
-        there = importlib.util.find_spec(module) is not None
+        installed = importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # for a.b, if there is no a
-        there = False
-    if there:
+        installed = False
+    if installed:
         return Finding(module, "ok", "installed")
     return Finding(module, "warning", "not installed", f"pip install 'soa-pipeline[{extra}]'")
 
 
 def _disk() -> Finding:
+    """Whether the disk of the current folder has `_ENOUGH_GB` left."""
     free = shutil.disk_usage(Path.cwd()).free / 1e9
-    found = f"{free:.1f} GB free here"
+    text = f"{free:.1f} GB free here"
     if free > _ENOUGH_GB:
-        return Finding("disk", "ok", found)
-    return Finding("disk", "warning", found, "free some space")
+        return Finding("disk", "ok", text)
+    return Finding("disk", "warning", text, "free some space")
 
 
 def _models(registry: Registry) -> Finding:
+    """Whether the registry answers. That it was not made yet is only a warning."""
     try:
         models = registry.list()
     except RegistryError as error:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -41,17 +41,18 @@ def pull(ref: str, folder: Path, runtime: bool, registry: Registry) -> Answer:
 
     with steps() as show, show(f"pulling {ref}", None):
         name, bundle = pull_bundle(registry, ref, folder, runtime=runtime)
-    engines = {t: engine_without_torch(record) for t, record in bundle.manifest.targets.items()}
-    without = {target: engine for target, engine in engines.items() if engine}
+    targets = bundle.manifest.targets.items()
+    engines = {target: engine_without_torch(record) for target, record in targets}
+    without_torch = {target: engine for target, engine in engines.items() if engine}
     data = {
         "version": name,
         "digest": bundle.digest,
         "folder": str(bundle.path),
-        "without_torch": without,
+        "without_torch": without_torch,
     }
     lines = [f"{name} is in {folder}"]
     if runtime:
-        lines += [f"{engine} runs on {target} without torch" for target, engine in without.items()]
+        lines += [f"{engine} runs on {t} without torch" for t, engine in without_torch.items()]
     return Answer(data, lines)
 
 
@@ -77,28 +78,28 @@ def push(folder: Path, to: str | None, name: str | None, registry: Registry) -> 
             raise click.UsageError("--name is for a registry of MLflow: an OCI address has its own")
         with steps() as show, show(f"pushing {folder}", None):
             address, bundle = oci.push(folder, to)
-        pushed = {"version": address, "digest": bundle.digest, "folder": str(bundle.path)}
-        return Answer(pushed, [f"{folder} is {address} now"])
+        address_data = {"version": address, "digest": bundle.digest, "folder": str(bundle.path)}
+        return Answer(address_data, [f"{folder} is {address} now"])
     with steps() as show, show(f"pushing {folder}", None):
-        done = push_bundle(registry, folder, name)
-    version = done.version
-    _page_of(registry, version)
-    for target in done.kept:
+        pushed = push_bundle(registry, folder, name)
+    version = pushed.version
+    _write_report_page(registry, version)
+    for target in pushed.kept:
         say(f"{version.ref} has another build of {target}, which stays")
-    if done.signature == "kept":
+    if pushed.signature == "kept":
         say(f"{version.ref} has another signature, which stays: `pipeline sign` replaces it")
     data = {
         "version": version.ref,
         "digest": version.digest,
-        "new": done.new,
-        "added": list(done.added),
-        "kept": list(done.kept),
-        "signature": done.signature,
+        "new": pushed.new,
+        "added": list(pushed.added),
+        "kept": list(pushed.kept),
+        "signature": pushed.signature,
         "origin": dict(version.origin),
     }
-    more = f", and has {', '.join(done.added)} now" if done.added else ""
-    line = f"{folder} is {version.ref} " + ("now" if done.new else f"already{more}")
-    return Answer(data, [line])
+    added = f", and has {', '.join(pushed.added)} now" if pushed.added else ""
+    state = "now" if pushed.new else f"already{added}"
+    return Answer(data, [f"{folder} is {version.ref} {state}"])
 
 
 @command()
@@ -123,19 +124,20 @@ def rm(ref: str, yes: bool, reason: str, registry: Registry) -> Answer:
             abort=True,
             err=True,
         )
-    done = remove(registry, wanted, reason)
-    data = {"event": done.event.to_json(), "bytes": done.bytes}
-    return Answer(data, [f"{done.version.ref} is removed ({_size(done.bytes)})"])
+    removed = remove(registry, wanted, reason)
+    data = {"event": removed.event.to_json(), "bytes": removed.bytes}
+    return Answer(data, [f"{removed.version.ref} is removed ({_size(removed.bytes)})"])
 
 
-def _registry_ref(ref: str, what: str) -> Ref:
-    """A model or a version of the registry. Raises RegistryError for the path of a folder."""
+def _registry_ref(ref: str, kind: Literal["model", "version"]) -> Ref:
+    """A model or a version of the registry. Raises RegistryError for the path of a folder; its
+    message asks for a `kind`."""
     from registry.errors import RegistryError
     from registry.ref import Ref, parse_ref
 
     parsed = parse_ref(ref)
     if not isinstance(parsed, Ref):
-        raise RegistryError(f"{ref} is the path of a folder: name a {what} of the registry")
+        raise RegistryError(f"{ref} is the path of a folder: name a {kind} of the registry")
     return parsed
 
 
@@ -187,27 +189,22 @@ def cache(prune: bool, max_size: str | None) -> Answer:
 
     if prune and max_size is not None:
         raise click.UsageError("--prune is --max-size 0kB: give one of the two")
-    place = Cache(cache_root())
+    host_cache = Cache(cache_root())
     bound = size_bound()
     removed: list[Entry] = []
     if prune or max_size is not None:
-        removed = place.shrink(parse_size(max_size or "0kB", "--max-size"))
-    entries = place.entries()
-    models = {entry.digest: cached_name(place.root / entry.digest) for entry in entries}
-
-    def shown() -> Iterator[str]:
-        for entry in entries:
-            state = "in use" if entry.in_use else ""
-            used = f"{entry.used:%Y-%m-%d %H:%M:%S}"
-            model = models[entry.digest]
-            yield f"{entry.digest[:12]}  {_size(entry.size):>10}  {used}  {state:6}  {model}"
-        if removed:
-            yield f"removed {len(removed)}, {_size(sum(entry.size for entry in removed))}"
-        total = _size(sum(entry.size for entry in entries))
-        yield f"{len(entries)} in {place.root}, {total} of {_size(bound)}"
-
+        removed = host_cache.shrink(parse_size(max_size or "0kB", "--max-size"))
+    entries = host_cache.entries()
+    models = {entry.digest: cached_name(host_cache.root / entry.digest) for entry in entries}
+    total = _size(sum(entry.size for entry in entries))
+    lines = [
+        *(_cache_line(entry, models[entry.digest]) for entry in entries),
+        f"{len(entries)} in {host_cache.root}, {total} of {_size(bound)}",
+    ]
+    if removed:
+        lines.insert(-1, f"removed {len(removed)}, {_size(sum(entry.size for entry in removed))}")
     data = {
-        "folder": str(place.root),
+        "folder": str(host_cache.root),
         "bound": bound,
         "entries": [
             {
@@ -221,7 +218,14 @@ def cache(prune: bool, max_size: str | None) -> Answer:
         ],
         "removed": [entry.digest for entry in removed],
     }
-    return Answer(data, shown())
+    return Answer(data, lines)
+
+
+def _cache_line(entry: Entry, model: str) -> str:
+    """A line of `cache`: digest, size, time of the last use, whether it is in use, and name."""
+    state = "in use" if entry.in_use else ""
+    used = f"{entry.used:%Y-%m-%d %H:%M:%S}"
+    return f"{entry.digest[:12]}  {_size(entry.size):>10}  {used}  {state:6}  {model}"
 
 
 def cached_name(folder: Path) -> str:
@@ -248,9 +252,10 @@ def export_command(ref: str, path: Path, registry: Registry) -> Answer:
     from registry.housekeeping import export_to
 
     export = export_to(registry, _registry_ref(ref, "model"), path)
-    refs, events = [f"{export.name}/{number}" for number in export.versions], len(export.history)
-    data = {"path": str(path), "versions": refs, "events": events}
-    return Answer(data, [f"{', '.join(refs)} and {events} events are in {path}"])
+    exported = [f"{export.name}/{number}" for number in export.versions]
+    events = len(export.history)
+    data = {"path": str(path), "versions": exported, "events": events}
+    return Answer(data, [f"{', '.join(exported)} and {events} events are in {path}"])
 
 
 @command("import")
@@ -271,16 +276,17 @@ def import_command(path: Path, name: str | None, with_aliases: bool, registry: R
     if with_aliases:
         from pipeline.promotion import import_with_aliases
 
-        done = import_with_aliases(registry, path, name, say)
-        imported, promoted, errors = done.imported, done.promoted, done.refused
+        outcome = import_with_aliases(registry, path, name, say)
+        imported, promoted, errors = outcome.imported, outcome.promoted, outcome.refused
     else:
         from registry.housekeeping import import_from
 
         imported = import_from(registry, path, name)
-    for each in imported.versions.values():
-        _page_of(registry, each.version)
     export = imported.export
-    versions = {f"{export.name}/{n}": each.version.ref for n, each in imported.versions.items()}
+    versions: dict[str, str] = {}
+    for number, pushed in imported.versions.items():
+        _write_report_page(registry, pushed.version)
+        versions[f"{export.name}/{number}"] = pushed.version.ref
     data = {
         "from": export.registry,
         "versions": versions,
@@ -299,7 +305,7 @@ def import_command(path: Path, name: str | None, with_aliases: bool, registry: R
     return Answer(data, shown, passed=not errors)
 
 
-def _page_of(registry: Registry, version: Version) -> None:
+def _write_report_page(registry: Registry, version: Version) -> None:
     """Write the report page next to MLflow's tags, if the libraries for pages are installed."""
     from pipeline.errors import ReportError
     from pipeline.report import publish
@@ -309,6 +315,7 @@ def _page_of(registry: Registry, version: Version) -> None:
 
 
 def _size(count: int) -> str:
+    """A number of bytes as text, such as 1.5MB."""
     from pydantic import ByteSize  # imported here, so that `pipeline --help` stays fast
 
     return ByteSize(count).human_readable(decimal=True)

@@ -41,7 +41,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--engine", "engines", multiple=True, help="Only this engine; may be repeated.")
 @click.option("--yes", is_flag=True, help="Ask nothing: take the default of each question.")
 @click.option("--force", is_flag=True, help="Replace existing files.")
-def init(kwargs: str, yes: bool, **given: Any) -> Answer:
+def init(kwargs: str, yes: bool, **options: Any) -> Answer:
     """Write a config for MODEL, whose input rows are in DATA.
 
     MODEL is file.py:callable or module:callable, which returns a torch module, or a file: .pt2,
@@ -59,14 +59,15 @@ def init(kwargs: str, yes: bool, **given: Any) -> Answer:
     if not isinstance(values, dict):
         raise click.BadParameter('expected a JSON object, as {"hidden": 48}', param_hint="--kwargs")
     with redirect_stdout(sys.stderr):  # the user's factory may print
-        written = write(Request(kwargs=values, **given), _asker(yes))
+        written = write(Request(kwargs=values, **options), _asker(yes))
     files = written.files
     lines = [*written.said, *(f"wrote {path}" for path in files), f"next: pipeline run {files[0]}"]
     return Answer({"files": [str(path) for path in files]}, lines)
 
 
 def _asker(yes: bool) -> Ask:
-    """Asks on the terminal; without one, or with `yes`, takes the default."""
+    """Returns a function that asks on the terminal. Without one, or with `yes`, it takes the
+    default, and raises InitError if there is none."""
     from pipeline.errors import InitError
 
     def ask(flag: str, question: str, default: str | None) -> str:

@@ -28,7 +28,7 @@ def ls(name: str | None, registry: Registry) -> Answer:
     """List all models with their versions, or the versions of NAME."""
     names = [name] if name else [model.name for model in registry.list()]
     versions_of = {model: registry.versions(model) for model in names}
-    versions = [version for several in versions_of.values() for version in several]
+    versions = [version for of_model in versions_of.values() for version in of_model]
 
     def shown() -> Iterator[Part]:
         from pipeline.report import describe_versions
@@ -40,7 +40,8 @@ def ls(name: str | None, registry: Registry) -> Answer:
         else:
             yield "the registry is empty: fill it with `pipeline run CONFIG`"
 
-    return Answer({model: [*map(_version, v)] for model, v in versions_of.items()}, shown())
+    data = {model: [*map(_version, of_model)] for model, of_model in versions_of.items()}
+    return Answer(data, shown())
 
 
 def _version(version: Version) -> dict[str, Any]:
@@ -97,7 +98,7 @@ def show(
             target: {"digest": annex.digest, **json.loads(annex.record.to_json())}  # ours
             for target, annex in bundle.annexes.items()
         },
-        "reference": {"outputs": [asdict(one) for one in counts], "notes": notes},
+        "reference": {"outputs": [asdict(output) for output in counts], "notes": notes},
     }
     return Answer(data, page_lines or describe_bundle(bundle, version))
 
@@ -118,6 +119,7 @@ def _is_a_file(ref: str) -> bool:
 
 
 def _page_of(opened: Opened, registry: Registry) -> str:
+    """The page about a version with its history, or about a bundle in a folder."""
     from pipeline.report import version_page  # it imports torch, and `show` alone does not
 
     version = opened.version
@@ -135,6 +137,7 @@ def diff(a: str, b: str, html: Path | None, registry: Registry) -> Answer:
 
 
 def _difference(a: str, b: str, html: Path | None, registry: Registry) -> Answer:
+    """What changed from the version A to B, and the page about it."""
     from pipeline.report import describe_difference, difference_page
     from pipeline.report import diff as compare
 
@@ -152,11 +155,12 @@ def doctor(registry: Registry) -> Answer:
     from pipeline.cli.doctor import examine
 
     findings = list(examine(registry))
-    return Answer(
-        [asdict(f) for f in findings],
-        (f"{f.status:8} {f.what:14} {f.found}{f' — {f.cure}' if f.cure else ''}" for f in findings),
-        passed=all(f.status != "missing" for f in findings),
-    )
+    lines = []
+    for finding in findings:
+        cure = f" — {finding.cure}" if finding.cure else ""
+        lines.append(f"{finding.status:8} {finding.what:14} {finding.found}{cure}")
+    passed = all(finding.status != "missing" for finding in findings)
+    return Answer([asdict(finding) for finding in findings], lines, passed)
 
 
 @command()
@@ -173,8 +177,8 @@ def ui(host: str, port: int, registry: Registry) -> None:
 
     registry.list()  # raises an error now if the registry cannot be reached
     with listening(host, port) as listener, suppress(KeyboardInterrupt):
-        number = listener.getsockname()[1]
-        shown = f"[{host}]" if ":" in host else host
-        url = f"http://{shown}:{number}/"
+        bound_port = listener.getsockname()[1]  # with --port 0, the one that was free
+        host_in_url = f"[{host}]" if ":" in host else host  # brackets around IPv6
+        url = f"http://{host_in_url}:{bound_port}/"
         give(Answer({"url": url}, [f"{registry.shown} is at {url}; Ctrl-C ends it"]))
         serve_site(registry, host, listener)

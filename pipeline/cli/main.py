@@ -28,13 +28,14 @@ from soa_pipeline import __version__
 class _Group(click.Group):
     """Turns a user's error into one line on stderr. Exit status: 1, or 2 for wrong usage."""
 
-    def __init__(self, *, sections: Mapping[str, Sequence[click.Command]], **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, *, sections: Mapping[str, Sequence[click.Command]], **rest: Any) -> None:
+        super().__init__(**rest)
         self.sections = sections
         for command in chain.from_iterable(sections.values()):
             self.add_command(command)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As of click; a wrong option of the group itself is refused like one of a command."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -49,6 +50,7 @@ class _Group(click.Group):
                 )
 
     def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. Errors of a user or of the disk end the program; others are raised."""
         try:
             return super().invoke(ctx)
         except click.UsageError as error:
@@ -56,16 +58,17 @@ class _Group(click.Group):
         except SoaPipelineError as error:
             fail(str(error), error.code)
         except OSError as error:
-            fail(_of_the_disk(error), "disk")
+            fail(_disk_message(error), "disk")
 
 
 def _refuse(ctx: click.Context, error: click.UsageError) -> NoReturn:
-    said, command = error.format_message().rstrip("."), ctx.command_path
-    complain(f"{command}: {said}; see {command} --help")
+    """Print what is wrong about the command line, and exit with 2."""
+    message, command = error.format_message().rstrip("."), ctx.command_path
+    complain(f"{command}: {message}; see {command} --help")
     ctx.exit(error.exit_code)
 
 
-def _of_the_disk(error: OSError) -> str:
+def _disk_message(error: OSError) -> str:
     """The message for a full disk or a bad path. Raises the error again if it is neither."""
     if error.errno in FULL_DISK:
         where = f" ({error.filename})" if error.filename else ""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,8 @@ from pipeline.cli.answers import Answer, Number, command, give, say
 from pipeline.cli.completion import names, refs
 
 if TYPE_CHECKING:
+    from registry.history import Event
+    from registry.promotion import Decision
     from registry.store import Registry
 
 
@@ -64,10 +66,9 @@ def promote(
     """
     registry.find(ref)  # before the imports, which take seconds: a wrong name is said at once
     from pipeline.promotion import promote as ask_gates
-    from pipeline.report import describe_decisions
     from registry.promotion import PromotionRefused
 
-    asked: dict[str, Any] = {
+    conditions: dict[str, Any] = {
         "allow_unverified": frozenset(allow_unverified),
         "max_slowdown": max_slowdown,
         "policy": policy,
@@ -76,30 +77,36 @@ def promote(
         "reason": reason,
         "say": say,
     }
-
-    def answer(data: dict[str, Any], decisions: Any, note: str, *lines: str) -> Answer:
-        table = describe_decisions(f"{ref} to @{alias}{note}", decisions)
-        decided = {"decisions": [{**asdict(each), "code": each.code} for each in decisions]}
-        return Answer(data | decided, [*table, *lines], passed=data.get("would_promote", True))
-
+    title = f"{ref} to @{alias}"
     if dry_run:
-        assessment = ask_gates(registry, ref, alias, dry_run=True, **asked)
+        assessment = ask_gates(registry, ref, alias, dry_run=True, **conditions)
         verdict = f"it would {'pass' if assessment.passed else 'be refused'}; nothing was changed"
-        return answer(
-            {"would_promote": assessment.passed}, assessment.decisions, ", dry run", verdict
-        )
+        data = {"would_promote": assessment.passed}
+        answer = _answer_of_gates(f"{title}, dry run", data, assessment.decisions, verdict)
+        return replace(answer, passed=assessment.passed)
     try:
-        done = ask_gates(registry, ref, alias, **asked)
+        promotion = ask_gates(registry, ref, alias, **conditions)
     except PromotionRefused as refused:
-        give(answer({"promoted": None}, refused.decisions, ""))
+        give(_answer_of_gates(title, {"promoted": None}, refused.decisions))
         raise
-    data = {
-        "promoted": done.version.ref,
+    version, replaced = promotion.version, promotion.replaced
+    moved = {
+        "promoted": version.ref,
         "alias": alias,
-        "replaced": done.replaced.ref if done.replaced else None,
+        "replaced": replaced.ref if replaced else None,
     }
-    now = f"{done.version.ref} is now {done.version.name}@{alias}"
-    return answer(data, done.decisions, "", now)
+    line = f"{version.ref} is now {version.name}@{alias}"
+    return _answer_of_gates(title, moved, promotion.decisions, line)
+
+
+def _answer_of_gates(
+    title: str, data: Mapping[str, object], decisions: Sequence[Decision], *lines: str
+) -> Answer:
+    """The answer with the decisions of gates: a table with this title and lines, and data."""
+    from pipeline.report import describe_decisions
+
+    decided = [{**asdict(decision), "code": decision.code} for decision in decisions]
+    return Answer({**data, "decisions": decided}, [*describe_decisions(title, decisions), *lines])
 
 
 @command()
@@ -142,27 +149,36 @@ def rollback(name: str, reason: str, registry: Registry) -> Answer:
 def history(name: str, moment: str | None, registry: Registry) -> Answer:
     """List what happened to NAME: promotions, rollbacks, refusals, approvals, builds, removals."""
     from pipeline.report import describe_history
-    from registry.history import aliases_at, gaps
+    from registry.history import gaps
 
-    when = None if moment is None else _moment(moment)
+    time = None if moment is None else _parse_moment(moment)
     events = registry.history(name)
     if missing := gaps(events):
         say(f"{name}: events {', '.join(map(str, missing))} were removed from the registry")
-    if when is None:
-        nothing = f"nothing has happened to {name} since it was registered"
-        shown = [describe_history(name, events) if events else nothing]
-        return Answer([event.to_json() for event in events], shown)
-    known, then = aliases_at(events, when), when.isoformat()
-    aliases = {alias: f"{name}/{number}" for alias, number in sorted((known or {}).items())}
+    if time is not None:
+        return _aliases_then(name, events, time)
+    nothing = f"nothing has happened to {name} since it was registered"
+    shown = [describe_history(name, events) if events else nothing]
+    return Answer([event.to_json() for event in events], shown)
+
+
+def _aliases_then(name: str, events: Sequence[Event], time: datetime) -> Answer:
+    """The aliases that a model had at a time, from the events of its history."""
+    from registry.history import aliases_at
+
+    then = time.isoformat()
+    numbers = aliases_at(events, time)
+    aliases = {alias: f"{name}/{number}" for alias, number in sorted((numbers or {}).items())}
     lines = [f"{name}@{alias} was {ref} at {then}" for alias, ref in aliases.items()]
-    if known is None:
+    if numbers is None:
         lines = [f"the history of {name} does not go back to {then}"]
-    data = {"at": then, "known": known is not None, "aliases": aliases}
-    return Answer(data, lines or [f"no alias of {name} at {then}"])
+    elif not aliases:
+        lines = [f"no alias of {name} at {then}"]
+    return Answer({"at": then, "known": numbers is not None, "aliases": aliases}, lines)
 
 
-def _moment(text: str) -> datetime:
-    """A time with its zone; UTC if the text has none."""
+def _parse_moment(text: str) -> datetime:
+    """The time that `--at` gives, in UTC; a time without an offset is in UTC too."""
     try:
         moment = datetime.fromisoformat(text)
         return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)

@@ -20,6 +20,7 @@ from soa.text import number
 if TYPE_CHECKING:
     from pipeline.deployment import ClusterFiles, Deployed
     from registry.store import Registry
+    from serving.local import ServerOptions
     from serving.native import Backend
     from stages.reports import ValidationReport
 
@@ -30,8 +31,8 @@ _SERVICE = ("devices", "instances", "queue_delay_us", "target", "requests", "mer
 
 
 def _service_options(function: F) -> F:
-    """Adds options, which the command gets as `**service`. Their names are those of the arguments
-    of `pipeline.deployment.deploy`."""
+    """Adds the options in `_SERVICE`. Their names are those of arguments of
+    `pipeline.deployment.deploy`."""
     for option in (
         click.option(
             "--requests", default="columns", show_default=True,
@@ -63,18 +64,19 @@ def _service_options(function: F) -> F:
 
 def _tls_options(function: F) -> F:
     """Adds the files of a `Tls`, which the command gets by the names of its fields."""
-    for name, what in (
+    for name, content in (
         ("certificate-chain", "the client's certificate, if the server asks for one."),
         ("private-key", "the client's key, if the server asks for one."),
         ("root-certificates", "the authority of the server's certificate."),
     ):
-        text = f"With --to: use TLS. A PEM file with {what}"
+        text = f"With --to: use TLS. A PEM file with {content}"
         add = click.option(f"--{name}", metavar="FILE", type=click.Path(path_type=Path), help=text)
         function = add(function)
     return function
 
 
 def _no_manifests(context: click.Context, option: click.Parameter, folder: str | None) -> None:
+    """Refuse the option `--manifests`, which older releases had."""
     if folder is not None:
         raise click.UsageError(
             "--manifests is gone: write --helm values.yaml, and make manifests from it with "
@@ -136,7 +138,7 @@ def _cluster_files(
     """The files for a cluster that the options ask for, checked; None if they ask for none. Raises
     ServingError."""
     if helm is None:
-        _refuse(("image", "servers", *rest), "is for a cluster: add --helm")
+        _refuse_options(("image", "servers", *rest), "is for a cluster: add --helm")
         return None
     from pipeline.deployment import ClusterFiles
     from serving.cluster import ClusterOptions
@@ -144,15 +146,18 @@ def _cluster_files(
     if image is None:
         raise click.UsageError("a cluster needs --image: one with Triton, torch and soa-pipeline")
     least, _, most = servers.partition("-")
-    if not (least.isdecimal() and (most or least).isdecimal()):
+    most = most or least  # `--servers 4` is four servers, always
+    if not (least.isdecimal() and most.isdecimal()):
         raise click.UsageError(f"--servers {servers!r}: write LEAST-MOST, as 1-10")
-    wanted = ClusterOptions(image, min_servers=int(least), max_servers=int(most or least), **rest)
-    files = ClusterFiles(wanted, helm, replace)
+    options = ClusterOptions(image, min_servers=int(least), max_servers=int(most), **rest)
+    files = ClusterFiles(options, helm, replace)
     files.check()
     return files
 
 
 class _Backends(click.Choice[str]):
+    """The names of backends. A name that older releases had gets an error with advice."""
+
     def convert(
         self, value: Any, option: click.Parameter | None, context: click.Context | None
     ) -> str:
@@ -197,37 +202,43 @@ def deploy(
 
     service = {name: options.pop(name) for name in _SERVICE}
     files = _cluster_files(replace=replace, **options)
-    done = write(registry, ref, out, backend=backend, replace=replace, **service)
-    lines = files.write(done) if files else []
-    line = f"{_ref(done)} ({done.service.target}) is in {done.folder}"
-    data = _described(done) | ({"cluster": lines} if files else {})
-    return Answer(data, [line, _batching(done), *lines])
+    deployed = write(registry, ref, out, backend=backend, replace=replace, **service)
+    data = _as_data(deployed)
+    line = f"{_ref(deployed)} ({deployed.service.target}) is in {deployed.folder}"
+    lines = [line, _batching(deployed)]
+    if files is not None:
+        data["cluster"] = files.write(deployed)
+        lines += data["cluster"]
+    return Answer(data, lines)
 
 
-def _described(done: Deployed) -> dict[str, Any]:
+def _as_data(deployed: Deployed) -> dict[str, Any]:
     """A deployment as data for JSON."""
+    service = deployed.service
     return {
-        "version": _ref(done),
-        "digest": done.service.digest,
-        "target": done.service.target,
-        "requests": done.service.requests,
-        "backend": done.service.backend,
-        "folder": str(done.folder),
-        "max_batch_size": done.service.max_batch_size,
-        "preferred_batch_size": [] if done.why_alone else list(done.service.preferred),
+        "version": _ref(deployed),
+        "digest": service.digest,
+        "target": service.target,
+        "requests": service.requests,
+        "backend": service.backend,
+        "folder": str(deployed.folder),
+        "max_batch_size": service.max_batch_size,
+        "preferred_batch_size": [] if deployed.why_alone else list(service.preferred),
     }
 
 
-def _batching(done: Deployed) -> str:
-    if done.why_alone:
-        return f"requests are not merged: {done.why_alone}"
-    sizes = ", ".join(map(str, done.service.preferred)) or "none"
-    return f"requests are merged up to {done.service.max_batch_size} rows; preferred: {sizes}"
+def _batching(deployed: Deployed) -> str:
+    """A sentence that says whether requests share runs, or why they do not."""
+    if deployed.why_alone:
+        return f"requests are not merged: {deployed.why_alone}"
+    service = deployed.service
+    sizes = ", ".join(map(str, service.preferred)) or "none"
+    return f"requests are merged up to {service.max_batch_size} rows; preferred: {sizes}"
 
 
 _TLS = ("root_certificates", "private_key", "certificate_chain")
-_STARTING = ("servers", "check", "explicit", "host", "grpc_port", "http_port", "metrics_port",
-             "tritonserver")  # fmt: skip
+_STARTED_SERVER = ("servers", "check", "explicit", "host", "grpc_port", "http_port", "metrics_port",
+                   "tritonserver")  # fmt: skip
 
 
 @command()
@@ -285,99 +296,111 @@ def serve(
     service = {name: options.pop(name) for name in _SERVICE}
     tls = {name: options.pop(name) for name in _TLS}
     if to is None:
-        _refuse(("replace", "unload", *_TLS), "is for a running server: add --to")
-        _serve_here(registry, ref, ready_s, service, **options)
+        _refuse_options(("replace", "unload", *_TLS), "is for a running server: add --to")
+        count, check = options.pop("servers"), options.pop("check")
+        _serve_here(registry, ref, service, count, check, _server_options(ready_s, **options))
         return
-    _refuse(_STARTING, "starts a server, and --to names one that runs")
+    _refuse_options(_STARTED_SERVER, "starts a server, and --to names one that runs")
     from pipeline.deployment import LOADING, load_on, unload_from
     from serving.client import Tls
 
     secured = Tls(**tls) if any(tls.values()) else None
     connection = dataclasses.replace(LOADING, deadline_s=ready_s, tls=secured)
     if unload:
-        _refuse(("replace", *_SERVICE), "does not go with --unload")
+        _refuse_options(("replace", *_SERVICE), "does not go with --unload")
         ref, left = unload_from(registry, ref, to, options=connection)
-        give(_of_versions(ref, to, left, {}, [f"{ref} is unloaded"]))
+        give(_answer_about_server(ref, to, left, {}, [f"{ref} is unloaded"]))
         return
     say(f"loading {ref} at {to}, and comparing its answers with the reference")
-    done = load_on(registry, ref, to, replace=replace, options=connection, **service)
-    data, shown = _compared(done.deployed, done.report)
-    shown = [*shown, _batching(done.deployed)]
+    loaded = load_on(registry, ref, to, replace=replace, options=connection, **service)
+    data, lines = _comparison(loaded.deployed, loaded.report)
+    lines.append(_batching(loaded.deployed))
     data |= {"metrics": {}, "folder": ""}
-    give(_of_versions(_ref(done.deployed), to, done.versions, data, shown))
+    give(_answer_about_server(_ref(loaded.deployed), to, loaded.versions, data, lines))
 
 
-def _refuse(names: Sequence[str], why: str) -> None:
-    """Raises UsageError if one of these options is on the command line."""
+def _refuse_options(names: Sequence[str], why: str) -> None:
+    """Raises UsageError if one of these options is on the command line; `why` follows its name."""
     context = click.get_current_context()
-    for each in context.command.params:
-        source = context.get_parameter_source(str(each.name))
-        if each.name in names and source is ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"{each.opts[0]} {why}")
+    for option in context.command.params:
+        source = context.get_parameter_source(str(option.name))
+        if option.name in names and source is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{option.opts[0]} {why}")
 
 
-def _ref(done: Deployed) -> str:
-    return f"{done.service.name}/{done.service.number}"
+def _ref(deployed: Deployed) -> str:
+    """The version that was deployed, as NAME/NUMBER."""
+    return f"{deployed.service.name}/{deployed.service.number}"
 
 
-def _of_versions(
-    ref: str, url: str, versions: Sequence[int], data: dict[str, Any], shown: Sequence[str]
+def _answer_about_server(
+    ref: str, url: str, versions: Sequence[int], data: dict[str, Any], lines: Sequence[str]
 ) -> Answer:
-    """The answer about a running server, which serves these versions of the model of `ref`."""
+    """The answer about the running server at `url`, which serves these versions of the model of
+    `ref`; `data` and `lines` say what was done there."""
     name = ref.partition("/")[0]
     serves = ", ".join(f"{name}/{number}" for number in versions) or f"no version of {name}"
-    more = {"version": ref, "endpoints": {"gRPC": url}, "versions": list(versions)}
-    return Answer(data | more, [*shown, f"{url} serves {serves}"])
+    about_server = {"version": ref, "endpoints": {"gRPC": url}, "versions": list(versions)}
+    return Answer(data | about_server, [*lines, f"{url} serves {serves}"])
+
+
+def _server_options(
+    ready_s: float,
+    *,
+    host: str,
+    grpc_port: int,
+    http_port: int,
+    metrics_port: int,
+    explicit: bool,
+    tritonserver: str | None,
+) -> ServerOptions:
+    """The options of `serve` about the server that it starts, by their names."""
+    from serving.local import EXPLICIT, Ports, ServerOptions
+
+    ports = Ports(grpc_port, http_port, metrics_port)
+    return ServerOptions(host, ports, ready_s, tritonserver, EXPLICIT if explicit else ())
 
 
 def _serve_here(
     registry: Registry,
     ref: str,
-    ready_s: float,
     service: dict[str, Any],
-    *,
-    servers: int,
+    count: int,
     check: bool,
-    explicit: bool,
-    host: str,
-    grpc_port: int,
-    http_port: int,
-    metrics_port: int,
-    tritonserver: str | None,
+    options: ServerOptions,
 ) -> None:
-    """Start Triton with a version, compare its answers, and wait for Ctrl-C unless `check`."""
+    """Start `count` Tritons with a version, compare their answers with the reference, and wait for
+    Ctrl-C unless `check`."""
     from pipeline.deployment import check_answers
     from pipeline.deployment import deploy as write
-    from serving.local import EXPLICIT, Ports, ServerOptions, find_triton, serve_by
+    from serving.local import find_triton, serve_by
 
-    find_triton(tritonserver)  # before any work
-    ports = Ports(grpc_port, http_port, metrics_port)
-    options = ServerOptions(host, ports, ready_s, tritonserver, EXPLICIT if explicit else ())
+    find_triton(options.binary)  # before any work
     with _sigterm_as_ctrl_c(), tempfile.TemporaryDirectory(prefix="soa-serve-") as scratch:
-        done = write(registry, ref, Path(scratch), **service)
-        say(f"starting Triton with {_ref(done)}; {_batching(done)}")
-        with serve_by(servers, Path(scratch), options) as server:
+        deployed = write(registry, ref, Path(scratch), **service)
+        say(f"starting Triton with {_ref(deployed)}; {_batching(deployed)}")
+        with serve_by(count, Path(scratch), options) as server:
             say("comparing its answers with the reference")
-            data, shown = _compared(done, check_answers(server.url, done))
-            endpoints, metrics = server.endpoints(), server.metrics(done.service.name)
-            counts = [f"nv_inference_{n}" for n in ("request_success", "count", "exec_count")]
-            shown += [
-                *(f"{protocol:8} {address}" for protocol, address in endpoints.items()),
-                *(f"{name} {metrics.get(name, 0.0):.0f}" for name in counts),
-            ]
-            give(Answer(data | {"endpoints": endpoints, "metrics": metrics}, shown))
+            data, lines = _comparison(deployed, check_answers(server.url, deployed))
+            endpoints, metrics = server.endpoints(), server.metrics(deployed.service.name)
+            lines += [f"{protocol:8} {address}" for protocol, address in endpoints.items()]
+            for counted in ("request_success", "count", "exec_count"):
+                name = f"nv_inference_{counted}"
+                lines.append(f"{name} {metrics.get(name, 0.0):.0f}")
+            give(Answer(data | {"endpoints": endpoints, "metrics": metrics}, lines))
             if not check:
                 with contextlib.suppress(KeyboardInterrupt):
                     server.wait()
                 say("stopping")
 
 
-def _compared(done: Deployed, report: ValidationReport) -> tuple[dict[str, Any], list[str]]:
-    """The facts of a version that serves, and lines about its largest deviations."""
-    worst = {name: each.max_abs for name, each in report.worst.items()}
-    shown = [f"{_ref(done)} answers as its reference does"]
-    shown += [f"  {name}: largest deviation {number(value, 2)}" for name, value in worst.items()]
-    return _described(done) | {"worst": worst}, shown
+def _comparison(deployed: Deployed, report: ValidationReport) -> tuple[dict[str, Any], list[str]]:
+    """The comparison of a version that serves with its reference: as data for JSON, and as lines
+    with the largest deviation of each output."""
+    worst = {output: deviation.max_abs for output, deviation in report.worst.items()}
+    lines = [f"{_ref(deployed)} answers as its reference does"]
+    lines += [f"  {name}: largest deviation {number(value, 2)}" for name, value in worst.items()]
+    return _as_data(deployed) | {"worst": worst}, lines
 
 
 @contextlib.contextmanager

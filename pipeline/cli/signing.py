@@ -52,8 +52,8 @@ def sign(
         public = sign_bundle(opened.bundle, key, password, certificates)
     else:
         public = registry.sign(opened.version, key, password, certificates)
-    shown = opened.version.ref if opened.version else ref
+    name = opened.version.ref if opened.version else ref
     return Answer(
         {"digest": opened.bundle.digest, "key": public.fingerprint},
-        [f"{shown} is signed; the key is {public.fingerprint}"],
+        [f"{name} is signed; the key is {public.fingerprint}"],
     )

@@ -62,16 +62,22 @@ def _padding(config: Config) -> tuple[int | Padding, ...]:
     """How each input of the model is made from the blocks: the index of its block, or a `Padding`
     if the block is jagged. () if no block is jagged: then the inputs are the blocks."""
     signature = config.signature()
-    place = {bound.name: i for i, bound in enumerate(signature.inputs)}
+    if not signature.jagged:
+        return ()
+    index_of = {bound.name: i for i, bound in enumerate(signature.inputs)}
 
-    def made(block: InputConfig) -> int | Padding:
-        if (jagged := config.jagged(block)) is None:
-            return place[block.name]
-        at, items = place[offsets_of(block.collection)], None if block.mask else place[block.name]
-        pad = block.preprocess.pad if block.preprocess and block.pad is None else block.pad or 0.0
-        return Padding(at, jagged.length, items, pad, block.shape, block.dtype or "float32")
+    def index_or_padding(block: InputConfig) -> int | Padding:
+        jagged = config.jagged(block)
+        if jagged is None:
+            return index_of[block.name]
+        offsets = index_of[offsets_of(block.collection)]
+        items = None if block.mask else index_of[block.name]
+        pad = block.pad or 0.0
+        if block.preprocess and block.pad is None:
+            pad = block.preprocess.pad
+        return Padding(offsets, jagged.length, items, pad, block.shape, block.dtype or "float32")
 
-    return tuple(map(made, config.inputs)) if signature.jagged else ()
+    return tuple(map(index_or_padding, config.inputs))
 
 
 def tolerances_of(config: Config, signature: Signature) -> dict[str, Tolerance]:

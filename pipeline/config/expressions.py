@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 
 class _Mistake(Exception):
+    """A wrong expression. `problem`: the key of the wrong part, and what is wrong there."""
+
     def __init__(self, at: Key, text: str) -> None:
         super().__init__(text)
         self.problem: Problem = (at, text)
@@ -82,14 +84,19 @@ def _step(at: Key, written: Any, columns: Collection[str]) -> Operation:
     else:
         text = f"found {shown(written)}; expected one operation, such as log or clip: [-5, 5]"
         raise _Mistake(at, text)
-    if name in BINARY:
-        if isinstance(argument, int | float):
-            return Operation(name, operand=_number(at, argument))
-        if argument == []:
-            raise _Mistake(at, f"found {name} alone; write {name}: with a column or a number")
-        return Operation(name, operand=_expression(at, argument, columns))
-    if name not in UNARY:
+    if name in UNARY:
+        return _unary(at, name, argument)
+    if name not in BINARY:
         raise _Mistake(at, not_among(name, [*UNARY, *BINARY]))
+    if isinstance(argument, int | float):
+        return Operation(name, operand=_number(at, argument))
+    if argument == []:
+        raise _Mistake(at, f"found {name} alone; write {name}: with a column or a number")
+    return Operation(name, operand=_expression(at, argument, columns))
+
+
+def _unary(at: Key, name: str, argument: Any) -> Operation:
+    """Read the numbers of an operation on one column. `argument`: one number, or a list."""
     listed = list(argument) if isinstance(argument, list | tuple) else [argument]
     wanted = UNARY[name][1]
     if len(listed) != len(wanted):
@@ -105,6 +112,7 @@ def _step(at: Key, written: Any, columns: Collection[str]) -> Operation:
 
 
 def _number(at: Key, value: Any) -> float:
+    """A finite number; true and false are none, although Python takes them for 1 and 0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise _Mistake(at, f"found {shown(value)}; expected a finite number")
     return float(value)

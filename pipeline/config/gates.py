@@ -47,6 +47,7 @@ class MetricConfig(Part):
 
     @model_validator(mode="after")
     def _working_point(self) -> MetricConfig:
+        """Refuse an efficiency without a working point or with two, and one of another metric."""
         points = [each for each in (self.background, self.threshold) if each is not None]
         if self.function == "efficiency" and len(points) != 1:
             raise ValueError("an efficiency has a working point; give background or threshold")
@@ -68,6 +69,7 @@ class MetricsConfig(Part):
 
     @model_validator(mode="after")
     def _labels(self) -> MetricsConfig:
+        """Refuse a metric without labels."""
         without = [name for name, metric in self.functions.items() if metric.label is None]
         if self.label is None and without:
             raise ValueError(f"{without[0]!r} has no label; give it one, or a label for all")

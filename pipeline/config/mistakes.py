@@ -39,10 +39,10 @@ def validated(document: Document, model: type[M], whole: str) -> M:
         return model.model_validate(document.data)
     except ValidationError as error:
         problems = (
-            _problem(one, model, document.data)
-            for one in error.errors(include_url=False)
+            _problem(details, model, document.data)
+            for details in error.errors(include_url=False)
             # If entries are wrong, pydantic also says "too short", since it counts only the others.
-            if one["type"] != "too_short" or not one["input"]
+            if details["type"] != "too_short" or not details["input"]
         )
         document.refuse(dict.fromkeys(problems), whole)  # an empty pair gives two equal ones
         raise  # not reached: a ValidationError has at least one problem
@@ -77,6 +77,7 @@ def _problem(error: ErrorDetails, root: type[BaseModel], data: Any) -> Problem:
 
 
 def _quotes(kind: str, found: object) -> str:
+    """Advice for a value that would be right with quotes, or without; "" for others."""
     if kind == "string_type" and isinstance(found, bool | int | float):
         return " (quote it)"
     if kind in ("int_type", "float_type") and isinstance(found, str):
@@ -108,24 +109,27 @@ def shown(value: object) -> str:
 
 
 def _entries(data: Any, at: Key) -> str:
+    """The number of entries of the list at a key path, as text."""
+    entries = data
     for part in at:
-        data = data[part]
-    return "1 entry" if len(data) == 1 else f"{len(data)} entries"
+        entries = entries[part]
+    return "1 entry" if len(entries) == 1 else f"{len(entries)} entries"
 
 
 def _keys_of(root: type[BaseModel], at: Key) -> list[str]:
-    """The keys of the pydantic model at a key path."""
-    here: Any = root
+    """The keys of the pydantic model at a key path. On the way there are models, mappings
+    (`dict[str, T]`) and lists (`tuple[T, ...]`)."""
+    annotation: Any = root
     for part in at:
-        here = _plain(here)
-        arguments = get_args(here)
-        if get_origin(here) is dict:
-            here = arguments[1]
-        elif get_origin(here) is tuple:
-            here = arguments[0]
+        plain = _plain(annotation)
+        arguments = get_args(plain)
+        if get_origin(plain) is dict:
+            annotation = arguments[1]
+        elif get_origin(plain) is tuple:
+            annotation = arguments[0]
         else:
-            here = here.model_fields[part].annotation
-    return list(_plain(here).model_fields)
+            annotation = plain.model_fields[part].annotation
+    return list(_plain(annotation).model_fields)
 
 
 def _plain(annotation: Any) -> Any:
@@ -136,6 +140,7 @@ def _plain(annotation: Any) -> Any:
 
 
 def _identifier(name: str) -> str:
+    """The name, if it is an identifier; else ValueError, as of each of these validators."""
     if not IDENTIFIER.fullmatch(name):
         raise ValueError(
             f"found {shown(name)}; allowed: letters, digits and '_', not a digit first"
@@ -144,6 +149,7 @@ def _identifier(name: str) -> str:
 
 
 def _target(name: str) -> str:
+    """The name, if it is one of a target."""
     try:
         Target.parse(name)
     except TargetError as error:
@@ -152,12 +158,14 @@ def _target(name: str) -> str:
 
 
 def once(names: tuple[str, ...]) -> tuple[str, ...]:
+    """The names, if none occurs twice."""
     if twice := [name for i, name in enumerate(names) if name in names[:i]]:
         raise ValueError(f"found {twice[0]!r} a second time; each name once")
     return names
 
 
 def _in_order(pair: tuple[float, float]) -> tuple[float, float]:
+    """The pair, if its first number is not above its second."""
     if pair[0] > pair[1]:
         raise ValueError(f"found {list(pair)}; expected [low, high]")
     return pair

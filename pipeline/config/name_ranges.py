@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from itertools import chain
 from typing import Any
 
 from pipeline.config.mistakes import not_among, shown
@@ -32,48 +33,62 @@ def names_in(written: str, have: Sequence[str] | None = None) -> list[str]:
 
 
 def _range(written: str) -> list[str]:
-    """The names from `part0` to `part15` of `part0 .. part15`. Raises ValueError."""
-    ends = [_NUMBER.split(end) for end in _DOTS.split(written)]
-    if len(ends) == 2 and len(ends[0]) == len(ends[1]):
-        first, last = ends
-        differ = [i for i, part in enumerate(first) if part != last[i]]
-        # Numbers have odd indices.
-        if len(differ) == 1 and differ[0] % 2 and len(last[differ[0]]) < 10:
-            i = differ[0]
-            numbers = range(int(first[i]), int(last[i]) + 1)
-            if len(numbers) > _MOST:
-                raise ValueError(f"found {shown(written)}; at most {_MOST} names in a range")
-            width = len(first[i])
-            names = ["".join([*first[:i], f"{k:0{width}}", *first[i + 1 :]]) for k in numbers]
-            if names[-1:] == ["".join(last)]:
-                return names
+    """The names from `part0` to `part15` of `part0 .. part15`. Raises ValueError.
+
+    Numbers keep the leading zeros of the first name: `a08 .. a10` is a08, a09, a10.
+    """
+    ends = _DOTS.split(written)
+    place = _growing(*ends) if len(ends) == 2 else None
+    if place is not None:
+        first, last = map(_NUMBER.split, ends)
+        numbers = range(int(first[place]), int(last[place]) + 1)
+        if len(numbers) > _MOST:
+            raise ValueError(f"found {shown(written)}; at most {_MOST} names in a range")
+        before, after = "".join(first[:place]), "".join(first[place + 1 :])
+        width = len(first[place])
+        names = [f"{before}{n:0{width}}{after}" for n in numbers]
+        if names[-1:] == [ends[1]]:  # else the number falls, or has other zeros in front
+            return names
     raise ValueError(
         f"found {shown(written)}; a range is its first and its last name, which differ in one "
         "number that grows: part0 .. part15"
     )
 
 
+def _growing(first: str, last: str) -> int | None:
+    """The place of the only number in which two names differ, among the pieces that `_NUMBER` cuts
+    a name into; None if they differ in more, or in a number of ten or more digits."""
+    pieces, others = _NUMBER.split(first), _NUMBER.split(last)
+    if len(pieces) != len(others):
+        return None
+    differing = [i for i, piece in enumerate(pieces) if piece != others[i]]
+    # `split` puts the numbers, which its pattern captures, at the odd places.
+    if len(differing) != 1 or differing[0] % 2 == 0 or len(others[differing[0]]) >= 10:
+        return None
+    return differing[0]
+
+
 def in_short(names: Sequence[str]) -> list[str]:
     """The same names for `names_in`: three or more that follow one another become a range."""
     runs: list[list[str]] = []
     for name in names:
-        grows = _grows(runs[-1][-1], name) if runs else None
-        if grows is not None and (len(runs[-1]) < 2 or grows == _grows(*runs[-1][:2])):
+        place = _next_in_range(runs[-1][-1], name) if runs else None
+        if place is not None and (len(runs[-1]) < 2 or place == _growing(*runs[-1][:2])):
             runs[-1].append(name)
         else:
             runs.append([name])
-    return [n for run in runs for n in ([f"{run[0]} .. {run[-1]}"] if len(run) > 2 else run)]
+    short = ([f"{run[0]} .. {run[-1]}"] if len(run) > 2 else run for run in runs)
+    return [*chain.from_iterable(short)]
 
 
-def _grows(name: str, following: str) -> int | None:
-    """Which number of a name is one larger in the name that follows, if they are two of a range."""
+def _next_in_range(name: str, following: str) -> int | None:
+    """The place of the number that is one larger in the name that follows, as of `_growing`; None
+    if the two names are no range."""
     try:
-        if _range(f"{name} .. {following}") != [name, following]:
-            return None
+        names = _range(f"{name} .. {following}")
     except ValueError:
         return None
-    pairs = zip(_NUMBER.split(name), _NUMBER.split(following), strict=True)
-    return next(i for i, (one, other) in enumerate(pairs) if one != other)
+    return _growing(name, following) if names == [name, following] else None
 
 
 def written_out(document: Document) -> Document:
@@ -97,26 +112,36 @@ def written_out(document: Document) -> Document:
 def _expand(
     lines: dict[Key, int], at: Key, part: dict[str, Any], have: Sequence[str] | None
 ) -> list[Problem]:
-    """Replace the ranges and patterns in one collection or block, and update `lines`."""
+    """Replace the ranges and patterns in the `columns` of one collection or block, `part`, and
+    update `lines`. `have`: the names for patterns; None in a collection, which has no patterns.
+    Returns the mistakes."""
     written, at = part.get("columns"), (*at, "columns")
     if not isinstance(written, list):
         return []
     problems: list[Problem] = []
-    entries: list[tuple[int, Any]] = []
+    entries: list[Any] = []
+    origins: list[int] = []  # of each entry, the index in `written`
     for i, entry in enumerate(written):
         try:
-            entries += [(i, each) for each in _entries(entry, have)]
+            meant = _entries(entry, have)
         except ValueError as error:
             problems.append(((*at, i), str(error)))
-    part["columns"] = [each for _, each in entries]
-    if len(entries) == len(written):
-        return problems
-    under: dict[Any, dict[Key, int]] = {}
-    for key in [key for key in lines if key[: len(at)] == at and key != at]:
-        under.setdefault(key[len(at)], {})[key[len(at) + 1 :]] = lines.pop(key)
-    for place, (i, _) in enumerate(entries):
-        lines.update({(*at, place, *rest): line for rest, line in under[i].items()})
+        else:
+            entries += meant
+            origins += [i] * len(meant)
+    part["columns"] = entries
+    if len(entries) != len(written):
+        _move_lines(lines, at, origins)
     return problems
+
+
+def _move_lines(lines: dict[Key, int], at: Key, origins: Sequence[int]) -> None:
+    """Give the entries of the list at `at` the lines of the entries that they come from."""
+    lines_of: dict[Any, dict[Key, int]] = {}  # by old index: the line of each key inside
+    for key in [key for key in lines if key[: len(at)] == at and key != at]:
+        lines_of.setdefault(key[len(at)], {})[key[len(at) + 1 :]] = lines.pop(key)
+    for place, origin in enumerate(origins):
+        lines.update({(*at, place, *rest): line for rest, line in lines_of[origin].items()})
 
 
 def _entries(entry: Any, have: Sequence[str] | None) -> list[Any]:
@@ -124,10 +149,14 @@ def _entries(entry: Any, have: Sequence[str] | None) -> list[Any]:
     if isinstance(entry, str) and have is not None:
         return [*names_in(entry, have)]
     name = entry.get("name") if isinstance(entry, dict) else None
-    return [entry | {"name": each} for each in names_in(name)] if isinstance(name, str) else [entry]
+    if not isinstance(name, str):
+        return [entry]
+    return [entry | {"name": each} for each in names_in(name)]
 
 
 def _mappings(part: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """The mappings in a mapping or a list, each with its key or index. Nothing else is checked yet:
+    `part` may be anything that YAML can hold."""
     entries = part if isinstance(part, list) else []
     pairs = part.items() if isinstance(part, dict) else enumerate(entries)
     return ((key, value) for key, value in pairs if isinstance(value, dict))

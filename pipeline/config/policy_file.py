@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from engines.errors import TargetError
@@ -22,15 +23,7 @@ def load_policy(source: Path) -> Asked:
     """
     document = read_yaml(source)
     policy = validated(document, Policy, "policy")
-    problems: list[Problem] = []
-    for i, name in enumerate(policy.targets or ()):
-        try:
-            full = str(Target.parse(name))
-        except TargetError as error:
-            problems.append((("targets", i), str(error)))
-            continue
-        if full != name:  # `cpu` can mean another target on another host
-            problems.append((("targets", i), f"found {name!r}; write it in full, as {full!r}"))
+    problems = list(_target_problems(policy.targets or ()))
     keys: list[str] = []
     for i, name in enumerate(policy.signed_by or ()):
         try:
@@ -46,3 +39,15 @@ def load_policy(source: Path) -> Asked:
         reference = ReferenceFile(path, digest_of(path))
     policy = policy.model_copy(update={"signed_by": tuple(keys) or None})
     return Asked(policy, f"{source.name} ({digest_of(source)[:12]})", reference)
+
+
+def _target_problems(targets: Iterable[str]) -> Iterator[Problem]:
+    """Names that are no targets, or that are not in full."""
+    for i, name in enumerate(targets):
+        try:
+            full_name = str(Target.parse(name))
+        except TargetError as error:
+            yield ("targets", i), str(error)
+            continue
+        if full_name != name:  # `cpu` can mean another target on another host
+            yield ("targets", i), f"found {name!r}; write it in full, as {full_name!r}"

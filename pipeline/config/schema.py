@@ -52,6 +52,7 @@ SCHEMA_FILE = Path(__file__).with_name("config.schema.json")
 
 
 def _name(name: str) -> str:
+    """The name, if models may have it. Raises ValueError."""
     if not re.fullmatch(NAME_PATTERN, name):
         raise ValueError(
             f"found {shown(name)}; allowed: letters, digits, '_', '.' and '-', the last two not in "
@@ -98,12 +99,13 @@ class ModelConfig(Part):
 
     @model_validator(mode="after")
     def _one_source(self) -> ModelConfig:
-        named = [k for k in SOURCES if getattr(self, k) is not None]
+        """Refuse none or several sources, and keys that belong to another source."""
+        named = [key for key in SOURCES if getattr(self, key) is not None]
         if len(named) != 1:
-            found = " and ".join(named) or "none of them"
-            raise ValueError(f"found {found}; give exactly one of {', '.join(SOURCES)}")
+            listed = " and ".join(named) or "none of them"
+            raise ValueError(f"found {listed}; give exactly one of {', '.join(SOURCES)}")
         if self.factory is None:
-            extra = [k for k in ("kwargs", "weights", "weights_prefix") if getattr(self, k)]
+            extra = [key for key in ("kwargs", "weights", "weights_prefix") if getattr(self, key)]
             if extra:
                 raise ValueError(f"found {', '.join(extra)} with {named[0]}; only a factory has it")
         if self.weights_prefix and self.weights is None:
@@ -125,6 +127,7 @@ class ColumnConfig(Part):
 
     @model_validator(mode="after")
     def _one_kind(self) -> ColumnConfig:
+        """Refuse a column without a type, with two, or with two shapes."""
         if self.dtype is None and self.opaque is None:
             raise ValueError("the key 'dtype' is missing")
         if self.dtype is not None and self.opaque is not None:
@@ -144,6 +147,8 @@ class JaggedConfig(Part):
 
 
 class CollectionConfig(Part):
+    """A structure of arrays: its columns, how they lie in memory, and what counts its rows."""
+
     columns: Listed[ColumnConfig]
     alignment: PositiveInt | None = None
     storage: Literal["buffer", "columns"] = "buffer"
@@ -181,6 +186,7 @@ class BlockConfig(Part):
 
     @model_validator(mode="after")
     def _each_axis_once(self) -> BlockConfig:
+        """Refuse a `permute` that lacks an axis or names one twice."""
         if sorted(self.permute) != [*range(len(self.permute))]:
             raise ValueError(
                 f"permute: found {[*self.permute]}; it names each axis once, as [0, 2, 1]"
@@ -188,6 +194,7 @@ class BlockConfig(Part):
         return self
 
     def block(self) -> Block:
+        """The block for `soa`, with the shape that the model gets."""
         return Block(
             self.name, self.collection, self.columns, self.dtype, self.shape, self.broadcast
         )
@@ -216,6 +223,7 @@ class InputConfig(BlockConfig):
 
     @model_validator(mode="after")
     def _columns_or_mask(self) -> InputConfig:
+        """Refuse an input with neither columns nor a mask, or with both."""
         if not self.columns and not self.mask:
             raise ValueError("the key 'columns' is missing")
         if self.mask and (self.columns or self.preprocess or self.pad is not None):
@@ -231,6 +239,9 @@ class ToleranceConfig(Part):
 
 
 class OutputConfig(BlockConfig):
+    """An output block. `tolerance`: None is the default for its dtype and the precision.
+    `classifier`: the columns are scores of classes, and the class with the highest one counts."""
+
     tolerance: ToleranceConfig | None = None
     classifier: bool = False
 
@@ -269,6 +280,7 @@ class ReferenceConfig(Part):
 
     @model_validator(mode="after")
     def _one_source(self) -> ReferenceConfig:
+        """Refuse several sources of the inputs."""
         keys = [key for key in ("ranges", "factory", "file") if getattr(self, key)]
         if len(keys) > 1:
             raise ValueError(f"found {keys[0]} and a {keys[1]}; a {keys[1]} needs no {keys[0]}")
@@ -338,8 +350,8 @@ class Config(Part):
         path starts in the config's folder. Raises ValueError."""
         path = Path(os.path.normpath(self._folder / _expanded(written)))
         if not path.is_file():
-            what = "is a folder" if path.is_dir() else "does not exist"
-            raise ValueError(f"the file {path} {what}; paths start from the config's folder")
+            state = "is a folder" if path.is_dir() else "does not exist"
+            raise ValueError(f"the file {path} {state}; paths start from the config's folder")
         return path
 
     def factory(self, written: str) -> str:
@@ -370,16 +382,21 @@ class Config(Part):
     def signature(self) -> Signature:
         """The signature that the config describes, with a plan for every block."""
         jagged = {name: c.jagged for name, c in self.collections.items() if c.jagged}
-        offsets = {offsets_of(name): part for name, part in jagged.items()}
+        layouts = {name: c.layout() for name, c in self.collections.items()}
+        inputs = [self.block(block) for block in self.inputs if not block.mask]
+        rows_of = {name: c.rows for name, c in self.collections.items()}
+        for name, part in jagged.items():
+            # A collection of its own, and a block of it: the offsets of the items of each row.
+            offsets = offsets_of(name)
+            layouts[offsets] = offsets_layout(part.offsets)
+            inputs.append(Block(offsets, offsets, ("begin", "end")))
+            rows_of[offsets] = part.rows
         return Signature.build(
-            {name: c.layout() for name, c in self.collections.items()}
-            | {name: offsets_layout(part.offsets) for name, part in offsets.items()},
-            [self.block(b) for b in self.inputs if not b.mask]
-            + [Block(name, name, ("begin", "end")) for name in offsets],
-            [b.block() for b in self.outputs],
-            {dim: r.range() for dim, r in self.rows.items()},
-            {name: c.rows for name, c in self.collections.items()}
-            | {name: part.rows for name, part in offsets.items()},
+            layouts,
+            inputs,
+            [block.block() for block in self.outputs],
+            {dim: rows.range() for dim, rows in self.rows.items()},
+            rows_of,
             jagged={name: part.length for name, part in jagged.items()},
         )
 

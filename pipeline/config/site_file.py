@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline.config.mistakes import validated
-from pipeline.config.yaml_lines import read_yaml
+from pipeline.config.yaml_lines import Problem, read_yaml
 from pipeline.errors import ConfigError
 from serving.client import address_of
 from serving.errors import ServingError
@@ -21,10 +21,13 @@ def load_site(path: str | Path) -> Site:
     """Read a site file; ConfigError lists every mistake as `file:line: key: found; allowed`."""
     document = read_yaml(Path(path))
     site = validated(document, Site, "site")
-    text = "found nothing; write `tls: {}` for the system's certificates, or leave it off"
-    servers = enumerate(document.data.get("servers", ()))
-    empty = [i for i, server in servers if "tls" in server and server["tls"] is None]
-    document.refuse(((("servers", i, "tls"), text) for i in empty), "site")
+    advice = "found nothing; write `tls: {}` for the system's certificates, or leave it off"
+    problems: list[Problem] = [
+        (("servers", i, "tls"), advice)
+        for i, server in enumerate(document.data.get("servers", ()))
+        if "tls" in server and server["tls"] is None
+    ]
+    document.refuse(problems, "site")
     return site
 
 
@@ -37,7 +40,8 @@ def find_site(environment: Mapping[str, str] = os.environ) -> tuple[Site, Path]:
     """
     if named := environment.get(VARIABLE):
         return load_site(named), Path(named).parent
-    host, port = (environment.get(f"{_BALANCER}_{part}", "") for part in ("HOST", "PORT"))
+    host = environment.get(f"{_BALANCER}_HOST", "")
+    port = environment.get(f"{_BALANCER}_PORT", "")
     if not host and not port:
         raise ConfigError(
             f"no site file: set {VARIABLE} to one, or give load(..., site=PATH); see "

@@ -78,6 +78,20 @@ class Document:
 
 def read_yaml(source: Path) -> Document:
     """Read a file that holds one YAML mapping. ConfigError, with the line, if it does not."""
+    root = _composed(source)
+    if not isinstance(root, yaml.MappingNode):
+        kind = "nothing" if root is None else _KIND[type(root)]
+        line = f":{root.start_mark.line + 1}" if root is not None else ""
+        raise ConfigError(f"{source}{line}: found {kind}; a config is a mapping of keys to values")
+    reader = _Reader(source)
+    data = reader.read(root, (), root.start_mark.line + 1)
+    if reader.problems:
+        raise ConfigError(*reader.problems)
+    return Document(source, data, reader.lines)
+
+
+def _composed(source: Path) -> yaml.Node | None:
+    """The root of the YAML in a file; None if the file has no value. Raises ConfigError."""
     try:
         text = read_plain(source, links=True, largest=_LARGEST).decode()
     except OSError as error:
@@ -87,7 +101,8 @@ def read_yaml(source: Path) -> Document:
             f"{source}: is not UTF-8 text: byte {error.start} {error.reason}"
         ) from None
     try:
-        root = yaml.compose(text, CoreLoader)
+        root: yaml.Node | None = yaml.compose(text, CoreLoader)
+        return root
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark else ""
@@ -95,15 +110,6 @@ def read_yaml(source: Path) -> Document:
     except (yaml.YAMLError, RecursionError) as error:
         cause = str(error).splitlines()[0] if isinstance(error, yaml.YAMLError) else "too deep"
         raise ConfigError(f"{source}: not YAML: {cause}") from None
-    if not isinstance(root, yaml.MappingNode):
-        found = "nothing" if root is None else _KIND[type(root)]
-        line = f":{root.start_mark.line + 1}" if root is not None else ""
-        raise ConfigError(f"{source}{line}: found {found}; a config is a mapping of keys to values")
-    reader = _Reader(source)
-    data = reader.read(root, (), root.start_mark.line + 1)
-    if reader.problems:
-        raise ConfigError(*reader.problems)
-    return Document(source, data, reader.lines)
 
 
 _KIND: dict[type[yaml.Node], str] = {
@@ -114,13 +120,18 @@ _KIND: dict[type[yaml.Node], str] = {
 
 
 class _Reader:
+    """Reads the nodes of a document into plain data. `lines` gets the line of each key path, and
+    `problems` the mistakes, after which reading goes on."""
+
     def __init__(self, source: Path) -> None:
         self.source = source
         self.lines: dict[Key, int] = {}
         self.problems: list[str] = []
         self._open: set[int] = set()
+        """The nodes that are being read, by identity: an alias to one of them never ends."""
 
     def read(self, node: yaml.Node, key: Key, line: int) -> Any:
+        """The value of a node, which is at `key` and begins in `line`. Raises ConfigError."""
         if len(self.lines) >= _MOST_NODES:
             raise ConfigError(f"{self.source}:{line}: more than {_MOST_NODES} entries")
         if id(node) in self._open:
@@ -142,6 +153,7 @@ class _Reader:
             self._open.remove(id(node))
 
     def _mapping(self, node: yaml.MappingNode, key: Key) -> dict[str, Any]:
+        """The values of a mapping. Of a key that is given twice, the first counts."""
         mapping: dict[str, Any] = {}
         for key_node, value in node.value:
             line = key_node.start_mark.line + 1
@@ -159,6 +171,7 @@ class _Reader:
         return mapping
 
     def _scalar(self, node: yaml.Node, line: int) -> Any:
+        """The value of a scalar, by its tag; None if it does not fit the tag."""
         tag, text = node.tag.removeprefix(_CORE), node.value
         try:
             match tag:
@@ -183,6 +196,7 @@ class _Reader:
 
 
 def _shown(node: yaml.Node) -> str:
+    """A node as text: a scalar itself, or what kind of node it is."""
     return str(node.value) if isinstance(node, yaml.ScalarNode) else _KIND[type(node)]
 
 

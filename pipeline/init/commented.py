@@ -26,6 +26,9 @@ class OneLine:
 
 
 class _Dumper(yaml.SafeDumper):
+    """Writes YAML for `read_yaml`: only text that YAML 1.2 would take for another type is quoted.
+    Lists are indented, and a value that is used twice is written twice."""
+
     yaml_implicit_resolvers = CoreLoader.yaml_implicit_resolvers
 
     def ignore_aliases(self, data: Any) -> bool:
@@ -34,8 +37,9 @@ class _Dumper(yaml.SafeDumper):
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         super().increase_indent(flow, False)
 
-    def one_line(self, given: OneLine) -> Any:
-        node: Any = self.represent_data(given.value)
+    def one_line(self, data: OneLine) -> Any:
+        """The node of a value that stands on one line."""
+        node: Any = self.represent_data(data.value)
         node.flow_style = True
         return node
 
@@ -46,16 +50,20 @@ _Dumper.add_representer(OneLine, _Dumper.one_line)
 def write_config(
     path: Path, head: str, config: Mapping[str, Any], notes: Mapping[tuple[str | int, ...], str]
 ) -> None:
-    """Write a config. `notes`, by the path of a key, replace the descriptions of the schema."""
+    """Write a config, after the lines of `head`. `notes`, by the path of a key, replace the
+    descriptions of the schema. A line with several keys has the comment of the first that has one.
+    """
     schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))  # ours
     text = head + yaml.dump(_in_short(config), Dumper=_Dumper, allow_unicode=True, **_FORM)
     path.write_text(text, encoding="utf-8")
     comments: dict[int, str] = {}
     for key, line in read_yaml(path).lines.items():
         comments[line] = comments.get(line) or notes.get(key, _description(schema, key))
-    lines = enumerate(text.splitlines(), 1)
-    commented = (f"{t:<46} # {comments[i]}\n" if comments.get(i) else f"{t}\n" for i, t in lines)
-    path.write_text("".join(commented), encoding="utf-8")
+    commented = ""
+    for number, line_text in enumerate(text.splitlines(), 1):
+        comment = comments.get(number)
+        commented += f"{line_text:<46} # {comment}\n" if comment else f"{line_text}\n"
+    path.write_text(commented, encoding="utf-8")
 
 
 def _description(schema: Any, key: tuple[str | int, ...]) -> str:
@@ -81,7 +89,9 @@ def _in_short(config: Any, key: str = "") -> Any:
         return config
     if isinstance(config[0], str):
         return in_short(config)
+    # Only columns that differ in nothing but their names can be a range.
     shortened = []
     for rest, alike in groupby((each.value for each in config), lambda v: {**v, "name": ""}):
-        shortened += [OneLine({**rest, "name": n}) for n in in_short([v["name"] for v in alike])]
+        names = in_short([column["name"] for column in alike])
+        shortened += [OneLine({**rest, "name": name}) for name in names]
     return shortened

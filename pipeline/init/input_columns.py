@@ -23,26 +23,29 @@ Ask = Callable[[str, str, str | None], str]
 """`ask(flag, question, default)`: the user's answer, or the default. InitError without either."""
 _MOST_ROWS = 4096  # read from a file
 _MOST_NAMES = 64  # names and ranges of names that are offered as all columns of a file
+_ROWS = ("rows", "batch", "events", "b", "N", "B")
+"""Other words for the axis `n` of an option."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What `--input` says about an input: its columns, and in parentheses before them its axes,
-    `n`, `items` and `features` or numbers, and a dtype."""
+    """What `--input` says about an input: its columns (names, ranges or patterns), and in
+    parentheses before them its axes, `n`, `items` and `features` or numbers, and a dtype."""
 
     words: tuple[str, ...]
     axes: tuple[str, ...] = ()
     dtype: str | None = None
 
 
-def asked(flag: str, text: str) -> Asked:
+def read_asked(flag: str, text: str) -> Asked:
     """Read `a,b,c` or `(n, items, features) bool: a,b,c`. Raises InitError."""
-    parts = re.fullmatch(r"\s*\(([^)]*)\)\s*(\w+)?\s*:\s*(.*)", text)
-    if parts is None:
+    match = re.fullmatch(r"\s*\(([^)]*)\)\s*(\w+)?\s*:\s*(.*)", text)
+    if match is None:
         if text.lstrip().startswith("("):
             raise InitError(f"{flag}: found {text!r}; expected '(n, items, features): a,b,c'")
         return Asked(tuple(text.split(",")))
-    axes = tuple(re.sub(r"\s", "", axis) for axis in parts[1].split(",") if axis.strip())
+    listed, dtype, columns = match.groups()
+    axes = tuple(re.sub(r"\s", "", axis) for axis in listed.split(",") if axis.strip())
     axes = tuple("n" if axis in _ROWS else axis for axis in axes)
     form = re.compile(r"n|\d+|(items|features)(\*(items|features))?")
     if axes.count("n") != 1 or not all(map(form.fullmatch, axes)):
@@ -50,12 +53,9 @@ def asked(flag: str, text: str) -> Asked:
             f"{flag}: found ({', '.join(axes)}); its axes are n once, and items, features, "
             "items*features or numbers"
         )
-    if parts[2] and parts[2] not in DTYPES:
-        raise InitError(f"{flag}: {parts[2]} is no dtype: use one of {', '.join(DTYPES)}")
-    return Asked(tuple(parts[3].split(",")), axes, parts[2])
-
-
-_ROWS = ("rows", "batch", "events", "b", "N", "B")
+    if dtype and dtype not in DTYPES:
+        raise InitError(f"{flag}: {dtype} is no dtype: use one of {', '.join(DTYPES)}")
+    return Asked(tuple(columns.split(",")), axes, dtype)
 
 
 _NOTHING, _NO_OPTION = Asked(()), Option((), ("n",))
@@ -77,6 +77,7 @@ class Feed:
 
     @property
     def jagged(self) -> bool:
+        """Whether its columns have a list of items in each row, and not one number or vector."""
         return any(column.offsets is not None for column in self.columns)
 
     @property
@@ -91,6 +92,7 @@ class Feed:
             return True
         if self.jagged:  # (features, items) is the default
             return self.option.axes[-1] != "items" or len(self.option.axes) != 3
+        # A vector is the default of plain columns; expressions make (features, *vector).
         return len(self.option.shape) != 1 and self.trained is None
 
     def options(self, dtype: str, length: int) -> list[Option]:
@@ -98,6 +100,17 @@ class Feed:
 
         Integers are a way only for columns of whole numbers: else they would lose digits.
         """
+        forms = self.forms(length)
+        if self.asked.axes:
+            forms = [form for form in forms if _allowed(self.asked.axes, form)]
+            forms = forms or self._numbered()
+        dtypes = self._likely_dtypes(dtype)
+        if only := self.asked.dtype or self.port.dtype:
+            dtypes = [only]
+        return [replace(form, dtype=each) for each in dtypes for form in forms]
+
+    def _likely_dtypes(self, dtype: str) -> list[str]:
+        """The dtypes to try if none is known; `dtype`: the one in which the model computes."""
         likely = [dtype]
         if self.mask or "mask" in self.port.name:
             likely = [dtype, "bool"]
@@ -106,57 +119,79 @@ class Feed:
             likely = ["bool", dtype]
         if self.mask or self.trained or self.whole:
             likely.append("int64")
-        only = self.asked.dtype or self.port.dtype
-        forms = self.forms(length)
-        if self.asked.axes:
-            forms = [form for form in forms if _allowed(self.asked.axes, form)]
-            forms = forms or self._numbered()
-        return [replace(f, dtype=each) for each in ([only] if only else likely) for f in forms]
+        return likely
+
+    @property
+    def asked_length(self) -> int:
+        """The items of a jagged row by the numbers among the user's axes; 0 if they do not say it.
+
+        They do if one number is that of the features, and another one is left. If both are equal,
+        nothing says which axis is which.
+        """
+        axes = self.asked.axes
+        sizes = [int(axis) for axis in axes if axis.isdecimal()]
+        features = 1 if self.mask or "features" in axes else self._features
+        if not self.jagged or any("items" in axis for axis in axes):
+            return 0
+        if features in sizes:
+            sizes.remove(features)
+        elif features > 1:
+            return 0
+        return sizes[0] if len(sizes) == 1 and sizes[0] != features else 0
+
+    @property
+    def _features(self) -> int:
+        """How many features the model gets of a row or an item."""
+        return len(self.trained.features if self.trained else self.columns)
 
     def _numbered(self) -> list[Option]:
-        """The components in their order, in the axes that the user gives as numbers."""
+        """The components in their order, in the axes that the user gives as numbers. None if these
+        are not as many numbers, or if the rows are jagged."""
         axes = self.asked.axes
         sizes = tuple(int(axis) for axis in axes if axis.isdecimal())
         count = sum(math.prod(column.extents) for column in self.columns)
         if self.jagged or self.mask or len(sizes) + 1 != len(axes) or math.prod(sizes) != count:
             return []
-        at = axes.index("n")
-        order = Order((*range(1, at + 1), 0, *range(at + 1, len(axes))) if at else ())
-        return [Option(sizes, ("n", *map(str, sizes)), order)]
+        place = axes.index("n")
+        # The block has the rows first: its axis 0 goes to `place`, and the others keep their order.
+        permute = (*range(1, place + 1), 0, *range(place + 1, len(axes))) if place else ()
+        return [Option(sizes, ("n", *map(str, sizes)), Order(permute))]
 
     def forms(self, length: int) -> list[Option]:
-        """The possible orders of this input, the likely ones first."""
+        """The possible orders of this input, the likely ones first. `length`: the number of items
+        of a jagged row."""
         if self.mask:
-            return _vector(length, 1)
-        count = len(self.trained.features if self.trained else self.columns)
+            return _forms_of_one_value(length, inner_first=True)
+        count = self._features
         if self.jagged:
-            plain = _vector(length, 0)[:1] if count == 1 else []
-            return [*plain, *_items(count, length)]
-        extents = max((c.extents for c in self.columns), key=len, default=())
+            plain = _forms_of_one_value(length)[:1] if count == 1 else []
+            return [*plain, *_forms_of_items(count, length)]
+        extents = max((column.extents for column in self.columns), key=len, default=())
         if not extents:
-            return self._of_numbers(count)
+            return self._forms_of_numbers(count)
         if self.trained:
             names = ("n", "features", "items", "")[: 2 + len(extents)]
             return [Option((count, *extents), names)]
-        return _stored(extents) if count == 1 else self._of_vectors(extents)
+        return _forms_as_stored(extents) if count == 1 else self._forms_of_columns(extents)
 
-    def _of_numbers(self, count: int) -> list[Option]:
-        """Columns with one number a row."""
+    def _forms_of_numbers(self, count: int) -> list[Option]:
+        """The forms of columns with one number a row."""
         wide = Option((count,), ("n", "features"))
         turned = replace(wide, order=Order((1, 0)))
         if count == 1 and not self.trained:
             return [wide, Option((), ("n",)), turned]
         return [wide, turned]
 
-    def _of_vectors(self, extents: tuple[int, ...]) -> list[Option]:
-        """Several columns, of vectors or matrices; `extents`: those of the one with most axes."""
+    def _forms_of_columns(self, extents: tuple[int, ...]) -> list[Option]:
+        """The forms of several columns of vectors or matrices; `extents`: those of the column with
+        most axes."""
         flat = Option((sum(math.prod(c.extents) for c in self.columns),), ("n", "features*items"))
         if len({c.extents for c in self.columns}) > 1:
             return [replace(flat, axes=("n", "features"))]
         count = len(self.columns)
         if len(extents) > 1:
             return [Option((count, *extents), ("n", "features", *map(str, extents))), flat]
-        return _columns(count, extents[0], flat)
+        return _forms_of_vectors(count, extents[0], flat)
 
     def flat(self) -> Feed:
         """The feed with one row for each item."""
@@ -165,15 +200,17 @@ class Feed:
     def vectors(self) -> Feed:
         """The feed with lists of equal length as vectors. It stays as it is if weaver padded these
         lists to another length."""
-        lists = [c for c in self.columns if c.vectors is not c]
-        widths = {c.vectors.values.shape[1] for c in lists}
-        padded = self.trained is not None and not widths <= {self.trained.length or max(widths)}
-        if not lists or padded:
+        lists = [column for column in self.columns if column.vectors is not column]
+        if not lists:
+            return self
+        widths = {column.vectors.values.shape[1] for column in lists}
+        if self.trained is not None and widths != {self.trained.length or max(widths)}:
             return self
         return replace(self, columns=tuple(column.vectors for column in self.columns))
 
 
 def _whole(column: FileColumn) -> bool:
+    """Whether the finite values of a column are whole numbers."""
     values = column.values
     if values.dtype.kind != "f":
         return True
@@ -183,50 +220,56 @@ def _whole(column: FileColumn) -> bool:
 
 def _allowed(axes: Sequence[str], form: Option) -> bool:
     """Whether a form has these axes, each given by its name or its size."""
-    pairs = [*zip(axes, form.named, form.sizes, strict=False)]
-    return len(axes) == len(form.named) and all(axis in (name, size) for axis, name, size in pairs)
+    if len(axes) != len(form.named):
+        return False
+    triples = zip(axes, form.named, form.sizes, strict=True)
+    return all(axis in (name, size) for axis, name, size in triples)
 
 
-def _columns(count: int, length: int, flat: Option) -> list[Option]:
-    """Columns of vectors, (n, features, items) in memory, in every order."""
+def _forms_of_vectors(count: int, length: int, flat: Option) -> list[Option]:
+    """`count` columns of vectors, (n, features, items) in memory, in every order. `flat`: the form
+    with one axis of all items and features."""
     axes, shape = ("n", "features", "items"), (count, length)
-    turned = [(), (0, 2, 1)]
-    second = [(2, 0, 1), (1, 0, 2), (2, 1, 0), (1, 2, 0)]
+    rows_first = [(), (0, 2, 1)]
+    rows_later = [(2, 0, 1), (1, 0, 2), (2, 1, 0), (1, 2, 0)]
     return [
-        *(Option(shape, axes, Order(permute)) for permute in turned),
+        *(Option(shape, axes, Order(permute)) for permute in rows_first),
         flat,
-        Option(shape, axes, Order((0, 2, 1), True)),
-        *(Option(shape, axes, Order(permute)) for permute in second),
+        Option(shape, axes, Order((0, 2, 1), flatten=True)),
+        *(Option(shape, axes, Order(permute)) for permute in rows_later),
     ]
 
 
-def _items(count: int, length: int) -> list[Option]:
+def _forms_of_items(count: int, length: int) -> list[Option]:
     """Jagged columns, padded to `length` items, in every order."""
     features = "features" if count > 1 else "1"
-    options = [
-        Option((count, length), ("n", features, "items")),
-        Option((length, count), ("n", "items", features)),
-    ]
+    by_feature = Option((count, length), ("n", features, "items"))
+    by_item = Option((length, count), ("n", "items", features))
+    flat, rows_second = Order(flatten=True), Order((1, 0, 2))
     return [
-        *options,
-        *(replace(each, order=Order((), True)) for each in options),
-        *(replace(each, order=Order((1, 0, 2))) for each in options[::-1]),
+        by_feature,
+        by_item,
+        replace(by_feature, order=flat),
+        replace(by_item, order=flat),
+        replace(by_item, order=rows_second),
+        replace(by_feature, order=rows_second),
     ]
 
 
-def _vector(length: int, first: int) -> list[Option]:
-    """One value an item; `first`: the form that is tried first."""
+def _forms_of_one_value(length: int, inner_first: bool = False) -> list[Option]:
+    """One value an item: `(n, items)`, which is tried first, or with an axis of size 1. If
+    `inner_first`, `(n, 1, items)` is tried first, as of a mask for channels."""
     plain = Option((length,), ("n", "items"))
     inner = Option((1, length), ("n", "1", "items"))
     last = Option((length, 1), ("n", "items", "1"))
-    forms = [inner, plain, last] if first else [plain, inner, last]
+    forms = [inner, plain, last] if inner_first else [plain, inner, last]
     return [*forms, replace(plain, order=Order((1, 0))), replace(last, order=Order((1, 0, 2)))]
 
 
-def _stored(extents: tuple[int, ...]) -> list[Option]:
+def _forms_as_stored(extents: tuple[int, ...]) -> list[Option]:
     """One column of vectors or matrices: as it is stored, then in other orders."""
     if len(extents) == 1:
-        return _vector(extents[0], 0)
+        return _forms_of_one_value(extents[0])
     axes = ("n", *map(str, extents))
     plain = Option(extents, axes)
     last = len(extents)
@@ -251,8 +294,9 @@ def choose(
 ) -> list[Feed]:
     """Choose a feed for each input: from `asked_of`, by its name, else from weaver or the file.
 
-    `flatten`: each item of jagged columns becomes a row. `length`: see `fitted`. A mask belongs to
-    the jagged input before it, or after it if there is none before. Raises InitError.
+    `flatten`: each item of jagged columns becomes a row. `length`: the number of items of a jagged
+    row that the model gets, if the user gave it. A mask belongs to the jagged input before it, or
+    after it if there is none before. Raises InitError.
     """
     ports = model.ports or tuple(Port(name) for name in asked_of)
     names = [port.name for port in ports]
@@ -260,9 +304,9 @@ def choose(
         takes = f"forward takes {', '.join(names)}" if names else "forward names no inputs"
         raise InitError(f"{takes}: give --input NAME=COLUMN,COLUMN for each, in its order")
     by_port = _by_port(names, weaver, asked_of)
-    used = [p for p in ports if p.needed or p.name in asked_of or p.name in by_port] or [ports[0]]
-    used = list(ports[: ports.index(used[-1]) + 1])  # arguments are positional: no gaps
-    words = _words(used, data, {name: each.words for name, each in asked_of.items()}, by_port, ask)
+    wanted = [p for p in ports if p.needed or p.name in asked_of or p.name in by_port] or [ports[0]]
+    used = ports[: ports.index(wanted[-1]) + 1]  # arguments are positional: no gaps
+    words = _words(used, data, asked_of, by_port, ask)
     missing = getattr(model.module, "missing", False)  # NaN is a valid value
     feeds = []
     for port in used:
@@ -271,12 +315,18 @@ def choose(
             feed = Feed(port, (), mask=True)
         feeds.append(replace(feed, asked=asked_of.get(port.name, _NOTHING)))
     feeds = _with_masks(feeds)
-    every = [column for feed in feeds for column in feed.columns]
-    cuts = {(c.rows, c.cut if flatten else None): f"{c.name} has {c.rows} rows" for c in every}
+    _check_rows(feeds, flatten)
+    return [feed.flat() for feed in feeds] if flatten else feeds
+
+
+def _check_rows(feeds: Sequence[Feed], flatten: bool) -> None:
+    """Raise InitError if columns differ in their numbers of rows; with `flatten`, also if they
+    differ in their items per row."""
+    columns = [column for feed in feeds for column in feed.columns]
+    cuts = {(c.rows, c.cut if flatten else None): f"{c.name} has {c.rows} rows" for c in columns}
     if len(cuts) > 1:
         same = "items in each" if flatten else "rows"
         raise InitError(f"{', '.join(cuts.values())}: name columns that have the same {same}")
-    return [feed.flat() for feed in feeds] if flatten else feeds
 
 
 def _by_port(
@@ -296,30 +346,35 @@ def _by_port(
 def _words(
     ports: Sequence[Port],
     data: Source | None,
-    given: Mapping[str, Sequence[str]],
+    asked_of: Mapping[str, Asked],
     trained: Mapping[str, WeaverInput],
     ask: Ask,
 ) -> dict[str, Sequence[str]]:
-    """The names, ranges and patterns of the columns of each input. Raises InitError."""
+    """The names, ranges and patterns of the columns of each input. Raises InitError.
+
+    If only one input is open, all columns that no other input has are offered for it.
+    """
     have = [*data.columns] if data else []
 
     def known(port: Port) -> Sequence[str]:
         if port.name in trained:
             return trained[port.name].columns
-        if port.name in given:
-            return given[port.name]
+        if port.name in asked_of:
+            return asked_of[port.name].words
         if port.columns and (not data or {*port.columns} <= {*have}):
             return port.columns
         if port.name in have:
             return [port.name]
+        if "mask" not in port.name:
+            return []
         masks = [name for name in have if "mask" in name]
-        return (masks if len(masks) == 1 else ["mask"]) if "mask" in port.name else []
+        return masks if len(masks) == 1 else ["mask"]
 
     words = {port.name: known(port) for port in ports}
     taken = [n for name in words for n in expanded(f"--input {name}", words[name], have)]
-    unsaid = [port for port in ports if not words[port.name]]
-    for port in unsaid:
-        likely = [n for n in have if n not in taken] if len(unsaid) == 1 else []
+    unknown = [port for port in ports if not words[port.name]]
+    for port in unknown:
+        likely = [n for n in have if n not in taken] if len(unknown) == 1 else []
         if not data:
             likely = [f"{port.name}{i}" for i in range(port.width)]
         question = f"the columns of {port.name!r}, out of {', '.join(have[:9]) or 'your data'}, …"
@@ -360,8 +415,9 @@ def _with_masks(feeds: Sequence[Feed]) -> list[Feed]:
     """The feeds, in which each mask has the columns of its jagged input. Raises InitError."""
     completed = []
     for i, feed in enumerate(feeds):
-        others = [f for f in [*feeds[:i][::-1], *feeds[i:]] if f.jagged]
-        if feed.mask and not others:
+        nearest_first = [*feeds[:i][::-1], *feeds[i:]]
+        jagged = [other for other in nearest_first if other.jagged]
+        if feed.mask and not jagged:
             raise InitError(f"{feed.port.name!r} is a mask, and no input is jagged: name columns")
         if feed.mask and "pad" in feed.port.name:
             raise InitError(
@@ -369,12 +425,13 @@ def _with_masks(feeds: Sequence[Feed]) -> list[Feed]:
                 "mask of jagged columns is 1 where there is one: call forward's argument `mask`, "
                 "and invert it there"
             )
-        completed.append(replace(feed, columns=others[0].columns) if feed.mask else feed)
+        completed.append(replace(feed, columns=jagged[0].columns) if feed.mask else feed)
     return completed
 
 
 def _column(data: Source, name: str, missing: bool) -> FileColumn:
-    """The first rows of a column. Raises DataError."""
+    """The first rows of a column, at most `_MOST_ROWS`. `missing`: see `column_of`. Raises
+    DataError."""
     data.require([name])
     try:
         column = column_of(name, data.head([name], _MOST_ROWS)[name], missing)

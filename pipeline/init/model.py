@@ -36,10 +36,10 @@ class Port:
 
 @dataclass(frozen=True)
 class Model:
-    """A model. `said`: the `model:` of its config. `ports` is empty if forward names no inputs.
+    """A model. `entry`: the `model:` of its config. `ports` is empty if forward names no inputs.
     `takes`: whether forward takes tensors, or one dict or list of them."""
 
-    said: dict[str, Any]
+    entry: dict[str, Any]
     module: torch.nn.Module
     ports: tuple[Port, ...]
     takes: Takes = "tensors"
@@ -54,11 +54,11 @@ class Model:
 
 
 def read_model(spec: str, folder: Path, weights: Path | None, kwargs: Mapping[str, Any]) -> Model:
-    """Read the model of `file.py:callable`, `module:callable` or a file. In `Model.said`, paths are
+    """Read the model of `file.py:callable`, `module:callable` or a file. Paths in `Model.entry` are
     relative to `folder`. Raises InitError, SourceError."""
     kind = _kind(spec)
     source = ModelSource(**{kind: _place(spec)}, kwargs=kwargs)
-    said: dict[str, Any] = {kind: _place_in(folder, spec)}
+    entry: dict[str, Any] = {kind: _place_in(folder, spec)}
     notes: list[str] = []
     module = build_model(source, notes.append)
     as_torch(module)  # raises now, not in `run`, for unknown operators of ONNX
@@ -67,10 +67,10 @@ def read_model(spec: str, folder: Path, weights: Path | None, kwargs: Mapping[st
     if weights is not None:
         prefix = _prefix(read_state(weights), module.state_dict())
         module = build_model(replace(source, weights=weights, weights_prefix=prefix))
-        said["weights"] = os.path.relpath(weights, folder)
+        entry["weights"] = os.path.relpath(weights, folder)
         if prefix:
-            said["weights_prefix"] = prefix
-    return replace(model_of(module, said), notes=tuple(notes))
+            entry["weights_prefix"] = prefix
+    return replace(model_of(module, entry), notes=tuple(notes))
 
 
 def _kind(spec: str) -> str:
@@ -114,18 +114,18 @@ def _check_rows(program: Any, spec: str) -> None:
         )
 
 
-def model_of(module: torch.nn.Module, said: dict[str, Any]) -> Model:
-    """A model with what its description or its code says about its inputs."""
+def model_of(module: torch.nn.Module, entry: dict[str, Any]) -> Model:
+    """A model with what its description or its code says about its inputs. `entry`: see `Model`."""
     ports = tuple(_ports(module))
     needed = [port.name for port in ports if port.needed]
     if isinstance(module, torch.jit.ScriptModule) or len(needed) != 1:
-        return Model(said, module, ports)
+        return Model(entry, module, ports)
     if keys := _keys(module, needed[0]):
-        return Model({**said, "takes": "dict"}, module, tuple(map(Port, keys)), "dict")
-    noted = str(inspect.signature(module.forward).parameters.get(needed[0], ""))
-    if re.search(r":\s*(typing\.)?(list|List|Sequence|tuple|Tuple)\[", noted):
-        return Model({**said, "takes": "list"}, module, (), "list")
-    return Model(said, module, ports)
+        return Model({**entry, "takes": "dict"}, module, tuple(map(Port, keys)), "dict")
+    parameter = str(inspect.signature(module.forward).parameters.get(needed[0], ""))
+    if re.search(r":\s*(typing\.)?(list|List|Sequence|tuple|Tuple)\[", parameter):  # its type hint
+        return Model({**entry, "takes": "list"}, module, (), "list")
+    return Model(entry, module, ports)
 
 
 def _keys(module: torch.nn.Module, argument: str) -> list[str]:
@@ -134,20 +134,26 @@ def _keys(module: torch.nn.Module, argument: str) -> list[str]:
         tree = ast.parse(textwrap.dedent(inspect.getsource(type(module).forward)))
     except (OSError, TypeError, SyntaxError):  # no source, as in TorchScript
         return []
-    keys: dict[str, None] = {}
-    for node in ast.walk(tree):
+    reads = [node for node in ast.walk(tree) if isinstance(node, ast.Subscript)]
+    reads.sort(key=lambda node: (node.lineno, node.col_offset))  # `walk` goes level by level
+    keys: list[str] = []
+    for node in reads:
         match node:
             case ast.Subscript(value=ast.Name(id=name), slice=ast.Constant(value=str() as key)):
-                if name == argument:
-                    keys[key] = None
-    return [*keys]
+                if name == argument and key not in keys:
+                    keys.append(key)
+    return keys
 
 
 def _prefix(state: Iterable[str], own: Mapping[str, Any]) -> str:
-    """The prefix of the names in `state` that the model's own names lack; "" if there is none."""
+    """The prefix of the names in `state` that the model's own names lack; "" if there is none.
+
+    Every name has it, so it stands before the model's first name too.
+    """
     keys, first_name = set(state), next(iter(own), "")
-    prefixes = {key.removesuffix(first_name) for key in keys if key.endswith(first_name)}
-    return min((p for p in prefixes if {key.removeprefix(p) for key in keys} == {*own}), default="")
+    candidates = {key.removesuffix(first_name) for key in keys if key.endswith(first_name)}
+    fitting = [p for p in candidates if {key.removeprefix(p) for key in keys} == {*own}]
+    return min(fitting, default="")
 
 
 def _width(shape: Sequence[Any]) -> int:
@@ -158,10 +164,10 @@ def _width(shape: Sequence[Any]) -> int:
 def _ports(module: Any) -> Iterator[Port]:
     """The inputs of a model, by its kind: ONNX, trees, TorchScript, a program, or a module."""
     if hasattr(module, "session"):  # ONNX Runtime's
-        for each in module.session.get_inputs():
-            kind = each.type.removeprefix("tensor(").removesuffix(")")
-            dtype = {"float": "float32", "double": "float64"}.get(kind, kind)
-            yield Port(each.name, True, _width(each.shape), dtype)
+        for node in module.session.get_inputs():
+            element = node.type.removeprefix("tensor(").removesuffix(")")
+            dtype = {"float": "float32", "double": "float64"}.get(element, element)
+            yield Port(node.name, True, _width(node.shape), dtype)
     elif hasattr(module, "names") and hasattr(module, "features"):  # boosted trees
         yield Port("features", True, module.features, None, tuple(module.names))
     elif isinstance(module, torch.jit.ScriptModule):

@@ -20,10 +20,10 @@ from pipeline.init.trial import (
     Search,
     can_be_exported,
     ignores_item_order,
+    outcome_of,
     rivals,
     same_answers,
     search,
-    tried,
     why_not,
     with_more_items,
 )
@@ -39,8 +39,11 @@ _SHOWN = 6  # attempts in a message
 
 @dataclass(frozen=True)
 class Fitted:
-    """The feeds with the options that forward accepts, what it did with them, the number of items
-    of a jagged row, and a sentence about each input: what it gets, and why."""
+    """What was chosen: the feeds with the options that forward accepts, and what it did with them.
+
+    `length`: the number of items of a jagged row, 0 if no row is jagged. `said`: a sentence about
+    each input, with what it gets and why.
+    """
 
     feeds: list[Feed]
     outcome: Outcome
@@ -51,57 +54,61 @@ class Fitted:
 def fitted(model: Model, feeds: Sequence[Feed], length: int | None, ask: Ask) -> Fitted:
     """Choose a combination of options that forward accepts. Raises InitError.
 
-    The number of items of a jagged row is `length`, else weaver's, else the user's answer. Lists of
-    equal length become vectors. They become jagged rows if there is a `length` or a mask, or if
-    forward accepts them only as jagged rows.
+    The number of items of a jagged row is `length`, else that of the user's axes, else weaver's,
+    else the user's answer. Lists of equal length become vectors. They become jagged rows if there
+    is a `length` or a mask, or if forward accepts them only as jagged rows.
     """
-    kinds = [list(feeds)]
+    ways = [list(feeds)]
     if not length and not any(feed.mask for feed in feeds):
         vectors = [feed.vectors() for feed in feeds]
-        changed = any(v is not f for v, f in zip(vectors, feeds, strict=True))
-        kinds = [vectors, list(feeds)] if changed else [vectors]
-    for feed in kinds[0]:
+        changed = any(after is not feed for after, feed in zip(vectors, feeds, strict=True))
+        ways = [vectors, list(feeds)] if changed else [vectors]
+    for feed in ways[0]:
         check_cuts(feed)
     failed: list[tuple[list[Feed], Outcome]] = []
-    for kind in kinds:
-        if any(len({c.cut for c in feed.columns}) > 1 for feed in kind):
+    for way in ways:
+        if any(len({c.cut for c in feed.columns}) > 1 for feed in way):
             continue  # vectors and jagged columns in one input do not fit together
-        size = _length(model, kind, length, ask)
-        searched = _search_at(model, kind, size)
+        size = _length(model, way, length, ask)
+        searched = _search_at(model, way, size)
         if searched.best is not None:
-            decision = _decided(model, kind, searched.best, size)
-            options = zip(kind, decision.outcome.options, strict=True)
+            decision = _decided(model, way, searched.best, size)
+            options = zip(way, decision.outcome.options, strict=True)
             chosen = [replace(feed, option=option) for feed, option in options]
-            said = [_said(feed, decision.why) for feed in chosen]
+            said = [_sentence(feed, decision.why) for feed in chosen]
             return Fitted(chosen, decision.outcome, size, said)
-        failed += [(kind, each) for each in searched.failed]
+        failed += [(way, outcome) for outcome in searched.failed]
     raise InitError(_nothing_runs(failed))
 
 
 def _search_at(model: Model, feeds: Sequence[Feed], size: int) -> Search:
     """What runs at `size` items; else the attempts that failed."""
+    sizes = [size]
+    if any(feed.jagged for feed in feeds) and not any(feed.asked_length for feed in feeds):
+        # One item more first: if there are `size` columns too, only this shows which axis is which.
+        sizes = [size + 1, size]
     failed: list[Outcome] = []
-    # One item more first: if there are `size` columns too, only this shows which axis is which.
-    for probe in (size + 1, size) if any(feed.jagged for feed in feeds) else (size,):
+    for probe in sizes:
         choices = _choices(model, feeds, probe)
         searched = search(model, choices)
-        if searched.best is not None:
-            places = [each.index(o) for each, o in zip(choices, searched.best.options, strict=True)]
-            at_size = zip(_choices(model, feeds, size), places, strict=True)
-            outcome = tried(model, [each[i] for each, i in at_size])
-            if not outcome.error:
-                return Search(outcome, [])
-            failed = [outcome]
-        else:
+        if searched.best is None:
             failed = searched.failed
+            continue
+        # The same options at `size`: they are in the same places.
+        chosen = zip(_choices(model, feeds, size), choices, searched.best.options, strict=True)
+        options = [at_size[at_probe.index(best)] for at_size, at_probe, best in chosen]
+        outcome = outcome_of(model, options)
+        if not outcome.error:
+            return Search(outcome, [])
+        failed = [outcome]
     return Search(None, failed)
 
 
 def _choices(model: Model, feeds: Sequence[Feed], size: int) -> list[list[Option]]:
     """The ways to give each input at `size` items. Raises InitError for one that has none."""
     choices = [feed.options(model.dtype, size) for feed in feeds]
-    for feed, each in zip(feeds, choices, strict=True):
-        if not each:
+    for feed, options in zip(feeds, choices, strict=True):
+        if not options:
             raise InitError(
                 f"--input {feed.port.name}: its columns cannot be ({', '.join(feed.asked.axes)}): "
                 "give the axes of the model's tensor, with n for the rows"
@@ -119,7 +126,10 @@ class _Decision:
 
 def _decided(model: Model, feeds: Sequence[Feed], first: Outcome, size: int) -> _Decision:
     """Decide between the first combination that runs and those in another order that run too.
-    Raises InitError if nothing tells them apart."""
+
+    Evidence that fits exactly one of them decides, the strongest first. Raises InitError if nothing
+    tells them apart.
+    """
     if all(feed.asked.axes for feed in feeds):
         return _Decision(first, "as --input says")
     others = list(rivals(model, first, _choices(model, feeds, size)))
@@ -158,6 +168,7 @@ def _documented_order(model: Model) -> tuple[str, ...]:
 
 
 def _hints(model: Model) -> str:
+    """The signature of forward with its type hints, as text; "" if it has none to read."""
     try:
         return str(inspect.signature(model.module.forward))
     except (TypeError, ValueError):
@@ -166,22 +177,22 @@ def _hints(model: Model) -> str:
 
 def _question(feeds: Sequence[Feed], one: Outcome, other: Outcome) -> str:
     """The question that the user must answer: which of two orders of axes is meant."""
-    ways = zip(feeds, one.options, other.options, strict=True)
-    feed, first, second = next(way for way in ways if way[1].meaning != way[2].meaning)
+    inputs = zip(feeds, one.options, other.options, strict=True)
+    feed, first, second = next(each for each in inputs if each[1].meaning != each[2].meaning)
     name, columns = feed.port.name, ",".join(column.name for column in feed.columns)
-    a, b = (f"({', '.join(option.named)})" for option in (first, second))
+    this, that = (f"({', '.join(option.named)})" for option in (first, second))
     return (
-        f"forward runs on {name} as {a} and as {b}, with other answers, and nothing says which one "
-        f"it was trained with: give --input '{name}={a}: {columns}' or "
-        f"--input '{name}={b}: {columns}'"
+        f"forward runs on {name} as {this} and as {that}, with other answers, and nothing says "
+        f"which one it was trained with: give --input '{name}={this}: {columns}' or "
+        f"--input '{name}={that}: {columns}'"
     )
 
 
-def _said(feed: Feed, why: str) -> str:
+def _sentence(feed: Feed, why: str) -> str:
     """What an input gets: its shape, and the meaning of its axes."""
     option, name = feed.option, feed.port.name
     text = f"{name} is ({', '.join(option.sizes)}) {option.dtype}"
-    letters = dict(zip(("items", "features"), "ij", strict=True))
+    letters = {"items": "i", "features": "j"}
     if {*option.meaning} == {"items", "features"} and not option.order.flatten:
         index = ", ".join(letters.get(axis, ":") for axis in option.named)
         text += f": {name}[{index}] is item i, feature j"
@@ -198,36 +209,38 @@ def _nothing_runs(failed: Sequence[tuple[list[Feed], Outcome]]) -> str:
     """The shapes that were tried, with the line of forward that failed, and what to do."""
     errors: dict[str, str] = {}
     for feeds, outcome in failed:
-        errors.setdefault(_shown(feeds, outcome.options), outcome.error)
+        errors.setdefault(_inputs_of(feeds, outcome.options), outcome.error)
     listed = [f"{shapes} ({error})" for shapes, error in [*errors.items()][:_SHOWN]]
-    feed = next((f for f in failed[0][0] if not f.mask), failed[0][0][0])
+    feeds = failed[0][0]
+    feed = next((each for each in feeds if not each.mask), feeds[0])
     name, columns = feed.port.name, ",".join(column.name for column in feed.columns)
-    axes = "n, items, features" if len(feed.option.axes) > 2 or feed.jagged else "n, features"
-    if any(column.values.ndim > 1 for column in feed.columns):
-        axes = "n, items, features"
+    vectors = any(column.values.ndim > 1 for column in feed.columns)
+    has_items = vectors or feed.jagged or len(feed.option.axes) > 2
+    axes = "n, items, features" if has_items else "n, features"
     return (
         f"forward does not run on {'; nor on '.join(listed)}. --input NAME=COLUMN,… names the "
         f"columns of an input, and --input '{name}=({axes}): {columns}' also its axes"
     )
 
 
-def _shown(feeds: Sequence[Feed], options: Sequence[Option]) -> str:
-    """The inputs of an attempt, with their shapes and first columns."""
+def _inputs_of(feeds: Sequence[Feed], options: Sequence[Option]) -> str:
+    """The inputs of an attempt as text, with their shapes and first columns."""
 
-    def one(feed: Feed, option: Option) -> str:
+    def input_of(feed: Feed, option: Option) -> str:
         names = [column.name for column in feed.columns]
         more = ", …" if len(names) > 4 else ""
-        taken = "" if feed.mask else f" of {', '.join(names[:4])}{more}"
-        kind = "" if option.dtype.startswith("float") else f" {option.dtype}"
-        return f"{feed.port.name} ({', '.join(option.sizes)}){kind}{taken}"
+        columns = "" if feed.mask else f" of {', '.join(names[:4])}{more}"
+        dtype = "" if option.dtype.startswith("float") else f" {option.dtype}"
+        return f"{feed.port.name} ({', '.join(option.sizes)}){dtype}{columns}"
 
-    return ", ".join(one(f, option) for f, option in zip(feeds, options, strict=True))
+    return ", ".join(map(input_of, feeds, options))
 
 
 def _length(model: Model, feeds: Sequence[Feed], length: int | None, ask: Ask) -> int:
     """How many items of a jagged row the model gets; 0 if no input is jagged. Raises InitError."""
     offsets: list[Any] = [c.offsets for f in feeds for c in f.columns if c.offsets is not None]
-    size = length or max((f.trained.length for f in feeds if f.trained), default=0)
+    trained = max((feed.trained.length for feed in feeds if feed.trained), default=0)
+    size = length or max(feed.asked_length for feed in feeds) or trained
     if not offsets or size:
         return size
     if not any(feed.mask or feed.asked.axes for feed in feeds):
@@ -235,7 +248,7 @@ def _length(model: Model, feeds: Sequence[Feed], length: int | None, ask: Ask) -
         searched = search(model, [feed.options(model.dtype, 1)[:1] for feed in flat])
         if searched.best is not None:
             raise InitError(
-                f"forward takes {_shown(flat, searched.best.options)}, and the columns are "
+                f"forward takes {_inputs_of(flat, searched.best.options)}, and the columns are "
                 "jagged: --flatten makes a row of each item; or --length N, if the model takes "
                 "whole rows"
             )

@@ -55,6 +55,7 @@ class Option:
 
     @property
     def rows_axis(self) -> int:
+        """The axis of the rows in the model's tensor."""
         return self.named.index("n")
 
     def _in_order(self, axes: tuple[str, ...]) -> tuple[str, ...]:
@@ -105,9 +106,13 @@ def draw(options: Sequence[Option], n: int, seed: int = 1) -> list[torch.Tensor]
 
 
 def call(model: Model, options: Sequence[Option], blocks: Sequence[torch.Tensor]) -> dict[str, Any]:
-    """The outputs of the model by name, as it returns them."""
-    names = tuple(port.name for port in model.ports)[: len(options)]
-    arrangement = Arrangement(tuple(o.order for o in options), (), model.takes, names)
+    """The outputs of the model by name, as it returns them.
+
+    The names are the keys of a dict, the fields of a named tuple, or those of ONNX; else `output`,
+    or `output0` and so on.
+    """
+    ports = tuple(port.name for port in model.ports)[: len(options)]
+    arrangement = Arrangement(tuple(o.order for o in options), (), model.takes, ports)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         returned = arrangement.call(model.module, blocks)
@@ -115,12 +120,12 @@ def call(model: Model, options: Sequence[Option], blocks: Sequence[torch.Tensor]
         return dict(returned)
     if not isinstance(returned, tuple | list):
         return {"output": returned}
-    named: Sequence[str] = [f"output{i}" for i in range(len(returned))]
+    names: Sequence[str] = [f"output{i}" for i in range(len(returned))]
     if session := getattr(model.module, "session", None):  # ONNX Runtime's
-        named = [each.name for each in session.get_outputs()]
-    elif len(named) == 1:
-        named = ["output"]
-    return dict(zip(getattr(returned, "_fields", named), returned, strict=True))
+        names = [node.name for node in session.get_outputs()]
+    elif len(names) == 1:
+        names = ["output"]
+    return dict(zip(getattr(returned, "_fields", names), returned, strict=True))
 
 
 def why_not(model: Model, options: Sequence[Option], n: int) -> str:
@@ -132,8 +137,8 @@ def why_not(model: Model, options: Sequence[Option], n: int) -> str:
     return ""
 
 
-def tried(model: Model, options: Sequence[Option]) -> Outcome:
-    """Run the model on such inputs, and again with one row changed."""
+def outcome_of(model: Model, options: Sequence[Option]) -> Outcome:
+    """Run the model on such inputs, then again, and with the first row changed."""
     n, options = rows_of_trial(options), tuple(options)
     try:
         returned = call(model, options, draw(options, n))
@@ -142,10 +147,10 @@ def tried(model: Model, options: Sequence[Option]) -> Outcome:
         if not all(_same(each.value, each.order.of(repeated[each.name])) for each in outputs):
             return Outcome(options, "it gives two answers to the same rows: model.eval(), no state")
         drawn = zip(draw(options, n), draw(options, n, seed=2), strict=True)
-        changed = [torch.cat([b[:1], a[1:]]) for a, b in drawn]
-        again = call(model, options, changed)
+        first_changed = [torch.cat([other[:1], block[1:]]) for block, other in drawn]
+        returned = call(model, options, first_changed)
         independent = all(
-            _same(each.value[1:], each.order.of(again[each.name])[1:]) for each in outputs
+            _same(each.value[1:], each.order.of(returned[each.name])[1:]) for each in outputs
         )
     except Exception as error:
         return Outcome(options, f"{first_line(error)} ({where_raised(error)})")
@@ -153,20 +158,26 @@ def tried(model: Model, options: Sequence[Option]) -> Outcome:
 
 
 def _rows_first(name: str, value: Any, n: int) -> Output:
-    """An output of `n` rows. ValueError if it has no axis of that size."""
+    """An output of `n` rows. ValueError if it has no axis of that size.
+
+    `n` is no other size of the inputs (`rows_of_trial`), so that axis has the rows.
+    """
     shape: list[Any] = [type(value).__name__]
     if isinstance(value, torch.Tensor):
         shape = [*value.shape]
     if n not in shape:
-        said = f"output {name} of {n} rows is {shape}: it has to be a tensor, a row for each"
-        raise ValueError(said)
-    at = shape.index(n)
-    axes = tuple([at, *(i for i in range(len(shape)) if i != at)])
-    order = Order(axes if at else ())
+        raise ValueError(
+            f"output {name} of {n} rows is {shape}: it has to be a tensor, a row for each"
+        )
+    rows_axis = shape.index(n)
+    other_axes = (i for i in range(len(shape)) if i != rows_axis)
+    order = Order((rows_axis, *other_axes) if rows_axis else ())
     return Output(name, order.of(value), order)
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two answers are the same but for rounding: a batch of another content may be
+    computed in another order."""
     return torch.allclose(a.double(), b.double(), rtol=1e-3, atol=1e-5, equal_nan=True)
 
 
@@ -193,7 +204,7 @@ def search(model: Model, choices: Sequence[Sequence[Option]]) -> Search:
     for options in _likely_first(choices):
         if mixing is not None and not _may_replace(mixing, options, model):
             continue
-        outcome = tried(model, options)
+        outcome = outcome_of(model, options)
         if outcome.error:
             failed.append(outcome)
         elif not outcome.is_number:
@@ -233,9 +244,11 @@ def rivals(model: Model, first: Outcome, choices: Sequence[Sequence[Option]]) ->
             alike = option.dtype == chosen.dtype and option.rows_axis == chosen.rows_axis
             if not alike or option.meaning in seen or len(option.meaning) < 2:
                 continue
-            outcome = tried(model, [*first.options[:i], option, *first.options[i + 1 :]])
-            right = not outcome.error and outcome.is_number >= first.is_number
-            if right and outcome.independent >= first.independent:
+            outcome = outcome_of(model, [*first.options[:i], option, *first.options[i + 1 :]])
+            worse = (first.is_number and not outcome.is_number) or (
+                first.independent and not outcome.independent
+            )
+            if not outcome.error and not worse:
                 seen.add(option.meaning)
                 yield outcome
 
@@ -262,7 +275,7 @@ def with_more_items(outcome: Outcome) -> list[Option]:
 
     def longer(option: Option) -> Option:
         shape = tuple(
-            size + (name == "items")
+            size + 1 if name == "items" else size
             for name, size in zip(option.axes[1:], option.shape, strict=True)
         )
         return replace(option, shape=shape)
@@ -273,12 +286,13 @@ def with_more_items(outcome: Outcome) -> list[Option]:
 def ignores_item_order(model: Model, outcome: Outcome) -> bool:
     """Whether the answers stay the same if the items of each row change places."""
     options = outcome.options
-    turned = [
+    n = rows_of_trial(options)
+    reversed_items = [
         x.flip(option.axes.index("items")) if "items" in option.axes else x
-        for x, option in zip(draw(options, rows_of_trial(options)), options, strict=True)
+        for x, option in zip(draw(options, n), options, strict=True)
     ]
-    before = call(model, options, draw(options, rows_of_trial(options)))
-    after = call(model, options, turned)
+    before = call(model, options, draw(options, n))  # drawn anew: a model may change its input
+    after = call(model, options, reversed_items)
     return all(_same(value, after[name]) for name, value in before.items())
 
 

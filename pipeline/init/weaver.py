@@ -41,17 +41,13 @@ def read_weaver(path: Path, have: Collection[str]) -> tuple[dict[str, WeaverInpu
     data = read_yaml(path).data
     try:
         if "input_names" in data:  # preprocess.json
-            keys = ("median", "norm_factor", "lower_bound", "upper_bound")
             infos = {name: data[name] for name in data["input_names"]}
-            entries = {
-                name: [[v, *(i[key] for key in keys)] for v, i in info["var_infos"].items()]
-                for name, info in infos.items()
-            }
+            entries = {name: _var_infos(info) for name, info in infos.items()}
             lengths = {name: info.get("var_length", 0) for name, info in infos.items()}
             labels = data["output_names"]
         else:
-            entries = {name: each["vars"] for name, each in data["inputs"].items()}
-            lengths = {name: each.get("length", 0) for name, each in data["inputs"].items()}
+            entries = {name: part["vars"] for name, part in data["inputs"].items()}
+            lengths = {name: part.get("length", 0) for name, part in data["inputs"].items()}
             labels = data["labels"]["value"]
         inputs = {name: _input(name, entries[name], lengths[name], data, have) for name in entries}
     except (KeyError, TypeError, AttributeError) as error:
@@ -59,50 +55,71 @@ def read_weaver(path: Path, have: Collection[str]) -> tuple[dict[str, WeaverInpu
         raise InitError(why) from error
     except (ValueError, SyntaxError) as error:
         raise InitError(f"{path}: {error}") from error
-    masks = [each for each in inputs.values() if each.mask]
+    masks = [weaver_input for weaver_input in inputs.values() if weaver_input.mask]
     if masks:
-        exists = masks[0].features[0][0]
-        for name, each in inputs.items():
-            columns = tuple(dict.fromkeys((*each.columns, exists)))
-            inputs[name] = replace(each, columns=columns, exists=exists)
+        exists = masks[0].features[0][0]  # an expression begins with its column
+        for name, weaver_input in inputs.items():
+            columns = tuple(dict.fromkeys((*weaver_input.columns, exists)))
+            inputs[name] = replace(weaver_input, columns=columns, exists=exists)
     return inputs, [str(label).removeprefix("label_") for label in labels]
+
+
+def _var_infos(info: Mapping[str, Any]) -> list[list[Any]]:
+    """The variables of an input of preprocess.json, as a data config lists them: the name, and the
+    numbers that standardise it."""
+    keys = ("median", "norm_factor", "lower_bound", "upper_bound")
+    return [[name, *(of_one[key] for key in keys)] for name, of_one in info["var_infos"].items()]
 
 
 def _input(
     input_name: str, entries: Any, length: int, data: Mapping[str, Any], have: Collection[str]
 ) -> WeaverInput:
-    """An input from weaver's list of variables, with their formulas and standardisation."""
+    """An input from weaver's list of variables, with their formulas and standardisation. Raises
+    ValueError."""
     formulas = data.get("new_variables") or {}
-    prepared = {"method": "manual", "params": None, **(data.get("preprocess") or {})}
-    automatic = str(prepared["method"]).startswith("auto")
-    columns: dict[str, None] = {}
+    columns: dict[str, None] = {}  # a set in the order of insertion
     features = []
     for entry in entries:
-        name, *said = entry if isinstance(entry, list) else [entry]
-        numbers = [*said, *["auto" if automatic else None, 1, -5, 5][len(said) :]]
-        if stored := (prepared["params"] or {}).get(name):
-            numbers = [stored[key] for key in ("center", "scale", "min", "max")]
-        centre, scale, low, high = numbers[:4]
-        if centre == "auto":
-            raise ValueError(
-                f"it does not have the numbers that standardise {name}: give the file that "
-                "training wrote, *.auto.yaml or preprocess.json"
-            )
-        value = _formula(name, formulas, have, columns)
-        if centre is not None:  # clip((x - centre) * scale, low, high)
-            if (centre, scale) != (0, 1):
-                value.append({"standardise": [centre, scale]})
-            if low > -_FAR and high < _FAR:
-                value.append({"clip": [low, high]})
-        features.append(value)
+        name, *numbers = entry if isinstance(entry, list) else [entry]
+        steps = _standardisation(name, numbers, data.get("preprocess") or {})
+        features.append([*_formula(name, formulas, have, columns), *steps])
     mask = len(features) == 1 and input_name.endswith("mask")
     return WeaverInput(tuple(features), tuple(columns), mask, length)
+
+
+def _standardisation(name: str, written: list[Any], preprocess: Mapping[str, Any]) -> list[Any]:
+    """The steps `clip((x - centre) * scale, low, high)` of a variable, as of `preprocess:`.
+
+    The four numbers are those in `preprocess` of the data config, else those that are written after
+    the variable, else weaver's defaults. Without a centre the variable stays as it is. Raises
+    ValueError if training was to find them.
+    """
+    automatic = str(preprocess.get("method", "manual")).startswith("auto")
+    defaults = ["auto" if automatic else None, 1, -5, 5]
+    numbers = [*written[:4], *defaults[len(written) :]]
+    if stored := (preprocess.get("params") or {}).get(name):
+        numbers = [stored[key] for key in ("center", "scale", "min", "max")]
+    centre, scale, low, high = numbers
+    if centre == "auto":
+        raise ValueError(
+            f"it does not have the numbers that standardise {name}: give the file that "
+            "training wrote, *.auto.yaml or preprocess.json"
+        )
+    if centre is None:
+        return []
+    steps = [] if (centre, scale) == (0, 1) else [{"standardise": [centre, scale]}]
+    if low > -_FAR and high < _FAR:
+        steps.append({"clip": [low, high]})
+    return steps
 
 
 def _formula(
     name: str, formulas: Mapping[str, str], have: Collection[str], columns: dict[str, None]
 ) -> list[Any]:
-    """A variable as an expression in columns. Adds the columns that it uses to `columns`."""
+    """A variable as an expression in columns. Adds the columns that it uses to `columns`.
+
+    Its formula may use other variables, but not itself. Raises ValueError, SyntaxError.
+    """
     if name in have or name not in formulas:
         columns[name] = None
         return [name]

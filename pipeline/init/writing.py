@@ -18,16 +18,17 @@ from pipeline.applying import Array, FileColumn, Source, open_source
 from pipeline.config import SCHEMA_FILE, load_config, reference_inputs, source_of
 from pipeline.errors import ConfigError, InitError
 from pipeline.init.commented import LONG, OneLine, write_config
-from pipeline.init.input_columns import Ask, Feed, asked, choose, expanded
+from pipeline.init.input_columns import Ask, Feed, choose, expanded, read_asked
 from pipeline.init.model import Model, read_model
 from pipeline.init.orders import Fitted, fitted
 from pipeline.init.trial import Outcome, why_not
 from pipeline.init.weaver import read_weaver
 from soa.files import write_whole
+from soa.signature import Signature
 from soa.text import identifier, number
 from stages.capture import why_rows_may_mix
 from stages.model import with_fronts
-from stages.reference import eager_outputs, row_major_inputs
+from stages.reference import Arrays, eager_outputs, row_major_inputs
 
 _HEAD = f"""\
 # yaml-language-server: $schema={SCHEMA_FILE.name}
@@ -95,7 +96,7 @@ def init(request: Request, ask: Ask) -> Written:
     for path in (out, stored):
         if path.exists() and not request.force:
             raise InitError(f"{path} is there already: --force replaces it, --out writes elsewhere")
-    return in_fork("the model", lambda asked: _init_here(request, asked, stored), ask)
+    return in_fork("the model", lambda ask_parent: _init_here(request, ask_parent, stored), ask)
 
 
 def _init_here(request: Request, ask: Ask, stored: Path) -> Written:
@@ -130,9 +131,10 @@ def written(model: Model, data: Source | None, request: Request, ask: Ask, store
     return Written(files, lines, config, columns)
 
 
-def rewrite(made: Written, path: Path, model: Mapping[str, Any], rows: str) -> None:
-    """Write the config again, in another folder and with another model and file of rows."""
-    config = {**made.config, "model": dict(model), "reference": {"file": rows}}
+def rewrite(first: Written, path: Path, model: Mapping[str, Any], rows: str) -> None:
+    """Write a config again, to `path`, with another model and another file of rows, which are named
+    relative to its folder."""
+    config = {**first.config, "model": dict(model), "reference": {"file": rows}}
     write_whole(path.parent / SCHEMA_FILE.name, SCHEMA_FILE.read_text(encoding="utf-8"))  # ours
     write_config(path, _HEAD, config, {})
 
@@ -141,7 +143,7 @@ def _config(choices: Choices, name: str) -> dict[str, Any]:
     """The config, without its reference, and with a bounded number of rows."""
     return {
         "name": name,
-        "model": choices.model.said,
+        "model": choices.model.entry,
         "collections": {
             **_collections(choices),
             "outputs": {"storage": "columns", "columns": choices.outputs.columns},
@@ -168,6 +170,7 @@ class Choices:
 
     @property
     def typical(self) -> list[int]:
+        """The numbers of rows for which engines are timed."""
         least, most = self.range.least, self.range.most
         return [n for n in (10, 1000) if least <= n <= most] or [most]
 
@@ -176,22 +179,24 @@ def choices_for(model: Model, data: Source | None, request: Request, ask: Ask) -
     """Look at the model and the data, and ask the user about the rest."""
     have = [*data.columns] if data else []
     weaver, labels = read_weaver(request.weaver, have) if request.weaver else ({}, [])
-    given = {n: asked(f"--input {n}", t) for n, t in _pairs("--input", request.inputs).items()}
-    feeds = choose(model, data, given, weaver, request.flatten, request.length, ask)
+    texts = _pairs("--input", request.inputs)
+    asked_of = {name: read_asked(f"--input {name}", text) for name, text in texts.items()}
+    feeds = choose(model, data, asked_of, weaver, request.flatten, request.length, ask)
     if not model.ports:
         model = replace(model, ports=tuple(feed.port for feed in feeds))
-    chosen = fitted(model, feeds, request.length, ask)
-    names = {name: text.split(",") for name, text in _pairs("--output", request.outputs).items()}
-    outputs = _outputs(chosen.outcome, names, labels, ask)
-    parts = _parts(chosen.feeds, request.flatten)
-    return Choices(model, chosen, outputs, _rows(model, chosen, request.rows), parts)
+    accepted = fitted(model, feeds, request.length, ask)
+    words_of = {name: text.split(",") for name, text in _pairs("--output", request.outputs).items()}
+    outputs = _outputs(accepted.outcome, words_of, labels, ask)
+    parts = _parts(accepted.feeds, request.flatten)
+    return Choices(model, accepted, outputs, _rows(model, accepted, request.rows), parts)
 
 
 def _collections(choices: Choices) -> dict[str, Any]:
     """The input collections of the config."""
     collections: dict[str, Any] = {}
     for name, part in choices.parts.items():
-        columns = [_column(own, str(c.values.dtype), c.values.shape[1:]) for own, c in part.items()]
+        arrays = {own: column.values for own, column in part.items()}
+        columns = [_column(own, str(a.dtype), a.shape[1:]) for own, a in arrays.items()]
         jagged = _offsets(part) is not None
         rows = f"n_{name}" if jagged else "n"
         collections[name] = {"storage": "columns", "rows": rows, "columns": columns}
@@ -222,12 +227,13 @@ def _notes(request: Request, choices: Choices) -> _Notes:
         ("rows", "n", "min"): choices.range.why_least,
         ("rows", "n", "max"): choices.range.why_most,
     }
-    for i, about in enumerate(choices.fitted.said):
-        notes["inputs", i, "name"] = about
+    for i, sentence in enumerate(choices.fitted.said):
+        notes["inputs", i, "name"] = sentence
     for name, part in choices.parts.items():
         notes["collections", name] = f"columns of {source}"
-        for i, each in enumerate(part.values() if request.data and len(part) <= LONG else ()):
-            notes["collections", name, "columns", i] = f"{_span(each.values)} in {source}"
+        if request.data and len(part) <= LONG:  # a longer list is written as ranges of names
+            for i, column in enumerate(part.values()):
+                notes["collections", name, "columns", i] = f"{_span(column.values)} in {source}"
         offsets = _offsets(part)
         if offsets is not None:
             most = np.diff(offsets).max()
@@ -251,7 +257,7 @@ def _write(
     arrays: dict[str, Array],
 ) -> list[Path]:
     """Write the files under other names, check them, and move them into their places. Changes the
-    rows in `config` and `notes`, if they are shown to be independent, or not to be.
+    rows in `config` and `notes` by what the check finds. Returns the files.
 
     `arrays`: the rows of the reference; empty without a file of data.
     """
@@ -264,15 +270,11 @@ def _write(
         if arrays:
             np.savez_compressed(rows_file, allow_pickle=False, **arrays)
         write_config(new, _HEAD, config | {"reference": reference}, notes)
-        why = _check(new, out.name, choices, request.independent)
-        if why == "":
-            config["rows"]["n"]["unbounded"] = True
-            notes["rows", "n", "unbounded"] = _INDEPENDENT
-        elif why is not None:
-            rows = max([0, *(len(values) for values in arrays.values())])
-            if choices.range.most == _TILE:  # the model itself does not bound it
-                config["rows"]["n"]["max"] = max(_TILE, rows)
-            notes["rows", "n", "max"] = f"{choices.range.why_most}; bounded, since {why}"
+        trial = _check(new, out.name, choices.model)
+        if choices.range.free and trial.signature.tile_kinds is not None:
+            seen = (trial.model, trial.signature, trial.inputs)
+            why = "" if request.independent else why_rows_may_mix(*seen)
+            _set_bound(config, notes, choices.range, why, arrays)
         write_whole(folder / SCHEMA_FILE.name, SCHEMA_FILE.read_text(encoding="utf-8"))  # ours
         write_config(new, _HEAD, config, notes)
         if arrays:
@@ -289,10 +291,39 @@ _INDEPENDENT = (
 )
 
 
-def _check(path: Path, name: str, choices: Choices, independent: bool) -> str | None:
-    """Load the config, run the model on the first rows of its reference like `pipeline run`, and
-    return why its rows may depend on each other: "" if they are shown not to, None if the number of
-    rows is bounded anyway. In a ConfigError the file is called `name`."""
+def _set_bound(
+    config: dict[str, Any], notes: _Notes, bounds: _Range, why: str, arrays: Mapping[str, Array]
+) -> None:
+    """Bound the number of rows in `config` and `notes`, or not if the rows are independent.
+
+    `why`: why an answer may depend on other rows; "" if it does not. `arrays`: see `_write`.
+    """
+    if not why:
+        config["rows"]["n"]["unbounded"] = True
+        notes["rows", "n", "unbounded"] = _INDEPENDENT
+        return
+    if bounds.most == _TILE:  # the model itself does not bound it
+        rows = max(map(len, arrays.values()), default=0)
+        config["rows"]["n"]["max"] = max(_TILE, rows)
+    notes["rows", "n", "max"] = f"{bounds.why_most}; bounded, since {why}"
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A config that was loaded and whose model ran: the model as it is called with the blocks of
+    the signature, and the inputs of the reference."""
+
+    model: torch.nn.Module
+    signature: Signature
+    inputs: Arrays
+
+
+def _check(path: Path, name: str, model: Model) -> _Trial:
+    """Load a config, and run the model on the first rows of its reference like `pipeline run`.
+
+    Raises ConfigError, in which the file is called `name`, and the errors of a model that does not
+    run.
+    """
     try:
         config = load_config(path)
     except ConfigError as error:
@@ -301,21 +332,22 @@ def _check(path: Path, name: str, choices: Choices, independent: bool) -> str | 
     signature = config.signature()
     case = {dim: min(_ROWS, rows.max) for dim, rows in signature.ranges.items()}
     inputs = reference_inputs(config, signature)
-    model = with_fronts(choices.model.module, source_of(config))
-    eager_outputs(model, signature, row_major_inputs(signature, inputs, case), case)
-    if not choices.range.free or signature.tile_kinds is None:
-        return None
-    return "" if independent else why_rows_may_mix(model, signature, inputs)
+    module = with_fronts(model.module, source_of(config))
+    eager_outputs(module, signature, row_major_inputs(signature, inputs, case), case)
+    return _Trial(module, signature, inputs)
 
 
 def _pairs(flag: str, texts: Sequence[str]) -> dict[str, str]:
-    pairs = [each.partition("=") for each in texts]
-    if wrong := [name for name, _, columns in pairs if not name or not columns]:
-        raise InitError(f"{flag} {wrong[0]}: expected NAME=COLUMN,COLUMN")
+    """The texts NAME=COLUMN,COLUMN of an option, by name. Raises InitError."""
+    pairs = [text.partition("=") for text in texts]
+    for name, _, columns in pairs:
+        if not name or not columns:
+            raise InitError(f"{flag} {name}: expected NAME=COLUMN,COLUMN")
     return {name.strip(): columns for name, _, columns in pairs}
 
 
 def _name(request: Request) -> str:
+    """A name for the model: that of its file, or of the folder if the file is called model.py."""
     stem = Path(request.model.rpartition(":")[0] or request.model).stem
     if stem in ("model", "net", "network"):
         stem = request.out.resolve().parent.name
@@ -324,46 +356,51 @@ def _name(request: Request) -> str:
 
 def _span(values: Array) -> str:
     """The smallest and the largest value of a column, and how many are NaN, as text."""
-    there = values[~np.isnan(values)]
-    span = (
-        f"{number(float(there.min()), 6)} to {number(float(there.max()), 6)}"
-        if there.size
-        else "no value"
-    )
-    missing = values.size - there.size
+    present = values[~np.isnan(values)]
+    span = "no value"
+    if present.size:
+        span = f"{number(float(present.min()), 6)} to {number(float(present.max()), 6)}"
+    missing = values.size - present.size
     return f"{span}, {missing} of {values.size} are NaN," if missing else span
 
 
 def _parts(feeds: Sequence[Feed], flatten: bool) -> dict[str, _Part]:
-    """Group the columns into collections. Columns with the same items per row share one."""
+    """Group the columns into collections. Columns with the same items per row share one.
+
+    A collection of items is called after the common beginning of its columns, `Jet` of `Jet_pt`.
+    """
     groups: dict[bytes | None, _Part] = {}
     for column in [column for feed in feeds for column in feed.columns]:
         groups.setdefault(column.cut, {})[column.name] = column
     parts: dict[str, _Part] = {}
     for cut, group in groups.items():
-        heads = {re.split(r"[._/]", each)[0] for each in group}
+        heads = {re.split(r"[._/]", name)[0] for name in group}
         name = "events" if cut is None and not flatten else "items"
         name = identifier(heads.pop() if name == "items" and len(heads) == 1 else name)
         while name in parts or name == "outputs":
             name += "_"
-        last = [each.rpartition(".")[2] for each in group]
-        names = map(identifier, last if len({*last}) == len(last) else group)
+        ends = [name.rpartition(".")[2] for name in group]
+        names = map(identifier, ends if len({*ends}) == len(ends) else group)
         parts[name] = dict(zip(names, group.values(), strict=True))
     return parts
 
 
 def _column(name: str, dtype: str, extents: Sequence[int]) -> OneLine:
+    """A column of the config; `extents`: the shape of a row, () for one number."""
     eigen = {"eigen": [*extents]} if extents else {}
     return OneLine({"name": name, "dtype": dtype, **eigen})
 
 
 def _block(feed: Feed, parts: Mapping[str, _Part]) -> dict[str, Any]:
     """An input block of the config."""
-    homes = ((home, {c.name: own for own, c in part.items()}) for home, part in parts.items())
-    home, own = next(pair for pair in homes if feed.columns[0].name in pair[1])
     option = feed.option
+    # By collection: the names that its columns have in the config, by their names in the file.
+    own_names_of = {
+        home: {column.name: own for own, column in part.items()} for home, part in parts.items()
+    }
+    home = next(home for home, own in own_names_of.items() if feed.columns[0].name in own)
     block: dict[str, Any] = {"name": identifier(feed.port.name), "collection": home}
-    names = [own[column.name] for column in feed.columns]
+    names = [own_names_of[home][column.name] for column in feed.columns]
     block |= {"mask": True} if feed.mask else {"columns": names}
     if feed.mask or {str(column.values.dtype) for column in feed.columns} != {option.dtype}:
         block["dtype"] = option.dtype
@@ -404,8 +441,9 @@ def _outputs(
         dtype = str(output.value.dtype).removeprefix("torch.")
         shape = [math.prod(inner)] if inner else []
         outputs.columns.extend(_column(each, dtype, shape) for each in columns)
-        block: dict[str, Any] = {"name": identifier(name), "collection": "outputs"}
-        block["columns"] = columns
+        block: dict[str, Any] = {
+            "name": identifier(name), "collection": "outputs", "columns": columns,
+        }  # fmt: skip
         if output.order.permute:
             block["permute"] = [*output.order.permute]
         if inner:
@@ -447,31 +485,34 @@ class _Range:
 def _rows(model: Model, accepted: Fitted, wanted: int | None) -> _Range:
     """The range of rows: `wanted`, else a tile if the rows do not see each other, else as many as
     the file has; fewer if the model does not run on them."""
-    options = accepted.outcome.options
+    options, independent = accepted.outcome.options, accepted.outcome.independent
     least, why_least = 0, "the fewest rows of a call"
     while least < 2 and (refused := why_not(model, options, least)):
         why_least, least = f"forward does not run on {least} rows: {refused}", least + 1
     if wanted:
         return _Range(least, why_least, wanted, "the most rows of a call, by --rows", False)
     rows = max((c.rows for feed in accepted.feeds for c in feed.columns), default=0)
-    most = _TILE if accepted.outcome.independent or not rows else max(2, rows)
+    most = _TILE if independent or not rows else max(2, rows)
     if any(feed.jagged for feed in accepted.feeds):  # several row dimensions: no tiles
         most = max(most, rows)
-    why, free = "the rows of a tile, and of the reference", accepted.outcome.independent
-    if not free:
-        why = "the rows of the file, since rows see each other; --rows N for others"
+    why_most = "the rows of the file, since rows see each other; --rows N for others"
+    if independent:
+        why_most = "the rows of a tile, and of the reference"
     while most > 2 and (refused := why_not(model, options, most + 1)):
-        why = f"not {most + 1}, on which it fails: {refused}"
+        why_most = f"not {most + 1}, on which it fails: {refused}"
         most //= 2
-    return _Range(least, why_least, most, why, free)
+    return _Range(least, why_least, most, why_most, free=independent)
 
 
 def _arrays(parts: Mapping[str, _Part]) -> dict[str, Array]:
     """The first rows of the file, by the names that arrays have in a reference file."""
     arrays: dict[str, Array] = {}
     for name, part in parts.items():
-        if (offsets := next(iter(part.values())).offsets) is not None:
-            cut = offsets.astype(np.int64)
-            arrays |= {f"{name}_offsets/begin": cut[:-1], f"{name}_offsets/end": cut[1:]}
-        arrays |= {f"{name}/{own}": column.values for own, column in part.items()}
+        offsets = _offsets(part)
+        if offsets is not None:
+            offsets = offsets.astype(np.int64)
+            arrays[f"{name}_offsets/begin"] = offsets[:-1]
+            arrays[f"{name}_offsets/end"] = offsets[1:]
+        for own_name, column in part.items():
+            arrays[f"{name}/{own_name}"] = column.values
     return arrays

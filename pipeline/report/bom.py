@@ -21,10 +21,10 @@ def bill_of_materials(bundle: Bundle) -> dict[str, Any]:
     it. `bundle`: as it was sealed."""
     manifest, built = bundle.manifest, bundle.manifest.provenance
     data = {manifest.reference} | ({manifest.labelled.file} if manifest.labelled else set())
-    files = [
-        _component("data" if n in data else "file", n, hashes=[{"alg": "SHA-256", "content": d}])
-        for n, d in _sealed(bundle)
-    ]
+    files = []
+    for name, digest in _sealed(bundle):
+        kind = "data" if name in data else "file"
+        files.append(_component(kind, name, hashes=[{"alg": "SHA-256", "content": digest}]))
     tools = [  # excluded: not inside
         _component("library", name, version=version, purl=_purl(name, version), scope="excluded")
         for name, version in sorted(built.tools.items())
@@ -51,36 +51,38 @@ def build_provenance(bundle: Bundle) -> dict[str, Any]:
     """An in-toto statement about every file of the bundle, as it was sealed: how it was built."""
     built, labelled = bundle.manifest.provenance, bundle.manifest.labelled
     builder = _purl("soa-pipeline", built.tools.get("soa-pipeline", "unknown"))
-    used: list[dict[str, Any]] = [{"uri": _purl(*each)} for each in sorted(built.tools.items())]
+    tools = sorted(built.tools.items())
+    dependencies: list[dict[str, Any]] = [{"uri": _purl(*tool)} for tool in tools]
     if built.git_commit is not None:
-        used.append({"name": "config", "digest": {"gitCommit": built.git_commit}})
+        dependencies.append({"name": "config", "digest": {"gitCommit": built.git_commit}})
     if labelled is not None:
-        used.append({"name": labelled.source, "digest": {"sha256": labelled.sha256}})
+        dependencies.append({"name": labelled.source, "digest": {"sha256": labelled.sha256}})
     build = {
         "buildType": f"{builder}#run",
         "externalParameters": {"config": built.config},
         "internalParameters": {"host": built.host, "uncommitted_changes": bool(built.git_dirty)},
-        "resolvedDependencies": used,
+        "resolvedDependencies": dependencies,
     }
     run = {"builder": {"id": builder}, "metadata": {"finishedOn": built.created}}
     return {
         "_type": "https://in-toto.io/Statement/v1",
-        "subject": [{"name": n, "digest": {"sha256": d}} for n, d in _sealed(bundle)],
+        "subject": [{"name": file, "digest": {"sha256": d}} for file, d in _sealed(bundle)],
         "predicateType": "https://slsa.dev/provenance/v1",
         "predicate": {"buildDefinition": build, "runDetails": run},
     }
 
 
-def _component(kind: str, name: str, **more: object) -> dict[str, Any]:
-    return {"type": kind, "bom-ref": f"{kind}/{name}", "name": name, **more}
+def _component(kind: str, name: str, **fields: object) -> dict[str, Any]:
+    """A component of CycloneDX. Others refer to it by its kind and name."""
+    return {"type": kind, "bom-ref": f"{kind}/{name}", "name": name, **fields}
 
 
 def _sealed(bundle: Bundle) -> list[tuple[str, str]]:
-    """Each file, also the seal, and its digest."""
+    """Each file with its digest, by name; the seal is one of them."""
     return sorted({**bundle.files, SUMS: bundle.digest}.items())
 
 
 def _purl(name: str, version: str) -> str:
     """The tool as a package URL."""
-    known = "generic/g%2B%2B" if name == "g++" else f"pypi/{quote(name.lower(), safe='')}"
-    return f"pkg:{known}@{quote(version, safe='')}"
+    package = "generic/g%2B%2B" if name == "g++" else f"pypi/{quote(name.lower(), safe='')}"
+    return f"pkg:{package}@{quote(version, safe='')}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from runtime.opening import Opening, open_version
 from soa.text import microseconds, number
 
 if TYPE_CHECKING:
-    from pipeline.report.tables import Part
+    from pipeline.report.tables import Part, Table
 
 _LONGEST = 80
 _MOST_ROWS = 40
@@ -67,12 +67,14 @@ def compare(a: Bundle, b: Bundle, ref_a: str, ref_b: str) -> dict[str, Any]:
     return difference
 
 
-def _weights(one: Bundle, two: Bundle) -> dict[str, Any]:
+def _weights(a: Bundle, b: Bundle) -> dict[str, Any]:
+    """How many tensors are the same, the changes of the others, and why they cannot be read."""
     try:
-        a, b = _tensors(one), _tensors(two)
+        tensors_a, tensors_b = _tensors(a), _tensors(b)
     except (EngineError, BundleError) as error:
         return {"same": 0, "changes": [], "unreadable": str(error)}
-    compared = [tensor_change(name, a.get(name), b.get(name)) for name in dict.fromkeys((*a, *b))]
+    names = dict.fromkeys((*tensors_a, *tensors_b))
+    compared = [tensor_change(name, tensors_a.get(name), tensors_b.get(name)) for name in names]
     changes = [change for change in compared if change is not None]
     return {"same": len(compared) - len(changes), "changes": changes, "unreadable": ""}
 
@@ -81,15 +83,15 @@ def _tensors(bundle: Bundle) -> dict[str, torch.Tensor]:
     """Parameters, buffers and constants of the portable program."""
     with quiet_torch():
         program = load_program(bundle.file(bundle.manifest.program))
-    both = {**program.constants, **program.state_dict}
-    return {name: t.detach() for name, t in both.items() if isinstance(t, torch.Tensor)}
+    values = {**program.constants, **program.state_dict}
+    return {name: t.detach() for name, t in values.items() if isinstance(t, torch.Tensor)}
 
 
 def tensor_change(
     name: str, a: torch.Tensor | None, b: torch.Tensor | None
 ) -> dict[str, Any] | None:
-    """How a tensor differs; None if all bits are equal: so NaN equals itself, and 0 differs from
-    -0."""
+    """How a tensor differs between two versions, None on the side that lacks it. The result is None
+    if all bits are equal: so NaN equals itself, and 0 differs from -0."""
 
     def kind(tensor: torch.Tensor | None) -> str | None:
         if tensor is None:
@@ -104,13 +106,13 @@ def tensor_change(
         return change | dict.fromkeys(_NUMBERS)
     if a.dtype == b.dtype and torch.equal(bits(a), bits(b)):
         return None
-    wide = torch.complex128 if a.is_complex() or b.is_complex() else torch.float64
-    x, y = a.to(wide), b.to(wide)
-    difference = (x - y).abs()
+    widest = torch.complex128 if a.is_complex() or b.is_complex() else torch.float64
+    wide_a, wide_b = a.to(widest), b.to(widest)
+    difference = (wide_a - wide_b).abs()
     largest = float(difference.max()) if difference.numel() else 0.0
-    norms = (float(torch.linalg.vector_norm(each)) for each in (x, y, difference))
+    norms = (float(torch.linalg.vector_norm(each)) for each in (wide_a, wide_b, difference))
     numbers = dict(zip(_NUMBERS, (largest, *norms), strict=True))
-    return change | {"elements": int((x != y).sum())} | numbers
+    return change | {"elements": int((wide_a != wide_b).sum())} | numbers
 
 
 def _subjects(bundle: Bundle) -> dict[str, Any]:
@@ -127,7 +129,7 @@ def _subjects(bundle: Bundle) -> dict[str, Any]:
         },
         "signature": manifest.signature,
         "config": provenance.config,
-        "tolerances": {k: asdict(t) for k, t in manifest.tolerances.items()},
+        "tolerances": {name: asdict(each) for name, each in manifest.tolerances.items()},
         "targets": {name: _target(bundle, name) for name in manifest.targets},
         "tools": {"python": provenance.python, **provenance.tools},
         "host": provenance.host,
@@ -172,6 +174,8 @@ def _changes(a: Any, b: Any, at: str = "") -> Iterator[dict[str, Any]]:
 
 
 def _named(value: Any) -> dict[str, Any] | None:
+    """The items of a mapping; or those of a list by their names, if each has another name. None for
+    a value without such items."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, list) and all(isinstance(each, dict) for each in value):
@@ -180,44 +184,50 @@ def _named(value: Any) -> dict[str, Any] | None:
     return None
 
 
-def _measured(one: Manifest, two: Manifest) -> dict[str, Any]:
-    """Median times of a call and largest deviations, for each target and engine of both sides."""
-    a, b = (
-        {(t, e): c for t, record in side.targets.items() for e, c in record.candidates.items()}
-        for side in (one, two)
-    )
+def _measured(a: Manifest, b: Manifest) -> dict[str, Any]:
+    """Median times of a call and largest deviations, for each target and engine of either side."""
+    of_a, of_b = _candidates(a), _candidates(b)
     none = Candidate(status="failed")
     speed, deviations = [], []
-    for target, engine in dict.fromkeys((*a, *b)):
+    for target, engine in dict.fromkeys((*of_a, *of_b)):
         whose = {"target": target, "engine": engine}
-        pair = a.get((target, engine), none), b.get((target, engine), none)
-        speed += [{**whose, **each} for each in _times(*pair)]
-        deviations += [{**whose, **each} for each in _deviations(*pair)]
+        pair = of_a.get((target, engine), none), of_b.get((target, engine), none)
+        speed += [{**whose, **times} for times in _times(*pair)]
+        deviations += [{**whose, **worst} for worst in _deviations(*pair)]
     return {"speed": speed, "deviations": deviations}
 
 
-def _times(one: Candidate, two: Candidate) -> Iterator[dict[str, Any]]:
+def _candidates(manifest: Manifest) -> dict[tuple[str, str], Candidate]:
+    """All candidates of a version, by target and engine."""
+    return {
+        (target, engine): candidate
+        for target, record in manifest.targets.items()
+        for engine, candidate in record.candidates.items()
+    }
+
+
+def _times(a: Candidate, b: Candidate) -> Iterator[dict[str, Any]]:
     """The median times of two candidates for each number of rows."""
-    for rows in dict.fromkeys((*one.benchmark, *two.benchmark)):
-        before, after = (
-            each.benchmark[rows].median_us if rows in each.benchmark else None
-            for each in (one, two)
+    for rows in dict.fromkeys((*a.benchmark, *b.benchmark)):
+        a_us, b_us = (
+            side.benchmark[rows].median_us if rows in side.benchmark else None for side in (a, b)
         )
-        ratio = after / before if before and after else None
-        yield {"rows": rows, "a_us": before, "b_us": after, "ratio": ratio}
+        ratio = b_us / a_us if a_us and b_us else None
+        yield {"rows": rows, "a_us": a_us, "b_us": b_us, "ratio": ratio}
 
 
-def _deviations(one: Candidate, two: Candidate) -> Iterator[dict[str, Any]]:
+def _deviations(a: Candidate, b: Candidate) -> Iterator[dict[str, Any]]:
     """The worst deviations of two candidates for each output."""
-    for output in dict.fromkeys((*one.worst, *two.worst)):
+    for output in dict.fromkeys((*a.worst, *b.worst)):
         measured: dict[str, Any] = {"output": output}
-        for side, worst in (("a", one.worst.get(output)), ("b", two.worst.get(output))):
+        for side, worst in (("a", a.worst.get(output)), ("b", b.worst.get(output))):
             measured[f"{side}_max_abs"] = worst.max_abs if worst else None
             measured[f"{side}_outside"] = worst.outside if worst else None
         yield measured
 
 
 def _finite(value: Any) -> Any:
+    """The value with texts in place of numbers that JSON does not have: nan, inf and -inf."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
@@ -236,36 +246,53 @@ def describe_difference(difference: Mapping[str, Any]) -> Iterator[Part]:
         return
     yield from _describe_weights(**difference["weights"])
     for subject, changes in difference["records"].items():
-        if subject == "files":
-            names = ", ".join(change["what"] for change in changes[:6])
-            more = f", … ({len(changes)})" if len(changes) > 6 else ""
-            yield f"files that differ: {names}{more}"
-            continue
-        rows = ((c["what"], _value(c["a"]), _value(c["b"])) for c in changes[:_MOST_ROWS])
-        yield new_table(subject, "", "A", "B", rows=rows)
-        yield from _more(len(changes))
+        yield from _describe_changes(subject, changes)
     if difference["deviations"]:
-        title = "deviation from the model's own answers: max abs (fraction outside the tolerance)"
-        table = new_table(title, "target", "engine", "output", "A", "B")
-        for d in difference["deviations"]:
-            cells = (_deviation(d[f"{side}_max_abs"], d[f"{side}_outside"]) for side in "ab")
-            table.add_row(d["target"], d["engine"], d["output"], *cells)
-        yield table
+        yield _deviation_table(difference["deviations"])
     if difference["speed"]:
-        title = "median of a call, as measured when each was built"
-        table = new_table(title, "target", "engine", "rows", "A", "B", "B / A")
-        for s in difference["speed"]:
-            cells = ("—" if s[t] is None else microseconds(float(s[t])) for t in ("a_us", "b_us"))
-            ratio = "" if s["ratio"] is None else number(float(s["ratio"]))
-            table.add_row(s["target"], s["engine"], s["rows"], *cells, ratio)
-        yield table
+        yield _speed_table(difference["speed"])
+
+
+def _describe_changes(subject: str, changes: Sequence[Mapping[str, Any]]) -> Iterator[Part]:
+    """The changes of one subject: a table, or of files only the names."""
+    if subject == "files":
+        names = ", ".join(change["what"] for change in changes[:6])
+        more = f", … ({len(changes)})" if len(changes) > 6 else ""
+        yield f"files that differ: {names}{more}"
+        return
+    shown = changes[:_MOST_ROWS]
+    rows = ((change["what"], _value(change["a"]), _value(change["b"])) for change in shown)
+    yield new_table(subject, "", "A", "B", rows=rows)
+    yield from _more(len(changes))
+
+
+def _deviation_table(deviations: Iterable[Mapping[str, Any]]) -> Table:
+    """The largest deviations of each side from its model, by target, engine and output."""
+    title = "deviation from the model's own answers: max abs (fraction outside the tolerance)"
+    table = new_table(title, "target", "engine", "output", "A", "B")
+    for each in deviations:
+        cells = (_deviation(each[f"{side}_max_abs"], each[f"{side}_outside"]) for side in "ab")
+        table.add_row(each["target"], each["engine"], each["output"], *cells)
+    return table
+
+
+def _speed_table(speed: Iterable[Mapping[str, Any]]) -> Table:
+    """The median times of each side, by target, engine and number of rows."""
+    title = "median of a call, as measured when each was built"
+    table = new_table(title, "target", "engine", "rows", "A", "B", "B / A")
+    for each in speed:
+        times = (each["a_us"], each["b_us"])
+        cells = ("—" if us is None else microseconds(float(us)) for us in times)
+        ratio = "" if each["ratio"] is None else number(float(each["ratio"]))
+        table.add_row(each["target"], each["engine"], each["rows"], *cells, ratio)
+    return table
 
 
 def _describe_weights(same: int, changes: list[dict[str, Any]], unreadable: str) -> Iterator[Part]:
     """The tensors that differ, with their norms; or that none does."""
     if unreadable or not changes:
-        what = f"not compared: {unreadable}" if unreadable else f"all {same} tensors are equal"
-        yield f"weights: {what}"
+        state = f"not compared: {unreadable}" if unreadable else f"all {same} tensors are equal"
+        yield f"weights: {state}"
         return
     table = new_table(
         f"weights: {len(changes)} tensors differ, {same} are equal",
@@ -273,7 +300,7 @@ def _describe_weights(same: int, changes: list[dict[str, Any]], unreadable: str)
     )  # fmt: skip
     for change in changes[:_MOST_ROWS]:
         a, b, elements = change["a"], change["b"], change["elements"]
-        numbers = (change[number] for number in _NUMBERS)
+        numbers = (change[key] for key in _NUMBERS)
         table.add_row(
             change["name"],
             _shape(a),
@@ -296,11 +323,13 @@ def _deviation(largest: Any, outside: Any) -> str:
 
 
 def _more(count: int) -> Iterator[str]:
+    """A line that says how many of `count` changes the table before it does not show, if any."""
     if count > _MOST_ROWS:
         yield f"  … and {count - _MOST_ROWS} more: --json has all"
 
 
 def _value(value: Any) -> str:
+    """A value of a record as one text of at most `_LONGEST` characters."""
     if value is None:
         return "—"
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -18,15 +18,15 @@ def describe_drift(moved: Sequence[Moved], most: int = 60) -> Iterator[Part]:
         return
     table = new_table("distance from the reference", "column", "index", "by chance",
                       "Jensen-Shannon", "values", "reference", "what changed most")  # fmt: skip
-    for each in moved[:most]:
+    for distance in moved[:most]:
         table.add_row(
-            each.column,
-            number(each.psi),
-            number(each.chance),
-            number(each.js),
-            f"{each.values:,}",
-            f"{each.reference:,}",
-            "; ".join(each.changes),
+            distance.column,
+            number(distance.psi),
+            number(distance.chance),
+            number(distance.js),
+            f"{distance.values:,}",
+            f"{distance.reference:,}",
+            "; ".join(distance.changes),
         )
     yield table
     if len(moved) > most:

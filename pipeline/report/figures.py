@@ -71,7 +71,7 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class Kept:
+class Deviations:
     """Deviations whose bins are added to one histogram."""
 
     name: str
@@ -79,10 +79,13 @@ class Kept:
     ours: bool = True
 
     def summed(self, bins_of: Callable[[Deviation], Sequence[int]]) -> list[int]:
+        """The sum of each bin. A deviation may have fewer bins than others; those it lacks are
+        0."""
         return list(map(sum, zip_longest(*map(bins_of, self.deviations), fillvalue=0)))
 
 
 def _rows(value: float) -> str:
+    """A number of rows as text."""
     return f"{value:,.0f}"
 
 
@@ -102,18 +105,13 @@ def speed_figure(caption: str, report: BenchmarkReport) -> Figure | None:
     lines = []
     for name in names:
         timed = [(rows_of(case), t[name]) for case, t in report.timings.items() if name in t]
-        timed = [(rows, t) for rows, t in timed if t.median_us > 0]
+        timed = [(rows, timing) for rows, timing in timed if timing.median_us > 0]
         if timed:
-            lines.append(
-                Line(
-                    name,
-                    [(rows, t.median_us) for rows, t in timed],
-                    [t.p05_us for _, t in timed],
-                    [t.p95_us for _, t in timed],
-                    name not in (COPIES, EAGER),
-                )
-            )
-    return _drawn(caption, lines, Axis("rows", "time of a call", microseconds))
+            points = [(rows, timing.median_us) for rows, timing in timed]
+            low = [timing.p05_us for _, timing in timed]
+            high = [timing.p95_us for _, timing in timed]
+            lines.append(Line(name, points, low, high, ours=name not in (COPIES, EAGER)))
+    return _line_figure(caption, lines, Axis("rows", "time of a call", microseconds))
 
 
 def deviation_figure(
@@ -122,32 +120,38 @@ def deviation_figure(
     """The largest deviation of an output over the rows. Deviations of 0 or inf are left out."""
     lines = []
     for report in reports:
-        cases = ((rows_of(c.rows), c.outputs.get(output)) for c in report.cases)
-        points = [(rows, d.max_abs) for rows, d in cases if d and 0 < d.max_abs < float("inf")]
+        cases = ((rows_of(case.rows), case.outputs.get(output)) for case in report.cases)
+        points = [
+            (rows, deviation.max_abs)
+            for rows, deviation in cases
+            if deviation and 0 < deviation.max_abs < math.inf
+        ]
         if points:
             lines.append(Line(report.engine, sorted(points)))
     limits = (allowed,) if allowed > 0 else ()
-    return _drawn(caption, lines, Axis("rows", "largest deviation", number), limits)
+    return _line_figure(caption, lines, Axis("rows", "largest deviation", number), limits)
 
 
-def ulp_figure(caption: str, kept: Iterable[Kept]) -> Figure | None:
+def ulp_figure(caption: str, series: Iterable[Deviations]) -> Figure | None:
     """A histogram of the deviations of values, in units in the last place."""
-    bins = [Steps(each.name, each.summed(lambda d: d.ulp_bins), each.ours) for each in kept]
-    return _off(caption, "ULP, from", bins, lambda i: f"{2 ** (i - 1):,}")
+    bins = [Steps(each.name, each.summed(lambda d: d.ulp_bins), each.ours) for each in series]
+    return _deviation_histogram(caption, "ULP, from", bins, lambda i: f"{2 ** (i - 1):,}")
 
 
-def error_figure(caption: str, kept: Iterable[Kept]) -> Figure | None:
+def error_figure(caption: str, series: Iterable[Deviations]) -> Figure | None:
     """A histogram of the absolute deviations of values, by powers of ten."""
-    bins = [Steps(each.name, each.summed(lambda d: d.error_bins), each.ours) for each in kept]
+    bins = [Steps(each.name, each.summed(lambda d: d.error_bins), each.ours) for each in series]
     first = Deviation.FIRST_DECADE
 
     def begins(i: int) -> str:
         return f"1e{first + i - 2}" if i > 1 else f"<1e{first}"
 
-    return _off(caption, "absolute error, from", bins, begins)
+    return _deviation_histogram(caption, "absolute error, from", bins, begins)
 
 
-def kept_of(output: str, reports: Sequence[ValidationReport], chosen: str | None) -> list[Kept]:
+def kept_of(
+    output: str, reports: Sequence[ValidationReport], chosen: str | None
+) -> list[Deviations]:
     """The deviations of an output: for the chosen artifact at up to three sizes, the largest first;
     for each other artifact over all sizes."""
     by_rows: dict[int, list[Deviation]] = {}
@@ -158,16 +162,16 @@ def kept_of(output: str, reports: Sequence[ValidationReport], chosen: str | None
     sizes = sorted(by_rows, reverse=True)
     sizes = [n for n in sizes if by_rows[n][0].elements >= _FEW] or sizes[:1]
     last = len(sizes) - 1
-    some = [sizes[i] for i in sorted({0, last // 2, last})] if sizes else []
-    others = [
-        Kept(report.engine, [report.worst[output]], report.engine == chosen)
+    drawn = [sizes[i] for i in sorted({0, last // 2, last})] if sizes else []
+    of_sizes = [
+        Deviations(f"{chosen}, {n:,} {'row' if n == 1 else 'rows'}", by_rows[n]) for n in drawn
+    ]
+    of_engines = [
+        Deviations(report.engine, [report.worst[output]], ours=report.engine == chosen)
         for report in reports
-        if output in report.worst and not (report.engine == chosen and some)
+        if output in report.worst and not (report.engine == chosen and drawn)
     ]
-    return [
-        *(Kept(f"{chosen}, {n:,} {'row' if n == 1 else 'rows'}", by_rows[n]) for n in some),
-        *others,
-    ]
+    return of_sizes + of_engines
 
 
 def histogram_figure(caption: str, label: str, histogram: Histogram) -> Figure | None:
@@ -175,10 +179,12 @@ def histogram_figure(caption: str, label: str, histogram: Histogram) -> Figure |
     if not _has_bins(histogram):
         return None
     edges = histogram.edges()
-    return _stepped(caption, Axis(label, "values", number), [Steps(label, histogram.counts)], edges)
+    series = [Steps(label, histogram.counts)]
+    return _step_figure(caption, Axis(label, "values", number), series, edges)
 
 
 def _has_bins(histogram: Histogram) -> bool:
+    """Whether a histogram has a count, and a finite width."""
     return any(histogram.counts) and 0 < histogram.high - histogram.low < math.inf
 
 
@@ -198,9 +204,8 @@ def roc_figure(caption: str, curves: Mapping[str, Roc]) -> Figure | None:
     for name, roc in curves.items():
         if points := _points(roc):
             lines.append(Line(name, points, marked=False))
-    return _drawn(
-        caption, lines, Axis("signal efficiency", "background efficiency", _share, _share)
-    )
+    axis = Axis("signal efficiency", "background efficiency", _share, _share)
+    return _line_figure(caption, lines, axis)
 
 
 def _points(roc: Roc) -> Points:
@@ -209,25 +214,29 @@ def _points(roc: Roc) -> Points:
     return [(signal, background) for signal, background in pairs if background > 0]
 
 
-def _off(
+def _deviation_histogram(
     caption: str, label: str, bins: Sequence[Steps], begins: Callable[[int], str]
 ) -> Figure | None:
     """Draw the shares of values over their deviation; the first bin has the equal values. None if
-    all values are equal."""
+    all values are equal.
+
+    Empty bins between the first and the others, and at the end, are left out. `begins`: the
+    smallest deviation of a bin as text, by its index.
+    """
     cut = (replace(each, values=each.values[:_MOST_BINS]) for each in bins)
     series = [each for each in cut if any(each.values)][: len(_SERIES)]
     used = {i for each in series for i, count in enumerate(each.values) if count} - {0}
     if not used:
         return None
     low, high = min(used), max(used)
-    shown = []
+    shares = []
     for each in series:
-        whole = sum(each.values)
+        total = sum(each.values)
         padded = [*each.values, *[0] * (high + 1 - len(each.values))]
-        shares = [count / whole for count in (padded[0], *padded[low : high + 1])]
-        shown.append(Steps(each.name, shares, each.ours))
+        values = [count / total for count in (padded[0], *padded[low : high + 1])]
+        shares.append(replace(each, values=values))
     names = ["0", *(begins(i) for i in range(low, high + 1))]
-    return _stepped(caption, Axis(label, "share of values", _share), shown, names)
+    return _step_figure(caption, Axis(label, "share of values", _share), shares, names)
 
 
 def drift_figure(caption: str, shares: Sequence[Share]) -> Figure:
@@ -237,7 +246,7 @@ def drift_figure(caption: str, shares: Sequence[Share]) -> Figure:
         Steps("counted", [each.counted for each in shares]),
     ]
     axis = Axis("value", "share of values", _share)
-    return _stepped(caption, axis, series, [each.name.partition(" to ")[0] for each in shares])
+    return _step_figure(caption, axis, series, [each.name.partition(" to ")[0] for each in shares])
 
 
 def operators_figure(caption: str, times: Sequence[OperatorTime]) -> Figure:
@@ -245,10 +254,11 @@ def operators_figure(caption: str, times: Sequence[OperatorTime]) -> Figure:
     sizes = [*times[0].shares][: len(_SERIES)]
     series = [Steps(size, [each.shares[size] for each in times]) for size in sizes]
     axis = Axis("operator", "share of a call", _share)
-    return _stepped(caption, axis, series, [each.operator for each in times])
+    return _step_figure(caption, axis, series, [each.operator for each in times])
 
 
 def _share(value: float) -> str:
+    """A share as text, in percent."""
     return f"{number(100 * value)}%"
 
 
@@ -258,7 +268,7 @@ def rows_of(case: str | Mapping[str, int]) -> int:
     return max(counts, default=1)
 
 
-def _drawn(
+def _line_figure(
     caption: str, lines: Sequence[Line], axis: Axis, limits: Sequence[float] = ()
 ) -> Figure | None:
     """Draw lines over `axis.x`; None if there are fewer than two different x above zero."""
@@ -267,19 +277,20 @@ def _drawn(
 
     def draw(axes: Any) -> None:
         for i, line in enumerate(lines):
-            _draw(axes, line, _SERIES[i % len(_SERIES)], _MARKERS[i % len(_MARKERS)])
+            _draw_line(axes, line, _SERIES[i % len(_SERIES)], _MARKERS[i % len(_MARKERS)])
         for limit in limits:
             axes.axhline(limit, color=_TEXT, linestyle=":", linewidth=1, label="allowed (atol)")
         axes.set(yscale="log", xscale="log" if axis.x_unit is _rows else "linear")
         axes.xaxis.set_major_formatter(lambda value, _: axis.x_unit(value))
 
-    def said(line: Line) -> str:
-        return ", ".join(f"{axis.unit(v)} at {axis.x_unit(x)}" for x, v in line.points)
+    def in_words(line: Line) -> str:
+        points = ", ".join(f"{axis.unit(y)} at {axis.x_unit(x)}" for x, y in line.points)
+        return f"{line.name}: {points}"
 
-    return _figure(caption, axis, draw, [f"{line.name}: {said(line)}" for line in lines])
+    return _figure(caption, axis, draw, list(map(in_words, lines)))
 
 
-def _stepped(
+def _step_figure(
     caption: str, axis: Axis, series: Sequence[Steps], edges: Sequence[str] | Sequence[float]
 ) -> Figure:
     """Draw histograms. `edges`: numbers; or for bins of equal width, a text per lower edge."""
@@ -301,16 +312,17 @@ def _stepped(
         else:
             axes.set_ylim(bottom=0)
         if named:
-            step = -(-len(begins) // 8)
+            step = math.ceil(len(begins) / 8)  # at most eight texts have room
             axes.set_xticks(range(0, len(begins), step), begins[::step])
         else:
             axes.xaxis.set_major_formatter(lambda value, _: number(value))
 
-    def said(each: Steps) -> str:
-        bins = zip(each.values, begins, strict=False)
-        return ", ".join(f"{axis.unit(value)} from {begin}" for value, begin in bins if value)
+    def in_words(steps: Steps) -> str:
+        pairs = zip(steps.values, begins, strict=False)
+        bins = ", ".join(f"{axis.unit(value)} from {begin}" for value, begin in pairs if value)
+        return f"{steps.name}: {bins}"
 
-    return _figure(caption, axis, draw, [f"{each.name}: {said(each)}" for each in series])
+    return _figure(caption, axis, draw, list(map(in_words, series)))
 
 
 def _figure(caption: str, axis: Axis, draw: Callable[[Any], None], words: Sequence[str]) -> Figure:
@@ -336,7 +348,8 @@ def _figure(caption: str, axis: Axis, draw: Callable[[Any], None], words: Sequen
     return Figure(Markup(_inline(out.getvalue(), "; ".join([caption, *words]))), caption)
 
 
-def _draw(axes: Any, line: Line, color: str, marker: str) -> None:
+def _draw_line(axes: Any, line: Line, color: str, marker: str) -> None:
+    """Draw a line, and its band if it has one, into the axes of matplotlib."""
     places, values = zip(*line.points, strict=True)
     style = "-" if line.ours else "--"
     marker = marker if line.marked else ""
@@ -347,11 +360,11 @@ def _draw(axes: Any, line: Line, color: str, marker: str) -> None:
 
 def _inline(svg: str, label: str) -> str:
     """Prepare an SVG for a page: unique ids, the page's colours, and `label` for screen readers."""
-    own = f"f{zlib.crc32((label + svg).encode()):x}-"
+    prefix = f"f{zlib.crc32((label + svg).encode()):x}-"
     text = svg[svg.index("<svg") :]
-    text = re.sub(r'\bid="', f'id="{own}', text)
-    text = re.sub(r"url\(#", f"url(#{own}", text)
-    text = re.sub(r'(xlink:href)="#', rf'\1="#{own}', text)
+    text = re.sub(r'\bid="', f'id="{prefix}', text)
+    text = re.sub(r"url\(#", f"url(#{prefix}", text)
+    text = re.sub(r'(xlink:href)="#', rf'\1="#{prefix}', text)
     text = text.replace(_TEXT, "currentColor").replace(_GRID, "var(--line)")
     for i, color in enumerate(_SERIES):
         text = text.replace(color, f"var(--s{i})")

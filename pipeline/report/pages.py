@@ -56,7 +56,7 @@ from runtime.watch import shares_of
 from soa.files import write_whole
 from soa.signature import BoundBlock, Signature
 from soa.text import microseconds, number, plain
-from stages.reference import Reference, inputs_at
+from stages.reference import Arrays, Reference, inputs_at
 from stages.reports import BenchmarkReport, Curve, NotDrawn, Residual, Roc, ValidationReport
 
 if TYPE_CHECKING:
@@ -74,8 +74,10 @@ _NOT_KEPT = NotDrawn("the release that built it kept nothing to draw")
 
 @dataclass(frozen=True)
 class Step:
+    """A box: its title, and lines of a name and what is said about it."""
+
     title: str
-    items_: tuple[tuple[str, str], ...]
+    lines: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,8 @@ class Flow:
 
 @dataclass(frozen=True)
 class Section:
+    """A part of a page. Parts that are None are left out."""
+
     title: str
     parts: list[Part | Figure | Flow | None] = field(default_factory=list)
 
@@ -101,26 +105,31 @@ def page(
     with _report_extra():
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    def shown(value: object) -> object:
+    def without_controls(value: object) -> object:
         return plain(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
     templates = Environment(
         loader=FileSystemLoader(Path(__file__).with_name("templates")),
-        autoescape=True, finalize=shown, undefined=StrictUndefined,
+        autoescape=True, finalize=without_controls, undefined=StrictUndefined,
     )  # fmt: skip
-    kept = [Section(s.title, [_filled(p) for p in s.parts if p is not None]) for s in sections]
+    filled = [
+        Section(section.title, [_filled(part) for part in section.parts if part is not None])
+        for section in sections
+    ]
     return templates.get_template("page.html").render(
         title=title, lead=[line for line in lead if line], links=links,
-        sections=[s for s in kept if s.parts],
+        sections=[section for section in filled if section.parts],
     )  # fmt: skip
 
 
 def _filled(part: Part | Figure | Flow) -> Part | Figure | Flow:
+    """The part; a table without its empty columns."""
     return part.filled() if isinstance(part, Table) else part
 
 
 @contextmanager
 def _report_extra() -> Iterator[None]:
+    """Inside, a library that is not installed is a ReportError that says what to install."""
     try:
         yield
     except ImportError as error:
@@ -150,7 +159,7 @@ def version_page(
         f"{target}: {record.status}" + (f", {record.choice()}" if record.chosen else "")
         for target, record in manifest.targets.items()
     )
-    lead = [manifest.description, " ".join(f"@{a}" for a in (version.aliases if version else ()))]
+    aliases = " ".join(f"@{alias}" for alias in (version.aliases if version else ()))
     require_libraries()
     sections = [
         Section("What it is", [flow(manifest.name, Signature.from_dict(manifest.signature)),
@@ -163,7 +172,7 @@ def version_page(
         Section("History", list(_history(version, events))),
         Section("Provenance", list(_provenance(bundle, version))),
     ]  # fmt: skip
-    return page(title, sections, [*lead, *targets], links)
+    return page(title, sections, [manifest.description, aliases, *targets], links)
 
 
 def flow(name: str, signature: Signature) -> Flow:
@@ -201,17 +210,17 @@ def _agreement(bundle: Bundle) -> Iterator[Part | Figure | None]:
             tolerance = bundle.manifest.tolerances.get(output)
             caption = f"{target}: largest deviation of {output} by rows"
             yield deviation_figure(caption, output, reports, tolerance.atol if tolerance else 0.0)
-            kept = kept_of(output, reports, record.chosen)
-            yield error_figure(f"{target}: how far {output} is off", kept)
-            yield ulp_figure(f"{target}: how far {output} is off, in ULP", kept)
+            series = kept_of(output, reports, record.chosen)
+            yield error_figure(f"{target}: how far {output} is off", series)
+            yield ulp_figure(f"{target}: how far {output} is off, in ULP", series)
         if chosen := next((each for each in reports if each.engine == record.chosen), None):
-            yield from _alike(bundle, chosen)
+            yield from _equality(bundle, chosen)
         with suppress(ValueError, KeyError, IndexError):  # a report from others may not fit
             yield _worst_rows(bundle, reports, record.chosen)
         yield from facts_of(record)
 
 
-def _alike(bundle: Bundle, chosen: ValidationReport) -> Iterator[Part]:
+def _equality(bundle: Bundle, chosen: ValidationReport) -> Iterator[Part]:
     """Says for each output of the chosen artifact if all values are equal to the model's, or which
     rows change their class."""
     signature = Signature.from_dict(bundle.manifest.signature)
@@ -230,21 +239,22 @@ def _alike(bundle: Bundle, chosen: ValidationReport) -> Iterator[Part]:
 
 def _confusion(bound: BoundBlock, engine: str, deviation: Deviation) -> Table:
     """The number of rows by the model's class and the artifact's, if these differ."""
-    parts = [bound.plan.components[i] for i in bound.plan.order]
+    classes = [bound.plan.components[i] for i in bound.plan.order]
 
     def name_of(index: int) -> str:
-        if index >= len(parts):  # a report from others may not fit
+        if index >= len(classes):  # a report from others may not fit
             return f"{index}"
-        name, k = parts[index]
-        return f"{name}[{k}]" if (name, 1) in parts else name
+        column, element = classes[index]
+        is_vector = (column, 1) in classes
+        return f"{column}[{element}]" if is_vector else column
 
-    counts = {(wanted, was): rows for wanted, was, rows in deviation.reclassified}
-    columns = sorted({was for _, was in counts})
+    rows_of_pair = {(of_model, now): rows for of_model, now, rows in deviation.reclassified}
+    classes_now = sorted({now for _, now in rows_of_pair})
     title = f"{bound.name}: rows of another class with {engine}, over all sizes"
-    table = new_table(title, "the model's class", *(f"now {name_of(each)}" for each in columns))
-    for wanted in sorted({wanted for wanted, _ in counts}):
-        cells = (counts.get((wanted, was), 0) for was in columns)
-        table.add_row(name_of(wanted), *(f"{n:,}" if n else "" for n in cells))
+    table = new_table(title, "the model's class", *(f"now {name_of(now)}" for now in classes_now))
+    for of_model in sorted({of_model for of_model, _ in rows_of_pair}):
+        counts = (rows_of_pair.get((of_model, now), 0) for now in classes_now)
+        table.add_row(name_of(of_model), *(f"{n:,}" if n else "" for n in counts))
     return table
 
 
@@ -260,31 +270,39 @@ def _worst_rows(
     table = new_table(f"{chosen}: rows that are farthest off", "output", "size", "row", "deviation",
                       "inputs")  # fmt: skip
     for bound in signature.outputs:
-        cases = [c for c in report.cases if c.outputs[bound.name].max_abs > 0]
+        cases = [case for case in report.cases if case.outputs[bound.name].max_abs > 0]
         if not cases:
             continue
-        case = max(cases, key=lambda c: c.outputs[bound.name].max_abs)
+        case = max(cases, key=lambda case: case.outputs[bound.name].max_abs)
         worst = case.outputs[bound.name]
-        given = inputs_at(signature, inputs, case.rows)
-        values = [
-            f"{name} {number(float(array[worst.worst_row]), 4)}"
-            for collection, columns in given.items()
-            if signature.rows_of.get(collection) == bound.rows
-            for name, array in columns.items()
-            if array.ndim == 1 and worst.worst_row is not None
-        ]
+        arrays = inputs_at(signature, inputs, case.rows)
         size = ", ".join(f"{dim}={n:,}" for dim, n in case.rows.items())
-        more = ", …" if len(values) > _MOST_VALUES else ""
-        table.add_row(bound.name, size, f"{worst.worst_row}", number(worst.max_abs),
-                      ", ".join(values[:_MOST_VALUES]) + more)  # fmt: skip
+        values = _values_of_row(signature, arrays, bound.rows, worst.worst_row)
+        table.add_row(bound.name, size, f"{worst.worst_row}", number(worst.max_abs), values)
     return table if table.rows else None
 
 
+def _values_of_row(signature: Signature, arrays: Arrays, dim: str, row: int | None) -> str:
+    """The first numbers that a model gets in a row of the row dimension `dim`, with their names."""
+    if row is None:
+        return ""
+    values = [
+        f"{name} {number(float(array[row]), 4)}"
+        for collection, columns in arrays.items()
+        if signature.rows_of.get(collection) == dim
+        for name, array in columns.items()
+        if array.ndim == 1
+    ]
+    more = ", …" if len(values) > _MOST_VALUES else ""
+    return ", ".join(values[:_MOST_VALUES]) + more
+
+
 def _curves(bundle: Bundle) -> Iterator[Part | Figure | None]:
+    """The curves of the metrics on each target. Older releases recorded metrics without curves."""
     recorded = dict(curves_of(bundle))
     for target, record in bundle.manifest.targets.items():
-        kept = recorded.get(target, {})
-        yield from _curves_on(target, dict.fromkeys(record.metrics, _NOT_KEPT) | kept)
+        curves = dict.fromkeys(record.metrics, _NOT_KEPT) | recorded.get(target, {})
+        yield from _curves_on(target, curves)
 
 
 def _curves_on(target: str, curves: Mapping[str, Curve]) -> Iterator[Part | Figure | None]:
@@ -297,20 +315,22 @@ def _curves_on(target: str, curves: Mapping[str, Curve]) -> Iterator[Part | Figu
         elif isinstance(curve, Roc):
             scores.setdefault(curve, []).append(name)
         elif isinstance(curve, Residual):
-            what = "(output - label) / label" if curve.relative else "output - label"
+            label = "(output - label) / label" if curve.relative else "output - label"
             caption = "; ".join([f"{target}: residuals of {name}", *curve.found.notes()])
-            yield histogram_figure(caption, what, curve.found)
-    named = {", ".join(names): curve for curve, names in scores.items()}
-    yield roc_figure(f"{target}: background that passes with the signal", named)
+            yield histogram_figure(caption, label, curve.found)
+    curve_of = {", ".join(names): curve for curve, names in scores.items()}
+    yield roc_figure(f"{target}: background that passes with the signal", curve_of)
 
 
 def speed_parts(target: str, timed: BenchmarkReport) -> Iterator[Part | Figure | None]:
+    """The times of a target as a plot and a table; nothing if none was measured."""
     if timed.timings:
         yield speed_figure(f"{target}: time of a call by rows, median with 5 … 95 %", timed)
         yield describe_benchmark(f"{target}: one call from SoA to SoA, {SPREAD}", timed)
 
 
 def _provenance(bundle: Bundle, version: Version | None) -> Iterator[Part]:
+    """Where a version is from, and its targets that were built later."""
     yield new_table("", "", "", rows=facts(bundle, version).items())
     for target in bundle.manifest.targets:
         yield from annex_of(bundle, target)
@@ -320,9 +340,10 @@ def _history(version: Version | None, events: Sequence[Event]) -> Iterator[Part]
     """The events of a version, and the decisions of its promotions."""
     if version is None:
         return
-    mine = [e for e in events if e.version == version.number or version.number in e.after.values()]
-    if mine:
-        yield describe_history(version.name, mine)
+    n = version.number
+    about_it = [event for event in events if event.version == n or n in event.after.values()]
+    if about_it:
+        yield describe_history(version.name, about_it)
     for alias in version.aliases:
         promotion = version.promotion(alias)
         if promotion is not None:
@@ -331,56 +352,71 @@ def _history(version: Version | None, events: Sequence[Event]) -> Iterator[Part]
 
 
 def bench_page(ref: str, reports: Mapping[str, BenchmarkReport]) -> str:
-    sections = [Section(t, list(speed_parts(t, timed))) for t, timed in reports.items()]
+    """The page of `pipeline check --times`. `reports`: by target."""
+    sections = [
+        Section(target, list(speed_parts(target, timed))) for target, timed in reports.items()
+    ]
     return page(f"Speed of {ref}", sections, ["Measured on this host, side by side."])
 
 
-def operators_page(ref: str, table: Table, found: Sequence[OperatorTime]) -> str:
-    """The page of `pipeline check --operators`."""
-    drawn = operators_figure("The operators that take most", found[:_MOST_OPERATORS])
-    sections = [Section("Shares of a call of lanes", [table, drawn])]
+def operators_page(ref: str, table: Table, times: Sequence[OperatorTime]) -> str:
+    """The page of `pipeline check --operators`. `table`: all of `times`, the longest first."""
+    figure = operators_figure("The operators that take most", times[:_MOST_OPERATORS])
+    sections = [Section("Shares of a call of lanes", [table, figure])]
     return page(f"Operators of {ref}", sections, ["Measured on this host, in one thread."])
 
 
-def apply_page(done: Report, about: Sequence[About]) -> str:
+def apply_page(report: Report, about: Sequence[About]) -> str:
     """The page about a job of `pipeline apply`. `about`: records of its first outputs, in order."""
-    first = about[0]
-    ref = f"{first.model}/{first.version}" if first.version else first.model
-    scored, took = done.spent.rows, done.seconds - done.start
-    facts = {
-        "version": f"{ref}, bundle {first.digest[:12]}",
+    scored = report.spent.rows
+    now = "" if scored == report.rows else f", {f'{scored:,}' if scored else 'none'} of them now"
+    facts_table = new_table("", "", "", rows=_nonempty(_facts_of_job(report, about)))
+    more = len(report.outputs) - len(about)
+    more_line = f"and {more:,} more outputs" if more else None
+    return page(
+        f"{report.rows:,} rows scored by {_scorer(about[0])}{now}",
+        [
+            Section("The run", [facts_table, _outputs_table(report, about), more_line]),
+            Section("Against the reference", list(describe_drift(report.moved))),
+            Section("Answers", list(_answers(report))),
+        ],
+    )
+
+
+def _scorer(about: About) -> str:
+    """The version that made an output; the name of its model if it was a bundle in a folder."""
+    return f"{about.model}/{about.version}" if about.version else about.model
+
+
+def _facts_of_job(report: Report, about: Sequence[About]) -> dict[str, str]:
+    """Facts about a job, by name. A text may be empty. The version is the same for all outputs."""
+    first, scored = about[0], report.spent.rows
+    took = report.seconds - report.start
+    times = {name: seconds for name, seconds in report.spent.times.items() if seconds}
+    return {
+        "version": f"{_scorer(first)}, bundle {first.digest[:12]}",
         "mode": first.mode,
         "targets": ", ".join(dict.fromkeys(t for each in about for t in each.targets)),
         "engines": ", ".join(dict.fromkeys(e for each in about for e in each.engines)),
-        "rows": f"{done.rows:,}",
+        "rows": f"{report.rows:,}",
         "scored now": f"{scored:,}" + (f", {number(scored / took)} a second" if scored else ""),
-        "scored before": f"{done.found:,}" if done.found else "",
-        "time": f"{microseconds(1e6 * done.seconds)}, {microseconds(1e6 * done.start)} of it to "
-        "open the version and inspect the files",
-        "time of all threads": ", ".join(
-            f"{name} {microseconds(1e6 * value)}"
-            for name, value in done.spent.times.items()
-            if value
-        ),
+        "scored before": f"{report.found:,}" if report.found else "",
+        "time": f"{microseconds(1e6 * report.seconds)}, {microseconds(1e6 * report.start)} of it "
+        "to open the version and inspect the files",
+        "time of all threads": ", ".join(f"{n} {microseconds(1e6 * s)}" for n, s in times.items()),
         "columns kept": ", ".join(first.keep),
         "by": f"{first.by} at {first.created}, {first.software}",
     }
-    files = new_table("", "output", "rows", "state", "input")
-    for path, each in zip(done.outputs, about, strict=False):
-        state = "written now" if path in done.written else "already complete"
-        of = ", ".join(Path(given.path).name for given in each.inputs)
-        files.add_row(Path(path).name, f"{each.rows:,}", state, of)
-    more = len(done.outputs) - len(about)
-    now = "" if scored == done.rows else f", {f'{scored:,}' if scored else 'none'} of them now"
-    return page(
-        f"{done.rows:,} rows scored by {ref}{now}",
-        [
-            Section("The run", [new_table("", "", "", rows=_said(facts)), files,
-                                f"and {more:,} more outputs" if more else None]),
-            Section("Against the reference", list(describe_drift(done.moved))),
-            Section("Answers", list(_answers(done))),
-        ],
-    )  # fmt: skip
+
+
+def _outputs_table(report: Report, about: Sequence[About]) -> Table:
+    """The outputs of a job, as far as there are records about them."""
+    table = new_table("", "output", "rows", "state", "input")
+    for path, each in zip(report.outputs, about, strict=False):
+        state = "written now" if path in report.written else "already complete"
+        inputs = ", ".join(Path(scored.path).name for scored in each.inputs)
+        table.add_row(Path(path).name, f"{each.rows:,}", state, inputs)
+    return table
 
 
 def drift_page(profile: Profile, counts: Counts, moved: Sequence[Moved], limit: float) -> str:
@@ -395,7 +431,7 @@ def drift_page(profile: Profile, counts: Counts, moved: Sequence[Moved], limit: 
     return page(
         f"{len(beyond)} of {len(moved)} columns of {counts.label} moved",
         [
-            Section("The counts", [new_table("", "", "", rows=_said(facts))]),
+            Section("The counts", [new_table("", "", "", rows=_nonempty(facts))]),
             Section("Against the reference", list(describe_drift(moved, len(moved)))),
             Section("The columns that moved most", [
                 drift_figure(
@@ -408,31 +444,33 @@ def drift_page(profile: Profile, counts: Counts, moved: Sequence[Moved], limit: 
     )  # fmt: skip
 
 
-def _said(facts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _nonempty(facts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The facts that have a text."""
     return ((name, text) for name, text in facts.items() if text)
 
 
-def _answers(done: Report) -> Iterator[Part | Figure | None]:
+def _answers(report: Report) -> Iterator[Part | Figure | None]:
     """Histograms of the outputs that a run wrote."""
-    if not done.histograms:
+    if not report.histograms:
         yield "This run wrote no row, so there is nothing to count."
         return
     table = new_table("over the outputs that this run wrote", "column", "values", "smallest",
                       "mean", "largest", "NaN or infinite")  # fmt: skip
-    for name, histogram in done.histograms.items():
+    for name, histogram in report.histograms.items():
         numbers = (histogram.least, histogram.mean, histogram.largest)
-        shown = [number(value) if histogram.finite else "" for value in numbers]
-        bad = f"{histogram.nonfinite:,}" if histogram.nonfinite else "none"
-        table.add_row(name, f"{histogram.finite + histogram.nonfinite:,}", *shown, bad)
+        texts = [number(value) if histogram.finite else "" for value in numbers]
+        nonfinite = f"{histogram.nonfinite:,}" if histogram.nonfinite else "none"
+        table.add_row(name, f"{histogram.finite + histogram.nonfinite:,}", *texts, nonfinite)
     yield table
-    for name, histogram in list(done.histograms.items())[:_MOST_PLOTS]:
+    for name, histogram in list(report.histograms.items())[:_MOST_PLOTS]:
         caption = "; ".join([name, *histogram.notes()])
         yield histogram_figure(caption, name, histogram)
-    if len(done.histograms) > _MOST_PLOTS:
+    if len(report.histograms) > _MOST_PLOTS:
         yield f"The first {_MOST_PLOTS} columns are drawn."
 
 
 def difference_page(difference: Mapping[str, Any], links: Sequence[tuple[str, str]] = ()) -> str:
+    """The page about the result of `diff`. `links`: see `page`."""
     sides = {side: difference[side] | {"ref": _shared(difference[side])} for side in "ab"}
     title = f"{sides['a']['ref']} and {sides['b']['ref']}"
     changes = describe_difference({**difference, **sides})
@@ -451,8 +489,9 @@ def models_page(models: Mapping[str, Sequence[Version]], registry: str) -> str:
     for name, versions in models.items():
         newest = max(versions, key=lambda v: v.number, default=None)
         aliases = (f"@{alias} {v.number}" for v in versions for alias in v.aliases)
-        status = (f"{t} {state}" for t, state in (newest.targets.items() if newest else ()))
-        table.add_row(name, f"{len(versions):,}", ", ".join(aliases), ", ".join(status))
+        targets = newest.targets if newest else {}
+        statuses = (f"{target} {status}" for target, status in targets.items())
+        table.add_row(name, f"{len(versions):,}", ", ".join(aliases), ", ".join(statuses))
         table.links[name] = f"/models/{name}"
     return page("Models", [Section(registry, [table])])
 
@@ -465,8 +504,8 @@ def model_page(name: str, versions: Sequence[Version], events: Sequence[Event]) 
     links = [("all models", "/")]
     if len(versions) > 1:
         first, second = sorted(v.number for v in versions)[-2:]
-        to = f"/models/{name}/{second}/beside/{first}"
-        links.append((f"{name}/{first} and {name}/{second} side by side", to))
+        address = f"/models/{name}/{second}/beside/{first}"
+        links.append((f"{name}/{first} and {name}/{second} side by side", address))
     return page(name, [Section("Versions", [table]), Section("History", [*history])], links=links)
 
 

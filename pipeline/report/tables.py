@@ -39,17 +39,18 @@ class Table:
     """By text of a cell: the address of its link, on a page."""
 
     def add_row(self, *cells: Cell) -> None:
+        """Add a row; control characters in its texts are made visible."""
         lines = (tuple(map(plain, (cell,) if isinstance(cell, str) else cell)) for cell in cells)
         self.rows.append(tuple(lines))
 
     def filled(self) -> Table:
         """The table without empty columns; the first column always stays."""
-        kept = [
+        filled = [
             i for i in range(len(self.columns))
             if i == 0 or any(any(row[i]) for row in self.rows if i < len(row))
         ]  # fmt: skip
-        rows = [tuple(row[i] for i in kept if i < len(row)) for row in self.rows]
-        return Table(self.title, tuple(self.columns[i] for i in kept), rows, self.links)
+        rows = [tuple(row[i] for i in filled if i < len(row)) for row in self.rows]
+        return Table(self.title, tuple(self.columns[i] for i in filled), rows, self.links)
 
     def numbers(self) -> list[bool]:
         """By column: true if it has only numbers; then it is aligned to the right."""
@@ -60,6 +61,7 @@ class Table:
         return column > 0 and not self._all(column, _NUMBER) and not self._all(column, _MOMENT)
 
     def _all(self, column: int, form: re.Pattern[str]) -> bool:
+        """True if every line of a column has this form. Rows may have fewer cells than columns."""
         cells = (row[column] for row in self.rows if column < len(row))
         return all(form.fullmatch(line) for cell in cells for line in cell)
 
@@ -69,6 +71,7 @@ Part = str | Table
 
 
 def new_table(title: str, *columns: str, rows: Iterable[Iterable[Cell]] = ()) -> Table:
+    """A table of texts that may be from other users. Only a title may have line breaks."""
     table = Table(plain(title, "\n"), tuple(map(plain, columns)))
     for row in rows:
         table.add_row(*row)
@@ -95,6 +98,7 @@ def write(text: object, err: bool = False) -> None:
 
 
 def _echo(line: str, err: bool = False) -> None:
+    """Print a line, with escapes for characters that the stream cannot encode."""
     stream = sys.stderr if err else sys.stdout
     encoding = stream.encoding or "utf-8"
     line = line.encode(encoding, "backslashreplace").decode(encoding)  # a locale without UTF-8
@@ -109,12 +113,14 @@ def terminal_width() -> int:
 
 def wrapped(line: str, width: int) -> list[str]:
     """The line broken at spaces. A word that is longer than the terminal is not broken."""
+    # Further lines begin below the text after a first word with two or more spaces behind it.
     lead = re.match(r" *(\S+ {2,})?", line)
     indent = min(lead.end() if lead else 0, width // 2)
     return _wrap(line, width, " " * (indent or 2))
 
 
 def _wrap(text: str, width: int, indent: str = "") -> list[str]:
+    """The lines of a text, of at most `width` characters; all but the first begin with `indent`."""
     return textwrap.wrap(
         text, max(width, 1), subsequent_indent=indent, break_long_words=False,
         break_on_hyphens=False, drop_whitespace=True, replace_whitespace=False,
@@ -128,7 +134,8 @@ def table_lines(table: Table, width: int) -> Iterator[str]:
         yield from _wrap(table.title, width)
     table = table.filled()
     widths = _widths(table, width)
-    if widths is None and len(table.columns) == 2 and not any(table.columns):  # facts, by name
+    are_facts = len(table.columns) == 2 and not any(table.columns)  # a name, and what is said
+    if widths is None and are_facts:
         first = max((cells_of(line) for row in table.rows for line in row[0]), default=0)
         widths = [first, max(width - first - len(_GAP), 1)]
     if widths is None:
@@ -172,7 +179,11 @@ def cells_of(text: str) -> int:
 
 
 def _widths(table: Table, width: int) -> list[int] | None:
-    """The width of each column; None if the table does not fit."""
+    """The width of each column; None if the table does not fit.
+
+    A column has at least its longest word, or its longest line if it is no prose. The room that is
+    left goes, one character after another, to the column that lacks most.
+    """
     room = width - len(_GAP) * (len(table.columns) - 1)
     whole, least = [], []
     for i, name in enumerate(table.columns):
@@ -185,9 +196,11 @@ def _widths(table: Table, width: int) -> list[int] | None:
         least.append(max(needed, head))
     if sum(least) > room:
         return None
-    while sum(least) < min(room, sum(whole)):
-        least[max(range(len(least)), key=lambda i: whole[i] - least[i])] += 1
-    return least
+    widths = least
+    while sum(widths) < min(room, sum(whole)):
+        narrowest = max(range(len(widths)), key=lambda i: whole[i] - widths[i])
+        widths[narrowest] += 1
+    return widths
 
 
 def _apart(table: Table, width: int) -> Iterator[str]:

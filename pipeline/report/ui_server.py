@@ -44,34 +44,35 @@ def site(registry: Registry, host: str = _HERE[0]) -> Any:
         from fastapi.responses import HTMLResponse
         from starlette.middleware.trustedhost import TrustedHostMiddleware
     except ImportError as error:
-        needed = f"`pipeline ui` needs {error.name}: pip install 'soa-pipeline[ui]'"
-        raise ReportError(needed) from error
+        raise ReportError(
+            f"`pipeline ui` needs {error.name}: pip install 'soa-pipeline[ui]'"
+        ) from error
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     if host in _HERE:  # protects from foreign pages whose name resolves here (DNS rebinding)
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(_HERE))
 
-    def shown(text: str, status: int = 200) -> HTMLResponse:
+    def answer(text: str, status: int = 200) -> HTMLResponse:
         return HTMLResponse(text, status, headers=_HEADERS)
 
     @app.exception_handler(SoaPipelineError)
-    def refused(_: Request, error: SoaPipelineError) -> HTMLResponse:
+    def refusal(_: Request, error: SoaPipelineError) -> HTMLResponse:
         missing = isinstance(error, NotFoundError)
-        refusal = page("Not found" if missing else "Not available now", [], [plain(error)], [HOME])
-        return shown(refusal, 404 if missing else 503)
+        title = "Not found" if missing else "Not available now"
+        return answer(page(title, [], [plain(error)], [HOME]), 404 if missing else 503)
 
     @app.get("/")
     def models() -> HTMLResponse:
         versions_of = {each.name: registry.versions(each.name) for each in registry.list()}
         if not versions_of:
             empty = "It is empty: fill it with `pipeline run CONFIG`."
-            return shown(page("Models", [Section(registry.shown, [empty])]))
-        return shown(models_page(versions_of, registry.shown))
+            return answer(page("Models", [Section(registry.shown, [empty])]))
+        return answer(models_page(versions_of, registry.shown))
 
     @app.get("/models/{name}")
     def model(name: str) -> HTMLResponse:
         with _one_at_a_time:
-            return shown(model_page(name, registry.versions(name), registry.history(name)))
+            return answer(model_page(name, registry.versions(name), registry.history(name)))
 
     @app.get("/models/{name}/{number}")
     def version(name: str, number: int) -> HTMLResponse:
@@ -79,14 +80,14 @@ def site(registry: Registry, host: str = _HERE[0]) -> Any:
         with _one_at_a_time:
             opened = open_version(Opening(known.ref, mode="test", registry=registry))
             events = registry.history(name)
-            return shown(version_page(opened.bundle, known, events, _links(registry, known)))
+            return answer(version_page(opened.bundle, known, events, _links(registry, known)))
 
     @app.get("/models/{name}/{second}/beside/{first}")
     def beside(name: str, second: int, first: int) -> HTMLResponse:
         with _one_at_a_time:
             difference = diff(registry, f"{name}/{first}", f"{name}/{second}")
         ends = ((f"{name}/{n}", f"/models/{name}/{n}") for n in (first, second))
-        return shown(difference_page(difference, [HOME, *ends]))
+        return answer(difference_page(difference, [HOME, *ends]))
 
     return app
 
@@ -98,13 +99,13 @@ def _links(registry: Registry, version: Version) -> list[tuple[str, str]]:
     """Links from a version's page: home, the model, the version before it, MLflow."""
     name, number = version.name, version.number
     links = [HOME, (name, f"/models/{name}")]
-    before = [v.number for v in registry.versions(name) if v.number < number]
-    if before:
-        other = max(before)
+    older = [v.number for v in registry.versions(name) if v.number < number]
+    if older:
+        other = max(older)
         links.append((f"beside {name}/{other}", f"/models/{name}/{number}/beside/{other}"))
     if registry.uri.startswith(("http://", "https://")):
-        page_of = f"{registry.uri.rstrip('/')}/#/models/{name}/versions/{number}"
-        links.append(("in MLflow", page_of))
+        address = f"{registry.uri.rstrip('/')}/#/models/{name}/versions/{number}"
+        links.append(("in MLflow", address))
     return links
 
 
@@ -115,8 +116,9 @@ def listening(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family)
     except OSError as error:
         why = (error.strerror or str(error)).partition(" (")[0]  # Python repeats the address
-        where = f"cannot listen on {host}:{port}: {why}: give another --port"
-        raise ReportError(where, code="port") from error
+        raise ReportError(
+            f"cannot listen on {host}:{port}: {why}: give another --port", code="port"
+        ) from error
 
 
 def serve_site(registry: Registry, host: str, listener: socket.socket) -> None:

@@ -26,7 +26,7 @@ from registry.promotion import Decision
 from registry.ref import TARGET_PATTERN
 from registry.shadow_record import ShadowRecord
 from registry.version import Version
-from runtime.checked import Tolerance
+from runtime.checked import Deviation, Tolerance
 from soa.records import as_record
 from soa.signature import Signature
 from soa.text import microseconds, number, time_unit
@@ -60,10 +60,8 @@ def failures_of(bundle: Bundle) -> Iterator[str]:
     instead. Such a target may be better after the cause is mended."""
     for target, record in bundle.manifest.targets.items():
         failed = {e: c.reason for e, c in record.candidates.items() if c.status == "failed"}
-        if not failed:
-            continue
         yield from (f"{target}: {engine} failed: {reason}" for engine, reason in failed.items())
-        if record.chosen is not None:
+        if failed and record.chosen is not None:
             yield from (f"{target}: {line}" for line in benchmark_of(bundle, target).lines()[:1])
 
 
@@ -93,6 +91,7 @@ def curves_of(bundle: Bundle) -> Iterator[tuple[str, dict[str, Curve]]]:
 
 
 def _recorded(kind: type[T], bundle: Bundle, reports: Mapping[str, Any], target: str) -> T:
+    """The report on a target, as a record of `kind`. Raises BundleError if it does not fit."""
     try:
         return as_record(kind, reports.get(target))
     except ValueError as error:
@@ -121,7 +120,9 @@ def metrics_of(bundle: Bundle) -> Iterator[Part]:
     stored, targets = bundle.manifest.labelled, bundle.manifest.targets
     if stored is not None:
         rows = [
-            (k, t, number(v, 6)) for t, record in targets.items() for k, v in record.metrics.items()
+            (metric, target, number(value, 6))
+            for target, record in targets.items()
+            for metric, value in record.metrics.items()
         ]
         yield new_table("metrics", "metric", "target", "value", rows=rows)
         yield f"  on {stored.rows:,} rows of {stored.source}, sha256 {stored.sha256[:12]}"
@@ -133,17 +134,22 @@ def describe_validation(title: str, reports: Sequence[ValidationReport]) -> Iter
         title, "engine", "output", "max abs", "max rel", "ULP p50/p99/max", "outside", "arg-max"
     )
     for report in reports:
-        for output, d in report.worst.items():
-            ulp = "exact" if d.ulp_max is None and d.max_abs == 0 else "—"
-            if d.ulp_max is not None and d.ulp_p50 is not None and d.ulp_p99 is not None:
-                ulp = "/".join(map(number, (d.ulp_p50, d.ulp_p99, d.ulp_max)))
-            agreement = "" if d.argmax is None else percent(d.argmax)
+        for output, worst in report.worst.items():
+            agreement = "" if worst.argmax is None else percent(worst.argmax)
             table.add_row(
-                report.engine, output, number(d.max_abs), number(d.max_rel), ulp,
-                percent(d.outside), agreement,
+                report.engine, output, number(worst.max_abs), number(worst.max_rel),
+                _ulp_text(worst), percent(worst.outside), agreement,
             )  # fmt: skip
     yield table if table.rows else title
     yield from _verdicts(reports)
+
+
+def _ulp_text(deviation: Deviation) -> str:
+    """The 50th and 99th percentile and the largest deviation in ULP, which integers do not have."""
+    quantiles = (deviation.ulp_p50, deviation.ulp_p99, deviation.ulp_max)
+    if None not in quantiles:
+        return "/".join(number(ulp) for ulp in quantiles if ulp is not None)
+    return "exact" if deviation.ulp_max is None and deviation.max_abs == 0 else "—"
 
 
 def _verdicts(reports: Iterable[ValidationReport]) -> Iterator[str]:
@@ -164,17 +170,19 @@ def describe_benchmark(title: str, report: BenchmarkReport) -> Part:
     """A table of times: each median, and below it the spread in the same unit."""
     table = new_table(title, "", *report.timings)
     spans = spans_of(report.below, report.fastest)
-    for name in dict.fromkeys(name for rows in report.timings.values() for name in rows):
+    for name in dict.fromkeys(name for times in report.timings.values() for name in times):
         chosen = ("chosen", *filter(None, spans[name].split(" and "))) if name in spans else ()
-        times = (rows.get(name) for rows in report.timings.values())
-        table.add_row((name, *chosen), *("" if t is None else time_and_spread(t) for t in times))
+        timings = (times.get(name) for times in report.timings.values())
+        cells = ("" if timing is None else time_and_spread(timing) for timing in timings)
+        table.add_row((name, *chosen), *cells)
     return table
 
 
-def time_and_spread(t: Timing) -> Cell:
-    scale, _ = time_unit(t.median_us)
-    low, high = number(t.p05_us / scale), number(t.p95_us / scale)
-    median = microseconds(t.median_us)
+def time_and_spread(timing: Timing) -> Cell:
+    """A cell: the median of a call, and below it the 5th and 95th percentile, if they differ."""
+    scale, _ = time_unit(timing.median_us)
+    low, high = number(timing.p05_us / scale), number(timing.p95_us / scale)
+    median = microseconds(timing.median_us)
     return median if low == high else (median, f"{low}…{high}")
 
 
@@ -186,6 +194,7 @@ def percent(share: float) -> str:
 
 
 def describe_bundle(bundle: Bundle, version: Version | None) -> Iterator[Part]:
+    """Everything about a version, or about a bundle in a folder, as `pipeline show` shows it."""
     yield version.ref if version else str(bundle.path)
     yield new_table("", "", "", rows=facts(bundle, version).items())
     yield blocks_of(bundle.manifest)
@@ -214,12 +223,12 @@ def facts(bundle: Bundle, version: Version | None) -> dict[str, str]:
         "jagged": ", ".join(f"{k}: the first {v} of a row" for k, v in signature.jagged.items()),
         "tools": ", ".join(f"{k} {v}" for k, v in provenance.tools.items()),
         "took": ", ".join(f"{k} {v:.1f} s" for k, v in provenance.seconds.items()),
-        "shadow": "; ".join(map(_seen, version.shadows.values() if version else ())),
+        "shadow": "; ".join(map(_shadow_text, version.shadows.values() if version else ())),
     }
     return {key: value for key, value in facts_by_name.items() if value}
 
 
-def _seen(shadow: ShadowRecord) -> str:
+def _shadow_text(shadow: ShadowRecord) -> str:
     """The record of a shadow or canary as text."""
     largest = ", ".join(f"{name} {number(most)}" for name, most in shadow.max_abs.items())
     withdrawn = f", withdrawn at {shadow.withdrawn}" if shadow.withdrawals else ""
@@ -253,23 +262,26 @@ def blocks_of(manifest: Manifest) -> Table:
     blocks = new_table("blocks", "block", "collection", "columns", "plan", "tolerance")
     for arrow, bound_blocks in (("→", signature.inputs), ("←", signature.outputs)):
         for bound in bound_blocks:
-            names, plan = bound.block.columns, bound.plan
-            t = manifest.tolerances.get(bound.name)
+            plan = bound.plan
+            tolerance = manifest.tolerances.get(bound.name)
             blocks.add_row(
                 f"{arrow} {bound.name}",
                 bound.block.collection,
-                _first(names),
+                _first_names(bound.block.columns),
                 f"{plan.kind} {plan.dtype} {' by '.join(map(str, plan.feature_shape))}".rstrip(),
-                "" if t is None else _band(t),
+                "" if tolerance is None else _tolerance_text(tolerance),
             )
     return blocks
 
 
-def _band(t: Tolerance) -> str:
-    return f"{number(t.atol)} + {number(t.rtol)}·|ref|" if t.atol or t.rtol else "exact"
+def _tolerance_text(tolerance: Tolerance) -> str:
+    """The largest deviation from a reference value that is allowed, as text."""
+    if not tolerance.atol and not tolerance.rtol:
+        return "exact"
+    return f"{number(tolerance.atol)} + {number(tolerance.rtol)}·|ref|"
 
 
-def _first(names: Sequence[str]) -> str:
+def _first_names(names: Sequence[str]) -> str:
     """The first six names; if there are more, also their number."""
     return ", ".join(names[:6]) + (f", … ({len(names)})" if len(names) > 6 else "")
 
@@ -286,14 +298,13 @@ def _origin(origin: Mapping[str, Any]) -> str:
 def facts_of(record: TargetRecord) -> Iterator[str]:
     """The facts that engines record about artifacts, as `name value` pairs without empty lists."""
     for engine, candidate in record.candidates.items():
-        shown = [
-            f"{name.replace('_', ' ')} "
-            f"{', '.join(map(str, value)) if isinstance(value, list) else value}"
-            for name, value in candidate.facts.items()
-            if value != []
-        ]
-        if shown:
-            yield f"  {engine}: {'; '.join(shown)}"
+        texts = []
+        for name, value in candidate.facts.items():
+            if value != []:
+                text = ", ".join(map(str, value)) if isinstance(value, list) else value
+                texts.append(f"{name.replace('_', ' ')} {text}")
+        if texts:
+            yield f"  {engine}: {'; '.join(texts)}"
 
 
 def annex_of(bundle: Bundle, target: str) -> Iterator[str]:
@@ -307,6 +318,7 @@ def annex_of(bundle: Bundle, target: str) -> Iterator[str]:
 
 
 def describe_decisions(title: str, decisions: Sequence[Decision]) -> Iterator[Part]:
+    """The decisions of gates as a table, and the details of those that did not pass."""
     rows = ((_question(d), d.answer, d.found, d.limit) for d in decisions)
     yield new_table(title, "gate", "answer", "found", "limit", rows=rows)
     for decision in decisions:
@@ -316,28 +328,36 @@ def describe_decisions(title: str, decisions: Sequence[Decision]) -> Iterator[Pa
 
 
 def _question(decision: Decision) -> str:
-    """The name of the gate and, if the gate decides several times, the target or quantity."""
-    what, said, _ = decision.detail.partition(f" is {decision.found}, limit ")
+    """The name of the gate and, if the gate decides several times, the target or quantity: these
+    begin its detail."""
+    quantity, limit, _ = decision.detail.partition(f" is {decision.found}, limit ")
+    if limit and quantity:
+        return f"{decision.gate}: {quantity}"
     target = re.match(rf"{TARGET_PATTERN}(?=[ :])", decision.detail)
-    of = what if said else target and target[0]
-    return f"{decision.gate}: {of}" if of else decision.gate
+    return f"{decision.gate}: {target[0]}" if target and not limit else decision.gate
 
 
 def describe_history(name: str, events: Iterable[Event]) -> Part:
     """A table of a model's events."""
     table = new_table(f"history of {name}, times in UTC", "", "time", "what", "by", "why")
     for event in events:
-        what = event.kind if event.state == "done" else f"{event.kind} (void)"
-        if event.version is not None:
-            what += f" of {name}/{event.version}"
-        if event.alias is not None:
-            what += f" to @{event.alias}"
-        moved = event.kind not in ("approval", "found", "build", "removal", "import")
-        if moved and event.replaced:
-            what += f", which was {name}/{event.replaced}"
-        when = event.time.strftime("%Y-%m-%d %H:%M:%S")
-        table.add_row(str(event.number), when, what, event.approver or event.by, _why(event))
+        time = event.time.strftime("%Y-%m-%d %H:%M:%S")
+        who = event.approver or event.by
+        table.add_row(str(event.number), time, _what(name, event), who, _why(event))
     return table
+
+
+def _what(name: str, event: Event) -> str:
+    """What happened to the model `name`, in a few words."""
+    text = event.kind if event.state == "done" else f"{event.kind} (void)"
+    if event.version is not None:
+        text += f" of {name}/{event.version}"
+    if event.alias is not None:
+        text += f" to @{event.alias}"
+    moves_an_alias = event.kind not in ("approval", "found", "build", "removal", "import")
+    if moves_an_alias and event.replaced:
+        text += f", which was {name}/{event.replaced}"
+    return text
 
 
 def _why(event: Event) -> str:
@@ -345,34 +365,33 @@ def _why(event: Event) -> str:
     if event.kind == "found":
         aliases = ", ".join(f"@{alias} {number}" for alias, number in event.after.items())
         return f"aliases moved by other means: {aliases or 'none left'}"
-    parts = [event.reason] if event.reason else []
+    reasons = [event.reason] if event.reason else []
     if event.kind == "build":
-        parts += [f"{t} ({event.engine}), annex {d[:12]}" for t, d in event.annexes.items()]
+        reasons += [f"{t} ({event.engine}), annex {d[:12]}" for t, d in event.annexes.items()]
     if event.kind == "removal":
-        parts += [f"bundle {digest[:12]}" for digest in event.digests.values()]
+        reasons += [f"bundle {digest[:12]}" for digest in event.digests.values()]
     refused = dict.fromkeys(d.gate for d in event.decisions if not d.lets_pass)
     if refused:
-        parts.append(f"refused by {', '.join(refused)}")
-    # Events that older releases wrote have the reason only in the decision.
-    reasons = {"", event.reason}
+        reasons.append(f"refused by {', '.join(refused)}")
     overridden = {d.gate: d.override for d in event.decisions if d.answer == "overridden"}
-    parts += [f"{g} overridden" + ("" if w in reasons else f": {w}") for g, w in overridden.items()]
-    return "; ".join(parts)
+    for gate, why in overridden.items():
+        # Events that older releases wrote have the reason only in the decision.
+        of_its_own = f": {why}" if why not in ("", event.reason) else ""
+        reasons.append(f"{gate} overridden{of_its_own}")
+    return "; ".join(reasons)
 
 
 def describe_versions(versions: Iterable[Version]) -> Table:
     """A table of versions with aliases and targets."""
-    rows = (
-        (
-            v.ref,
-            " ".join(f"@{a}" for a in v.aliases),
-            ", ".join(
-                f"{target} {status}" + (f" ({v.chosen[target]})" if target in v.chosen else "")
-                for target, status in v.targets.items()
-            ),
-            v.created.strftime("%Y-%m-%d %H:%M"),
-            v.digest[:12],
+    table = new_table("", "version", "aliases", "targets", "created", "digest")
+    for version in versions:
+        chosen = {target: f" ({engine})" for target, engine in version.chosen.items()}
+        targets = (f"{t} {status}{chosen.get(t, '')}" for t, status in version.targets.items())
+        table.add_row(
+            version.ref,
+            " ".join(f"@{alias}" for alias in version.aliases),
+            ", ".join(targets),
+            version.created.strftime("%Y-%m-%d %H:%M"),
+            version.digest[:12],
         )
-        for v in versions
-    )
-    return new_table("", "version", "aliases", "targets", "created", "digest", rows=rows)
+    return table

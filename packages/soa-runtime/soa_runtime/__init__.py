@@ -23,10 +23,10 @@ else:
     lib = Path(__file__).resolve().parent / "lib"
     sys.path.append(str(lib))
     for name in ("soa", "engines", "registry", "runtime"):
-        found = importlib.util.find_spec(name)
-        if found is None or found.origin != str(lib / name / "__init__.py"):
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin != str(lib / name / "__init__.py"):
             raise ImportError(
-                f"soa-runtime: {found.origin if found else 'nothing'} is found as '{name}', the "
+                f"soa-runtime: {spec.origin if spec else 'nothing'} is found as '{name}', the "
                 "name of a package of its own: take it off sys.path, or use an environment "
                 "without it"
             )
