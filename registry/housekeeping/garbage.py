@@ -87,7 +87,7 @@ def collect(
         with contextlib.suppress(FileNotFoundError):  # another collector was quicker
             size = path.lstat().st_size
             if folder:
-                size = sum(bundle_files.stored(registry, str(path)).values())
+                size = sum(bundle_files.stored_sizes(registry, str(path)).values())
             if folder and not dry_run:
                 bundle_files.remove_tree(path)
             elif not dry_run:
@@ -147,7 +147,7 @@ class _Collector:
             return None
         where = run.info.artifact_uri.rstrip("/")
         if self.dry_run:
-            size = sum(bundle_files.stored(self.registry, where).values())
+            size = sum(bundle_files.stored_sizes(self.registry, where).values())
         else:
             with write_lock(self.registry, self.client, model) as lock:
                 now = self.client.get_run(run.info.run_id)
@@ -183,7 +183,7 @@ class _Collector:
         if (local := bundle_files.local_folder(root)) is not None:
             self.folders.append(local)
         sizes = Counter[str]()
-        for name, size in bundle_files.stored(self.registry, f"{root}/{ANNEXES}").items():
+        for name, size in bundle_files.stored_sizes(self.registry, f"{root}/{ANNEXES}").items():
             place = "/".join(name.split("/")[:2])
             sizes[place] += size
         for place, size in sizes.items():

@@ -41,7 +41,7 @@ FAULTS = (
     ),
     Fault(
         "the registry's digest is not compared with the files'",
-        "another = found.digest != registered",
+        "another = opened.digest != registered",
         "another = False",
         ("test_another_bundle_in_the_store_is_refused",),
     ),
@@ -98,8 +98,8 @@ FAULTS = (
     ),
     Fault(
         "a promotion counts although the history does not contain it",
-        "known = [promotion for promotion in history if promotion == promotion.of(self)]",
-        "known = [meant]",
+        "recorded = [promotion for promotion in history if promotion == promotion.of(self)]",
+        "recorded = [tagged]",
         ("test_written_by_hand",),
     ),
     Fault(
@@ -154,7 +154,7 @@ FAULTS = (
     ),
     Fault(
         "a promotion passes although the gates did not apply a policy of the registry",
-        "if p.origin not in policies",
+        "if p.origin not in origins",
         "if False",
         ("test_a_promotion_that_did_not_ask_it",),
     ),
@@ -245,13 +245,13 @@ FAULTS = (
     ),
     Fault(
         "a promotion covers targets that its gates did not check",
-        "annexes={t: digest for t, digest in found.annexes.items() if t in seen},",
-        "annexes=dict(found.annexes),",
+        "annexes={t: digest for t, digest in current.annexes.items() if t in seen},",
+        "annexes=dict(current.annexes),",
         ("test_a_promotion_remembers_what_its_gates_saw",),
     ),
     Fault(
         "a promotion drops the targets that an earlier promotion covered",
-        "seen = {*annexes, *(before.annexes if before else ())}",
+        "seen = {*annexes, *(earlier.annexes if earlier else ())}",
         "seen = {*annexes}",
         ("test_a_promotion_remembers_what_its_gates_saw",),
     ),
@@ -418,15 +418,15 @@ FAULTS = (
     ),
     Fault(
         "a damaged copy in the cache is used",
-        "            opened = _opened(kind, version, target, held.path, verify)\n"
+        "            opened = _open_registered(kind, version, target, entry.path, verify)\n"
         "        except BundleError as error:",
-        "            opened = _opened(kind, version, target, held.path, False)\n"
+        "            opened = _open_registered(kind, version, target, entry.path, False)\n"
         "        except BundleError as error:",
         ("test_host_cache.test_a_flipped_bit",),
     ),
     Fault(
         "an entry of the cache is removed while it is in use",
-        "            if not alone:\n                return False\n",
+        "            if not unused:\n                return False\n",
         "",
         ("test_eviction_spares_what_is_used",),
     ),
@@ -444,7 +444,8 @@ FAULTS = (
     ),
     Fault(
         "an older answer of the registry replaces a newer one",
-        "            if last is not None and last.at > found.at:\n                return\n",
+        "            if recorded is not None and recorded.at > lookup.at:\n"
+        "                return\n",
         "",
         ("test_an_older_answer_replaces_no_newer_one",),
     ),
