@@ -206,8 +206,8 @@ FAULTS = (
     ),
     Fault(
         "a version that came into production without the gates becomes @previous",
-        "        if holder != than and self._was_let_in(holder):",
-        "        if holder != than:",
+        "        if holder != other_than and self._was_let_in(holder):",
+        "        if holder != other_than:",
         (
             "test_alias_that_others_moved",
             "test_a_promotion_over_what_no_gate_saw_leaves_no_way_back_to_it",
@@ -314,8 +314,9 @@ FAULTS = (
     ),
     Fault(
         "the file lock is not taken",
-        "        held = lock.acquire()\n    except Timeout:\n        raise RegistryUn",
-        "        held = contextlib.nullcontext()\n    except Timeout:\n        raise RegistryUn",
+        "        acquired = lock.acquire()\n    except Timeout:\n        raise RegistryUn",
+        "        acquired = contextlib.nullcontext()\n"
+        "    except Timeout:\n        raise RegistryUn",
         ("test_file_lock_waits_and_says_who_to_stop",),
     ),
     Fault(
@@ -326,7 +327,7 @@ FAULTS = (
     ),
     Fault(
         "a lease is taken from a writer that is alive",
-        "elif now - self._since > LEASE_S:",
+        "elif now - self._seen_since > LEASE_S:",
         "else:",
         ("test_an_owner_is_dead_when_it_was_seen_for_as_long_as_a_lease_lasts",),
     ),
