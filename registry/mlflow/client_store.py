@@ -33,12 +33,12 @@ def has_code(error: Exception, *codes: str) -> bool:
     return getattr(error, "error_code", None) in codes
 
 
-def all_pages(search: Callable[..., Any], *arguments: Any, **more: Any) -> list[Any]:
+def all_pages(search: Callable[..., Any], *arguments: Any, **options: Any) -> list[Any]:
     """All results of one of MLflow's searches, page by page."""
     results: list[Any] = []
     token = None
     while True:
-        page = search(*arguments, page_token=token, **more)
+        page = search(*arguments, page_token=token, **options)
         results.extend(page)
         token = page.token
         if not token:
@@ -61,11 +61,11 @@ class ClientStore:
         return None if registered is None else _model(registered)
 
     def models(self) -> list[StoredModel]:
-        return [_model(each) for each in all_pages(self._client.search_registered_models)]
+        return [_model(model) for model in all_pages(self._client.search_registered_models)]
 
     def versions(self, name: str) -> list[StoredVersion]:
-        pages = all_pages(self._client.search_model_versions, f"name = '{name}'")
-        return [_version(each) for each in pages]
+        found = all_pages(self._client.search_model_versions, f"name = '{name}'")
+        return [_version(version) for version in found]
 
     def version(self, name: str, number: int) -> StoredVersion | None:
         try:
@@ -96,29 +96,33 @@ class ClientStore:
                 page_token=page_token,
             )
 
-        return [_run(each) for each in (search(None) if query.limit else all_pages(search))]
+        # With a limit, one page holds all that was asked for.
+        found = search(None) if query.limit else all_pages(search)
+        return [_run(run) for run in found]
 
 
-def _model(found: Any) -> StoredModel:
-    return StoredModel(str(found.name), found.description or "", aliases_of(found))
+# MLflow's entities as our records.
 
 
-def _version(found: Any) -> StoredVersion:
-    """Our record of MLflow's version."""
+def _model(model: Any) -> StoredModel:
+    return StoredModel(str(model.name), model.description or "", aliases_of(model))
+
+
+def _version(version: Any) -> StoredVersion:
     return StoredVersion(
-        str(found.name),
-        int(found.version),
-        created=int(found.creation_timestamp),
-        run_id=found.run_id or "",
-        source=str(found.source),
-        tags=_texts(found.tags),
+        str(version.name),
+        int(version.version),
+        created=int(version.creation_timestamp),
+        run_id=version.run_id or "",
+        source=str(version.source),
+        tags=_texts(version.tags),
     )
 
 
-def _run(found: Any) -> StoredRun:
-    info = found.info
+def _run(run: Any) -> StoredRun:
+    info = run.info
     return StoredRun(
-        info.run_id, info.status, info.start_time, info.end_time, _texts(found.data.tags)
+        info.run_id, info.status, info.start_time, info.end_time, _texts(run.data.tags)
     )
 
 
