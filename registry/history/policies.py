@@ -43,7 +43,7 @@ def keep(access: Access, policy: Policy, model: str | None, reference: Path | No
     with access.client(write=True) as client:
         with write_lock(access, client, _EXPERIMENT):
             folder = "soa-pipeline.policy"
-            experiment = models.made_experiment(access, client, _EXPERIMENT, folder)
+            experiment = models.ensure_experiment(access, client, _EXPERIMENT, folder)
         run = client.create_run(
             experiment,
             run_name=f"policy of {model or 'every model'}",

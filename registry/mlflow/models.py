@@ -18,8 +18,12 @@ if TYPE_CHECKING:
 
 def our_versions(store: Store, model: StoredModel) -> list[Version]:
     """The versions that soa-pipeline registered, oldest first."""
-    ours = [v for v in store.versions(model.name) if DIGEST in v.tags]
-    return sorted((Version.of(v, model.aliases) for v in ours), key=lambda v: v.number)
+    ours = [
+        Version.of(stored, model.aliases)
+        for stored in store.versions(model.name)
+        if DIGEST in stored.tags
+    ]
+    return sorted(ours, key=lambda version: version.number)
 
 
 def registered(store: Store, name: str, digest: str) -> Version | None:
@@ -42,21 +46,22 @@ def experiment_of(access: Access, store: Store, name: str) -> str | None:
     return experiment.id
 
 
-def made_experiment(access: Access, client: MlflowClient, name: str, folder: str) -> str:
+def ensure_experiment(access: Access, client: MlflowClient, name: str, folder: str) -> str:
     """The id of an experiment, which is created if it does not exist. The files of its runs are in
     `folder` of the place for artifacts. The caller holds the write lock."""
-    known = experiment_of(access, ClientStore(client), name)
-    if known is not None:
-        return known
+    existing = experiment_of(access, ClientStore(client), name)
+    if existing is not None:
+        return existing
     return str(client.create_experiment(name, artifact_location=access.artifact_location(folder)))
 
 
 def ranges(numbers: Sequence[int]) -> str:
     """Ascending numbers as text for people, such as `1-4, 6`."""
-    parts: list[list[int]] = []
+    runs: list[list[int]] = []  # of numbers without a gap
     for number in numbers:
-        if parts and parts[-1][-1] == number - 1:
-            parts[-1].append(number)
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
         else:
-            parts.append([number])
-    return ", ".join(f"{p[0]}-{p[-1]}" if len(p) > 1 else f"{p[0]}" for p in parts) or "none"
+            runs.append([number])
+    texts = [f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
+    return ", ".join(texts) or "none"

@@ -26,7 +26,8 @@ def duration(text: str) -> timedelta:
     return timedelta(seconds=float(match[1]) * _SECONDS[match[2]])
 
 
-def _a_duration(text: str) -> str:
+def _checked_duration(text: str) -> str:
+    """The text itself, if `duration` can read it; else ValueError."""
     duration(text)
     return text
 
@@ -55,7 +56,7 @@ class Policy(BaseModel):
     """`shown`: the program's graph must show that rows are independent; a trial is not enough."""
     reference: str | None = None
     """The path of a safetensors file, see `stages.reference.read_set`."""
-    min_time_in_staging: Annotated[str, AfterValidator(_a_duration)] | None = None
+    min_time_in_staging: Annotated[str, AfterValidator(_checked_duration)] | None = None
     approvals: Names | None = None
     signed_by: Names | None = None
     """Public keys in PEM format, one of which must have signed. A policy file has paths instead."""
@@ -117,7 +118,7 @@ def strictest(
     `approvals` and `signed_by` are ignored.
     """
     every = [asked.policy for asked in policies]
-    for_production = every if production else []
+    for_production = every if production else []  # those whose production requirements count
     named = [target for policy in every for target in policy.targets or ()]
     by_output: dict[str, float] = {}
     for policy in every:

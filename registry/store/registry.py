@@ -330,7 +330,7 @@ class Registry(Reader):
 
     def experiment(self, client: MlflowClient, name: str) -> str:
         """The id of a model's MLflow experiment, which is created if it does not exist."""
-        return models.made_experiment(self, client, name, name)
+        return models.ensure_experiment(self, client, name, name)
 
     def set_policy(
         self, policy: Policy, model: str | None = None, reference: Path | None = None
