@@ -76,6 +76,7 @@ class Annex(Sealed):
 
     @property
     def prefix(self) -> str:
+        """The beginning of the names of its files in a bundle, see `prefix_of`."""
         return prefix_of(self.target)
 
     @classmethod

@@ -32,15 +32,16 @@ def require_cards(
     `files` are those in the sealed folder `root`; `signature` is the manifest's. `prefix` begins
     the names of an annex's files in its record.
     """
-    cards = {}
+    candidates = {}
     for candidate in record.candidates.values():
-        for name in candidate.files[:1]:
-            cards[f"{name.removeprefix(prefix).rpartition('/')[0]}/{CARD}"] = candidate
-    here = {card: candidate for card, candidate in cards.items() if card in files}
-    if not here:
+        for first_file in candidate.files[:1]:  # none: the candidate has no artifact
+            card = f"{first_file.removeprefix(prefix).rpartition('/')[0]}/{CARD}"
+            if card in files:  # else the artifact has no card
+                candidates[card] = candidate
+    if not candidates:
         return
     contract = Signature.from_dict(signature)
-    for card, candidate in here.items():
+    for card, candidate in candidates.items():
         lines = _in_order(read_sealed(root, card).decode(errors="replace"))
         if lines not in _cards(contract, candidate):
             raise BundleError(
@@ -57,10 +58,11 @@ def _cards(signature: Signature, candidate: Candidate) -> Iterator[list[str]]:
 
 
 def _in_order(card: str) -> list[str]:
-    """The lines, collection by collection: a manifest has its collections in another order."""
+    """The lines, collection by collection: a manifest has its collections in another order. The
+    order of arguments counts and stays, as sorting is stable."""
 
-    def place(line: str) -> tuple[str, str]:
+    def kind_and_collection(line: str) -> tuple[str, str]:
         word, _, rest = line.partition(" ")
         return word, "" if word == "argument" else rest.partition(" ")[0]
 
-    return sorted(card.splitlines(), key=place)
+    return sorted(card.splitlines(), key=kind_and_collection)

@@ -35,7 +35,7 @@ FAULTS = (
     ),
     Fault(
         "files that SHA256SUMS does not list are accepted",
-        "if extra := sorted(there - listed.keys() - _BESIDE):",
+        "if extra := sorted(present - listed.keys() - _BESIDE):",
         "if extra := []:",
         ("test_bundle.test_damage",),
     ),
