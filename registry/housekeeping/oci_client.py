@@ -78,6 +78,7 @@ class Repository(oras.provider.Registry):  # type: ignore[misc]
             return bytes(raw.read(LARGEST_MANIFEST, decode_content=False))
 
     def put_manifest(self, content: bytes, media_type: str) -> None:
+        """Store the artifact's manifest; from then on the tag names the artifact."""
         self.do_request(self._manifest, "PUT", data=content, headers={"Content-Type": media_type})
 
     def upload(self, file: Path, layer: Mapping[str, Any]) -> None:
@@ -94,7 +95,7 @@ class Repository(oras.provider.Registry):  # type: ignore[misc]
             self.upload(Path(file.name), layer)
 
     def pieces(self, digest: str) -> Iterator[bytes]:
-        """The content of a blob."""
+        """The content of a blob, in pieces of at most 256 KiB."""
         url = f"{self.prefix}://{self.container.get_blob_url(digest)}"
         with self._reading(url) as raw:
             yield from raw.stream(1 << 18, decode_content=False)
@@ -108,14 +109,14 @@ class Repository(oras.provider.Registry):  # type: ignore[misc]
                 raise NotFoundError(f"{self.shown}: there is no {url.rpartition('/')[2]}")
             yield answer.raw
 
-    def do_request(self, url: str, *given: Any, **more: Any) -> requests.Response:
-        """An answer that is no error, except HTTP 404."""
-        ask = oras.provider.Registry.do_request.__wrapped__  # without its repetitions
+    def do_request(self, url: str, *arguments: Any, **options: Any) -> requests.Response:
+        """Replaces oras's method: an answer that is no error, except HTTP 404."""
+        send = oras.provider.Registry.do_request.__wrapped__  # without its repetitions
         with self._errors():
-            answer: requests.Response = ask(self, url, *given, **more)
+            answer: requests.Response = send(self, url, *arguments, **options)
             if answer.status_code == 401 and getattr(self.auth, "token", None):
                 self.auth.token = None  # it has expired, or is for reading only
-                answer = ask(self, url, *given, **more)
+                answer = send(self, url, *arguments, **options)
         if answer.ok or answer.status_code == 404:
             return answer
         body = " ".join(answer.text[:200].split())
@@ -146,18 +147,19 @@ class _Adapter(HTTPAdapter):
     """Each request has a time limit, and leaves this host by TLS only, wherever it is sent. Of an
     answer that is not streamed, or is an error, only so much is read as a manifest may have."""
 
-    def send(self, request: Any, **more: Any) -> requests.Response:  # type: ignore[override]
-        place = urlsplit(request.url)
-        if place.scheme != "https" and place.hostname not in THIS_HOST:
-            raise RegistryError(f"{place.scheme}://{place.netloc}: not asked, as it is without TLS")
-        answer = super().send(request, **(more | {"timeout": ANSWER_S}))
-        if not more["stream"] or answer.status_code >= 400:
+    def send(self, request: Any, **options: Any) -> requests.Response:  # type: ignore[override]
+        url = urlsplit(request.url)
+        if url.scheme != "https" and url.hostname not in THIS_HOST:
+            raise RegistryError(f"{url.scheme}://{url.netloc}: not asked, as it is without TLS")
+        answer = super().send(request, **(options | {"timeout": ANSWER_S}))
+        if not options["stream"] or answer.status_code >= 400:
             content = answer.raw.read(LARGEST_MANIFEST, decode_content=True)
             answer.close()
             answer.raw = io.BytesIO(content)
         return answer
 
 
-def _no_login(said: str) -> RegistryError:
+def _no_login(answer: str) -> RegistryError:
+    """The error for an `answer` that refuses the user, with what can be done about it."""
     cure = "`docker login`, or what else writes ~/.docker/config.json, stores a user and a password"
-    return RegistryError(f"{said}: {cure}", code="registry-login")
+    return RegistryError(f"{answer}: {cure}", code="registry-login")

@@ -184,8 +184,8 @@ FAULTS = (
     ),
     Fault(
         "a version that has an alias is removed",
-        "    if version.aliases:\n        held",
-        "    if False:\n        held",
+        "    if version.aliases:\n        aliases",
+        "    if False:\n        aliases",
         ("test_a_version_with_an_alias",),
     ),
     Fault(
