@@ -49,11 +49,12 @@ def proven(opened: Opened, target: str, device: torch.device, prover: Prover) ->
 
 
 def _verified(record: TargetRecord) -> TargetRecord:
-    ran = record.engines()
-    candidates = {
-        name: replace(each, status="valid") if each.status in WAITING or name in ran else each
-        for name, each in record.candidates.items()
-    }
+    """The record with its target as verified: the artifacts that run, which were validated, and all
+    that wait are valid."""
+    candidates = dict(record.candidates)
+    for name, candidate in record.candidates.items():
+        if candidate.status in WAITING or name in record.engines():
+            candidates[name] = replace(candidate, status="valid")
     return replace(record, status="verified", candidates=candidates)
 
 

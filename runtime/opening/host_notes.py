@@ -23,8 +23,9 @@ def remembered(
     processor: str,
     find_out: Callable[[], str | None],
 ) -> str | None:
-    """The result of `find_out`, for this bundle, artifact and kind of processor. `kind` is the
-    folder of such notes. An exception of `find_out` is not kept."""
+    """The result of `find_out`, for this bundle, artifact and kind of processor. `find_out` is
+    called if this host has no note of it. `kind` is the folder of such notes. An exception of
+    `find_out` is not kept."""
     from registry.store import cache_root
 
     digest = hashlib.sha256(processor.encode()).hexdigest()[:16]

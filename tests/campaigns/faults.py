@@ -72,7 +72,7 @@ FAULTS = (
     ),
     Fault(
         "the signature that a policy demands is not required",
-        "    asked += [tuple(trusted(pem, origin) for pem in keys) "
+        "    groups += [tuple(trusted(pem, origin) for pem in keys) "
         "for origin, keys in signers.items()]",
         "",
         ("test_a_policy_of_the_registry",),
@@ -104,8 +104,8 @@ FAULTS = (
     ),
     Fault(
         "the trusted keys of the host are ignored",
-        "asked = [] if host is None else [host]",
-        "asked: list[tuple[Trusted, ...]] = []",
+        "groups = [] if host is None else [host]",
+        "groups: list[tuple[Trusted, ...]] = []",
         ("test_request.test_the_host",),
     ),
     Fault(
@@ -439,7 +439,7 @@ FAULTS = (
     ),
     Fault(
         "the record of a lookup is kept although the registry has refused the version",
-        "            if found.asked:\n                self._record.forget(str(self.ref))\n",
+        "            if lookup.asked:\n                self._record.forget(str(self.ref))\n",
         "",
         ("test_withdrawn",),
     ),
