@@ -26,7 +26,7 @@ class RangedExecutable(Executable):
 
     def at(self, n: int) -> Executable:
         """The artifact for n rows."""
-        return next((each for rows, each in self._below if n < rows), self._otherwise)
+        return next((artifact for rows, artifact in self._below if n < rows), self._otherwise)
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
         self.at(_rows(arguments[0]))(arguments)
@@ -36,13 +36,13 @@ class RangedExecutable(Executable):
 
     def recordable(self) -> RangedExecutable:
         """The same artifacts, opened for runs that are recorded into CUDA graphs."""
-        return RangedExecutable(
-            [(rows, each.recordable()) for rows, each in self._below], self._otherwise.recordable()
-        )
+        below = [(rows, artifact.recordable()) for rows, artifact in self._below]
+        return RangedExecutable(below, self._otherwise.recordable())
 
     def close(self) -> None:
-        for each in (*(each for _, each in self._below), self._otherwise):
-            each.close()
+        for _, artifact in self._below:
+            artifact.close()
+        self._otherwise.close()
 
 
 class _RangedCall(Prepared):
@@ -51,11 +51,12 @@ class _RangedCall(Prepared):
     def __init__(self, executable: RangedExecutable, arguments: Sequence[Span]) -> None:
         self._executable = executable
         self._arguments = list(arguments)
-        self._calls: dict[int, Prepared] = {}
+        self._calls: dict[int, Prepared] = {}  # by id of the artifact, which `executable` keeps
         self._current = self._call()
 
     @property
     def current(self) -> Prepared:
+        """The prepared call for the current number of rows."""
         return self._current
 
     def run(self, stream: int = 0, /) -> None:
@@ -74,6 +75,7 @@ class _RangedCall(Prepared):
         self._current = self._call()
 
     def _call(self) -> Prepared:
+        """The prepared call for the rows of the arguments, made if there is none yet."""
         chosen = self._executable.at(_rows(self._arguments[0]))
         if id(chosen) not in self._calls:
             self._calls[id(chosen)] = chosen.prepare(self._arguments)
@@ -81,4 +83,5 @@ class _RangedCall(Prepared):
 
 
 def _rows(carrier: Span | torch.Tensor) -> int:
+    """The rows of a call, from its first argument: the row carrier."""
     return carrier.shape[0]

@@ -687,8 +687,8 @@ FAULTS = (
     ),
     Fault(
         "outputs may lie in read-only memory",
-        "        if collection.readonly:\n            copied",
-        "        if False:\n            copied",
+        "        if collection.readonly:\n            why",
+        "        if False:\n            why",
         ("test_read_only_memory_is_an_input_only",),
     ),
     Fault(
