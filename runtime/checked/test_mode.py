@@ -108,11 +108,11 @@ class _CheckedBinding(Binding):
         self._session = session
 
     def __call__(self, rows: Rows | None = None, *, stream: Any = None) -> None:
-        self._measured(self._checked_call)(rows, stream)
+        self._instrumented(self._checked_call)(rows, stream)
 
     def _checked_call(self, rows: Rows | None, stream: Any) -> None:
         with self._alone:
-            self._use(rows)
+            self._use_rows(rows)
             self._run_checked(stream)
 
     def _run_checked(self, stream: Any) -> None:

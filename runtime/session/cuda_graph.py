@@ -79,6 +79,7 @@ class GraphBinding(Binding):
 
     def _recordable(self) -> Any:
         """The artifact as a function of a raw stream, which is also made torch's current stream."""
-        other = self._executable.recordable()
-        prepared = self.prepared if other is self._executable else other.prepare(self._arguments)
-        return prepared.run
+        recordable = self._executable.recordable()
+        if recordable is self._executable:
+            return self.prepared.run
+        return recordable.prepare(self._arguments).run
