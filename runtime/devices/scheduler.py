@@ -26,6 +26,8 @@ WhenFull = Literal["wait", "spill", "raise"]
 
 @dataclass(frozen=True)
 class _Event:
+    """A submitted call. `done`: its future."""
+
     inputs: Collections
     outputs: Collections
     done: Future[None]
@@ -47,6 +49,7 @@ class Workload:
         return ahead * (self.seconds or unmeasured)
 
     def took(self, seconds: float) -> None:
+        """Take the time of a run into the mean, with a weight of a tenth."""
         self.seconds = 0.9 * self.seconds + 0.1 * seconds if self.seconds else seconds
 
 
@@ -133,16 +136,19 @@ class Scheduler:
             ready.record(torch.cuda.current_stream(device))
         event = _Event(inputs, outputs, Future(), ready)
         with self._changed:
-            while True:
-                if self._closed:
-                    raise RunError("the scheduler is closed")
-                lane = self._choose(device)
-                if lane is not None:
-                    break
-                self._changed.wait()
-            lane.waiting.append(event)
+            self._free_lane(device).waiting.append(event)
             self._changed.notify_all()
         return event.done
+
+    def _free_lane(self, device: Device) -> _Lane:
+        """The lane for an event's data, waited for if necessary. The caller holds `_changed`."""
+        while True:
+            if self._closed:
+                raise RunError("the scheduler is closed")
+            lane = self._choose(device)
+            if lane is not None:
+                return lane
+            self._changed.wait()
 
     @property
     def waiting(self) -> list[int]:
@@ -184,14 +190,14 @@ class Scheduler:
     def _serve(self, lane: _Lane, run: Callable[[_Event], None]) -> None:
         """Run the events of a lane, one after the other, until it is closed."""
         while (event := self._next_event(lane)) is not None:
-            begun = time.perf_counter()
-            wanted = _complete(event, run)
-            took = time.perf_counter() - begun
+            start = time.perf_counter()
+            has_run = _complete(event, run)
+            seconds = time.perf_counter() - start
             del event  # an idle thread keeps no memory of a caller alive
             with self._changed:
                 lane.running -= 1
-                if wanted:
-                    lane.took(took)
+                if has_run:
+                    lane.took(seconds)
                 self._changed.notify_all()
 
     def _next_event(self, lane: _Lane) -> _Event | None:
@@ -220,7 +226,8 @@ def _complete(event: _Event, run: Callable[[_Event], None]) -> bool:
 
 
 def _runner(session: Session) -> Callable[[_Event], None]:
-    """A function that runs the events of one thread, with its staging memory and GPU stream."""
+    """A function that runs the events of one thread, with its staging memory and GPU stream. It
+    returns when the outputs are written."""
     staging = Staging(session)
 
     def run(event: _Event) -> None:
