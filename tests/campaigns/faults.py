@@ -389,8 +389,8 @@ FAULTS = (
     ),
     Fault(
         "production takes a canary that no gate let in",
-        'open_version(_asked("share", share, session, opening, canary), canary=True)',
-        'open_version(_asked("share", share, session, replace(opening, mode="test"), canary))',
+        '_second_opening("share", share, session, opening, canary), canary=True)',
+        '_second_opening("share", share, session, replace(opening, mode="test"), canary))',
         ("test_production_takes_only_what_gates_let_in",),
     ),
     Fault(
