@@ -122,14 +122,19 @@ class Version:
         return f"{self.name}/{self.number}"
 
     def __repr__(self) -> str:
-        targets = [f"{t} {self.chosen.get(t, '')} {state}" for t, state in self.targets.items()]
+        targets = [
+            f"{target} {self.chosen.get(target, '')} {status}"
+            for target, status in self.targets.items()
+        ]
         names = "".join(f" @{alias}" for alias in self.aliases)
         return f"Version({self.ref}{names}: {', '.join(targets)})"
 
     def _repr_html_(self) -> str:
         """The version and its targets, for a notebook. Text of others is escaped."""
         names = "".join(f" @{alias}" for alias in self.aliases)
-        rows = [(t, self.chosen.get(t, ""), state) for t, state in self.targets.items()]
+        rows = [
+            (target, self.chosen.get(target, ""), status) for target, status in self.targets.items()
+        ]
         return html_table(f"Version {self.ref}{names}", ("target", "engine", "status"), rows)
 
     def promotion(self, alias: str) -> Promotion | None:

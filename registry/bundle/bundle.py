@@ -39,7 +39,10 @@ class Bundle(Sealed):
 
     def __repr__(self) -> str:
         manifest = self.manifest
-        targets = [f"{t} {r.choice()} {r.status}" for t, r in manifest.targets.items()]
+        targets = [
+            f"{target} {record.choice()} {record.status}"
+            for target, record in manifest.targets.items()
+        ]
         return f"Bundle({manifest.name} {self.digest[:12]} in {self.path}: {', '.join(targets)})"
 
     @classmethod

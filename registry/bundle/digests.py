@@ -200,12 +200,12 @@ def hash_file(handle: int, root: Path, name: str) -> Hashed:
 
 
 def _require_digest(
-    root: Path, name: str, listed: Mapping[str, str], found: str, size: int
+    root: Path, name: str, listed: Mapping[str, str], sha256: str, size: int
 ) -> None:
-    """Raise BundleError if `found`, the sha256 of a file of `size` bytes, is not the listed one."""
-    if found != listed[name]:
+    """Raise BundleError if `sha256`, that of a file of `size` bytes, is not the listed one."""
+    if sha256 != listed[name]:
         raise BundleError(
-            f"{root}: {name} is truncated or altered ({size} bytes with sha256 {found[:12]}…, "
+            f"{root}: {name} is truncated or altered ({size} bytes with sha256 {sha256[:12]}…, "
             f"{SUMS} says {listed[name][:12]}…)",
             code="bundle-altered",
         )

@@ -35,8 +35,8 @@ def safe_relative(text: str) -> str:
     """`text` itself if it is a plain path inside a folder, with `/`; else ValueError."""
     if not text or text.startswith("/") or "\\" in text or not text.isprintable():
         raise ValueError(f"{text!r} is not a relative path with plain characters")
-    parts = text.split("/")
-    if any(part in ("", ".", "..") for part in parts) or str(PurePosixPath(text)) != text:
+    names = text.split("/")
+    if any(name in ("", ".", "..") for name in names) or str(PurePosixPath(text)) != text:
         raise ValueError(f"{text!r} leaves its folder or is not in normal form")
     return text
 

@@ -83,6 +83,7 @@ class Pinned:
         self.file(name).symlink_to(f"/proc/{self._owner}/fd/{handle}")
 
     def _changed(self, name: str) -> BundleError:
+        """The error for a file that is not the one whose digest was checked."""
         return BundleError(
             f"{self._bundle.path}: {name} was changed after its digest was checked",
             code="bundle-altered",

@@ -96,6 +96,7 @@ def promotions_of(store: Store, history: History, version: Version, alias: str) 
     aliases = dict.fromkeys(version.aliases, version.number)
 
     def completed(second: datetime | None) -> list[Promotion]:
+        """Those that have happened; `second`: only those of this time."""
         return [
             promotion_of(event)
             for event in as_settled(store, history.promotions(second), aliases)
@@ -113,7 +114,9 @@ def _happened(store: Store, event: Event, aliases: Mapping[str, int]) -> bool:
         return event.alias is not None and aliases.get(event.alias) == event.after[event.alias]
     if event.kind == "build":
         tags = _tags(store, event.model, event.version) or {}
-        return all(tags.get(ANNEX + tag_of(t)) == digest for t, digest in event.annexes.items())
+        return all(
+            tags.get(ANNEX + tag_of(target)) == digest for target, digest in event.annexes.items()
+        )
     if event.kind == "removal":
         return _tags(store, event.model, event.version) is None
     return True
@@ -305,6 +308,7 @@ class ModelWriter:
         return self._close(event, "done")
 
     def _close(self, event: Event, state: Literal["done", "void"]) -> Event:
+        """Give an event its final state; it is the last event from then on."""
         self.lock.check()
         self.last = self.history.close(event, state)
         return self.last

@@ -147,6 +147,7 @@ def export_to(registry: Registry, ref: Ref, dest: Path) -> Export:
 
 
 def _exported(version: Version) -> ExportedVersion:
+    """What an export says about a version, beside its files."""
     return ExportedVersion(
         digest=version.digest,
         created=version.created.isoformat(),

@@ -205,8 +205,9 @@ class _Collector:
                         continue
                     lock.check()
                     bundle_files.remove_files(self.registry, uri)
-            what = f"{model}: an annex ({annex}) that was never finished"
-            yield Garbage("annex", what, uri, size)
+            yield Garbage(
+                "annex", f"{model}: an annex ({annex}) that was never finished", uri, size
+            )
 
     def _abandoned(self, run: Any, annex: str) -> bool:
         """True if no version has this annex, and its upload did not begin after `before`. `annex`:

@@ -130,7 +130,7 @@ def _digest(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
-def pull(of: str, folder: str | Path) -> tuple[str, Bundle]:
+def pull(address: str, folder: str | Path) -> tuple[str, Bundle]:
     """Download what `push` uploaded to the new `folder` and verify every digest; return the address
     by digest, and the bundle.
 
@@ -138,20 +138,22 @@ def pull(of: str, folder: str | Path) -> tuple[str, Bundle]:
     off, the files that came are kept beside `folder`, and the next pull of the same version goes on
     with the others. After any other error nothing is left.
     """
-    repository = _repository(of)
+    repository = _repository(address)
     content = repository.manifest(IMAGE)
     digest = _digest(content)
     if repository.digest not in (None, digest):
-        raise BundleError(f"{of}: the registry gave another manifest, {digest}")
+        raise BundleError(f"{address}: the registry gave another manifest, {digest}")
     try:
         manifest = read_record(ModelManifest, content)
         layers = {
             safe_relative(layer.annotations.get(FILEPATH, "")): layer for layer in manifest.layers
         }
     except ValueError as error:
-        raise BundleError(f"{of}: not a version that `pipeline push` uploaded: {error}") from error
+        raise BundleError(
+            f"{address}: not a version that `pipeline push` uploaded: {error}"
+        ) from error
     if len(layers) > MOST_FILES:
-        raise BundleError(f"{of}: {len(layers)} files, at most {MOST_FILES} are allowed")
+        raise BundleError(f"{address}: {len(layers)} files, at most {MOST_FILES} are allowed")
     # Twelve digits of the digest name this work: a pull of another version begins anew.
     with write_atomically(folder, resume=digest.removeprefix("sha256:")[:12]) as partial:
         for name, layer in layers.items():

@@ -148,6 +148,7 @@ class _Adapter(HTTPAdapter):
     answer that is not streamed, or is an error, only so much is read as a manifest may have."""
 
     def send(self, request: Any, **options: Any) -> requests.Response:  # type: ignore[override]
+        """As `HTTPAdapter.send`. Raises RegistryError for a URL without TLS on another host."""
         url = urlsplit(request.url)
         if url.scheme != "https" and url.hostname not in THIS_HOST:
             raise RegistryError(f"{url.scheme}://{url.netloc}: not asked, as it is without TLS")

@@ -346,6 +346,7 @@ class _Variables:
                     self._restore()
 
     def _restore(self) -> None:
+        """Give the variables the values from before the first block. The caller holds `_lock`."""
         for name, value in self._before.items():
             os.environ.pop(name, None)
             if value is not None:

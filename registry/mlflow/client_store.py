@@ -51,7 +51,7 @@ def aliases_of(model: Any) -> dict[str, int]:
 
 
 class ClientStore:
-    """A `Store` that asks MLflow's client."""
+    """A `Store` that asks MLflow's client. That interface says what the methods return."""
 
     def __init__(self, client: MlflowClient) -> None:
         self._client = client
@@ -64,10 +64,11 @@ class ClientStore:
         return [_model(model) for model in all_pages(self._client.search_registered_models)]
 
     def versions(self, name: str) -> list[StoredVersion]:
-        found = all_pages(self._client.search_model_versions, f"name = '{name}'")
-        return [_version(version) for version in found]
+        versions = all_pages(self._client.search_model_versions, f"name = '{name}'")
+        return [_version(version) for version in versions]
 
     def version(self, name: str, number: int) -> StoredVersion | None:
+        """As `Store.version`. The error codes of other failures are those of MLflow."""
         try:
             return _version(self._client.get_model_version(name, str(number)))
         except Exception as error:
@@ -76,6 +77,7 @@ class ClientStore:
             raise
 
     def experiment(self, name: str) -> StoredExperiment | None:
+        """As `Store.experiment`: MLflow's client also finds a deleted one."""
         experiment = self._client.get_experiment_by_name(name)
         if experiment is None:
             return None
@@ -84,9 +86,11 @@ class ClientStore:
         )
 
     def runs(self, query: RunQuery) -> list[StoredRun]:
+        """As `Store.runs`: deleted runs are searched too."""
         from mlflow.entities import ViewType
 
         def search(page_token: str | None) -> Any:
+            """One page of results; the first one for None."""
             return self._client.search_runs(
                 [query.experiment],
                 query.filter,
@@ -97,18 +101,17 @@ class ClientStore:
             )
 
         # With a limit, one page holds all that was asked for.
-        found = search(None) if query.limit else all_pages(search)
-        return [_run(run) for run in found]
-
-
-# MLflow's entities as our records.
+        runs = search(None) if query.limit else all_pages(search)
+        return [_run(run) for run in runs]
 
 
 def _model(model: Any) -> StoredModel:
+    """Our record of MLflow's RegisteredModel."""
     return StoredModel(str(model.name), model.description or "", aliases_of(model))
 
 
 def _version(version: Any) -> StoredVersion:
+    """Our record of MLflow's ModelVersion."""
     return StoredVersion(
         str(version.name),
         int(version.version),
@@ -120,6 +123,7 @@ def _version(version: Any) -> StoredVersion:
 
 
 def _run(run: Any) -> StoredRun:
+    """Our record of MLflow's Run."""
     info = run.info
     return StoredRun(
         info.run_id, info.status, info.start_time, info.end_time, _texts(run.data.tags)

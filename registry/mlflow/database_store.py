@@ -126,7 +126,7 @@ def _grouped(rows: Iterable[Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 
 class TableStore:
-    """A `Store` that sends SQL queries."""
+    """A `Store` that sends SQL queries. That interface says what the methods return."""
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
@@ -148,11 +148,13 @@ class TableStore:
         return next((version for version in versions if PROMPT not in version.tags), None)
 
     def experiment(self, name: str) -> StoredExperiment | None:
+        """As `Store.experiment`: a deleted one is a row with another stage."""
         for number, stage in self._ask(_EXPERIMENT, {"name": name}):  # at most one row
             return StoredExperiment(str(number), stage == "active")
         return None
 
     def runs(self, query: RunQuery) -> list[StoredRun]:
+        """As `Store.runs`. Each part of the query is a condition on a run or on its tag."""
         values: dict[str, Any] = {
             "experiment": int(query.experiment),
             "tag": query.tag,

@@ -28,7 +28,9 @@ def tags(bundle: Bundle) -> dict[str, str]:
         by_name[TARGET + tag_of(target)] = record.status
         if record.chosen is not None:
             by_name[CHOSEN + tag_of(target)] = record.chosen
-    return by_name | {ANNEX + tag_of(t): annex.digest for t, annex in bundle.annexes.items()}
+    for target, annex in bundle.annexes.items():
+        by_name[ANNEX + tag_of(target)] = annex.digest
+    return by_name
 
 
 def parameters(manifest: Manifest) -> dict[str, str]:
@@ -127,7 +129,9 @@ def _candidates(targets: Targets) -> Rows:
         for engine, candidate in record.candidates.items():
             # By length first: then the decimal numbers are in ascending order.
             timed = sorted(candidate.benchmark.items(), key=lambda item: (len(item[0]), item[0]))
-            deviations = [f"{name} {number(w.max_abs, 2)}" for name, w in candidate.worst.items()]
+            deviations = [
+                f"{output} {number(worst.max_abs, 2)}" for output, worst in candidate.worst.items()
+            ]
             medians = [f"{microseconds(stats.median_us)} at n={case}" for case, stats in timed]
             rows.append(
                 (

@@ -55,8 +55,9 @@ class Field:
 
 def fields(signature: Signature, role: Literal["input", "output"]) -> tuple[Field, ...]:
     """Every column that the model reads ("input") or writes ("output"), once."""
-    bound = signature.inputs if role == "input" else signature.outputs
-    pairs = dict.fromkeys((b.block.collection, name) for b in bound for name in b.block.columns)
+    bound_blocks = signature.inputs if role == "input" else signature.outputs
+    blocks = [bound.block for bound in bound_blocks]
+    pairs = dict.fromkeys((block.collection, name) for block in blocks for name in block.columns)
     several = len({collection for collection, _ in pairs}) > 1
     columns = []
     for collection, name in pairs:

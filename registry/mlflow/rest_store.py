@@ -93,14 +93,17 @@ def open_server(uri: str) -> Iterator[RestStore | None]:
 
 
 class RestStore:
-    """A `Store` that sends HTTP requests. `session`: an open `requests.Session`, which the caller
-    closes."""
+    """A `Store` that sends HTTP requests. That interface says what the methods return.
+
+    `session`: an open `requests.Session`, which the caller closes.
+    """
 
     def __init__(self, session: Any, uri: str) -> None:
         self._session, self._uri = session, uri.rstrip("/")
         self._options = {**settings(), "timeout": _number("MLFLOW_HTTP_REQUEST_TIMEOUT", 120)}
 
     def model(self, name: str) -> StoredModel | None:
+        """As `Store.model`: the server gives a prompt too, which is left out here."""
         answer = self._get("registered-models/get", name=name)
         if answer is None or PROMPT in _tags(answer["registered_model"]):
             return None
@@ -108,20 +111,22 @@ class RestStore:
 
     def models(self) -> list[StoredModel]:
         query = {"max_results": 100}
-        found = self._search("GET", "registered-models/search", "registered_models", query)
-        return [_model(model) for model in found]
+        models = self._search("GET", "registered-models/search", "registered_models", query)
+        return [_model(model) for model in models]
 
     def versions(self, name: str) -> list[StoredVersion]:
         query = {"filter": f"name = '{name}'", "max_results": 10_000}
-        found = self._search("GET", "model-versions/search", "model_versions", query)
-        return [_version(version) for version in found]
+        versions = self._search("GET", "model-versions/search", "model_versions", query)
+        return [_version(version) for version in versions]
 
     def version(self, name: str, number: int) -> StoredVersion | None:
+        """As `Store.version`: the server gives a prompt's version too, which is left out here."""
         answer = self._get("model-versions/get", name=name, version=number)
         version = None if answer is None else _version(answer["model_version"])
         return None if version is None or PROMPT in version.tags else version
 
     def experiment(self, name: str) -> StoredExperiment | None:
+        """As `Store.experiment`: the server also finds a deleted one."""
         answer = self._get("experiments/get-by-name", experiment_name=name)
         if answer is None:
             return None
@@ -130,6 +135,7 @@ class RestStore:
         return StoredExperiment(str(experiment["experiment_id"]), active)
 
     def runs(self, query: RunQuery) -> list[StoredRun]:
+        """As `Store.runs`: deleted runs are searched too."""
         body: dict[str, Any] = {
             "experiment_ids": [query.experiment],
             "filter": query.filter,
@@ -137,8 +143,8 @@ class RestStore:
             "order_by": query.order_by,
             "max_results": query.limit or PAGE,
         }
-        found = self._search("POST", "runs/search", "runs", body)
-        return [_run(run) for run in islice(found, query.limit)]
+        runs = self._search("POST", "runs/search", "runs", body)
+        return [_run(run) for run in islice(runs, query.limit)]
 
     def _search(
         self, method: str, path: str, field: str, query: Mapping[str, Any]
@@ -219,15 +225,14 @@ def _is_true(name: str, default: str) -> bool:
     return os.environ.get(name, default).lower() in _TRUE
 
 
-# The answers' objects as our records. The server leaves out a field that is empty.
-
-
 def _model(model: Mapping[str, Any]) -> StoredModel:
+    """A `registered_model` of an answer. The server leaves out a field that is empty."""
     aliases = {str(entry["alias"]): int(entry["version"]) for entry in model.get("aliases", ())}
     return StoredModel(str(model["name"]), model.get("description", ""), aliases)
 
 
 def _version(version: Mapping[str, Any]) -> StoredVersion:
+    """A `model_version` of an answer. The server leaves out a field that is empty."""
     return StoredVersion(
         str(version["name"]),
         int(version["version"]),
@@ -239,6 +244,7 @@ def _version(version: Mapping[str, Any]) -> StoredVersion:
 
 
 def _run(run: Mapping[str, Any]) -> StoredRun:
+    """A `run` of an answer; a run that has not ended has no `end_time`."""
     info = run["info"]
     start, end = info.get("start_time"), info.get("end_time")
     return StoredRun(
@@ -251,4 +257,5 @@ def _run(run: Mapping[str, Any]) -> StoredRun:
 
 
 def _tags(tagged: Mapping[str, Any]) -> dict[str, str]:
+    """The tags of an answer's object, by key."""
     return {str(tag["key"]): str(tag.get("value", "")) for tag in tagged.get("tags", ())}

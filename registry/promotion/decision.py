@@ -76,8 +76,9 @@ def override(decisions: Iterable[Decision], gates: Iterable[str], reason: str) -
     """The decisions; each refusal of one of the named `gates` gets `reason` as its override."""
     every_decision, named = list(decisions), set(gates)
     check_override(named, reason)
-    known = dict.fromkeys(d.gate for d in every_decision if d.gate not in NEVER_OVERRIDDEN)
-    if unknown := sorted(named - known.keys()):
+    gates_asked = dict.fromkeys(decision.gate for decision in every_decision)
+    known = [gate for gate in gates_asked if gate not in NEVER_OVERRIDDEN]
+    if unknown := sorted(named.difference(known)):
         raise RegistryError(f"no gate {unknown[0]!r} was asked; there are: {', '.join(known)}")
     return [
         replace(decision, override=reason)

@@ -95,7 +95,7 @@ def _within(gate: str, where: str, worst: Mapping[str, Worst], findings: Finding
     if unknown := sorted(findings.needed.max_outside_by_output.keys() - worst.keys()):
         detail = f"{where}: there is no output {unknown[0]}, for which a policy has a limit"
         return Decision(gate, False, "no such output", for_all, detail)
-    excess = {name: w.outside - findings.max_outside(name) for name, w in worst.items()}
+    excess = {name: worst[name].outside - findings.max_outside(name) for name in worst}
     # NaN is no larger than any number, and must be refused: it is compared before the numbers.
     output = max(excess, key=lambda name: (math.isnan(excess[name]), excess[name]))
     limit, tolerance = findings.max_outside(output), findings.manifest.tolerances.get(output)
@@ -120,7 +120,7 @@ def reproducible(findings: Findings) -> Iterable[Decision]:
     for target in findings.needed.targets:
         yield _reproducible_target(findings, target, first)
     records = (findings.manifest.targets.get(target) for target in findings.needed.targets)
-    choices = dict.fromkeys(r.choice() for r in records if r is not None and r.chosen)
+    choices = dict.fromkeys(record.choice() for record in records if record and record.chosen)
     if len(choices) > 1:
         detail = f"the levels run different engines: {'; '.join(choices)}"
         yield Decision("reproducible", False, "other engines", _SAME_BITS, detail)
@@ -268,12 +268,12 @@ def approvals(findings: Findings) -> Iterable[Decision]:
     if not names:
         return
     missing = [name for name in names if name not in findings.approved_by]
-    given = ", ".join(name for name in names if name in findings.approved_by) or "none"
+    approved = ", ".join(name for name in names if name in findings.approved_by) or "none"
     needed = ", ".join(names)
-    detail = f"approved by {given}; needed: {needed}"
+    detail = f"approved by {approved}; needed: {needed}"
     if missing:
         detail += f"; missing: {', '.join(missing)} (pipeline approve)"
-    yield Decision("approvals", not missing, given, needed, detail)
+    yield Decision("approvals", not missing, approved, needed, detail)
 
 
 def signature(findings: Findings) -> Iterable[Decision]:

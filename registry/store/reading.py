@@ -81,26 +81,26 @@ class Reader(Access):
         >>> registry.find("jet-tagger@staging").ref
         'jet-tagger/4'
         """
-        wanted = parse_ref(ref) if isinstance(ref, str) else ref
-        if isinstance(wanted, Path):
+        parsed = parse_ref(ref) if isinstance(ref, str) else ref
+        if isinstance(parsed, Path):
             raise RegistryError(f"{ref}: the path of a folder, a version of the registry is needed")
-        with self._model(wanted.name) as (store, model):
+        with self._model(parsed.name) as (store, model):
             aliases = model.aliases
-            if wanted.alias is not None and wanted.alias not in aliases:
+            if parsed.alias is not None and parsed.alias not in aliases:
                 known = ", ".join(f"@{alias}" for alias in sorted(aliases)) or "none"
                 raise NotFoundError(
-                    f"{wanted}: {wanted.name} has no such alias; its aliases: {known}"
+                    f"{parsed}: {parsed.name} has no such alias; its aliases: {known}"
                 )
-            number = wanted.version if wanted.alias is None else aliases[wanted.alias]
+            number = parsed.version if parsed.alias is None else aliases[parsed.alias]
             if number is None:
                 ours = models.our_versions(store, model)
                 if not ours:
-                    raise NotFoundError(f"{wanted}: the model has no versions")
+                    raise NotFoundError(f"{parsed}: the model has no versions")
                 return ours[-1]
-            by_number = {version.number: version for version in store.versions(wanted.name)}
+            by_number = {version.number: version for version in store.versions(parsed.name)}
             if number not in by_number:
                 known = models.ranges(sorted(by_number))
-                raise NotFoundError(f"{wanted}: no such version; there are: {known}")
+                raise NotFoundError(f"{parsed}: no such version; there are: {known}")
             return Version.of(by_number[number], aliases)
 
     def local_path(self, version: Version) -> Path | None:

@@ -165,8 +165,9 @@ class Registry(Reader):
         """Remove the files of an annex, unless the version has that annex after all. A failure is
         ignored: the caller raises an error of its own."""
         with contextlib.suppress(Exception), write_lock(self, client, version.name):
-            digests = {v.number: v.annexes.get(annex.target) for v in self.versions(version.name)}
-            if digests.get(version.number) != annex.digest:  # also if the version was removed
+            by_number = {current.number: current for current in self.versions(version.name)}
+            current = by_number.get(version.number)  # None: the version was removed
+            if current is None or current.annexes.get(annex.target) != annex.digest:
                 upload.discard_annex(self, client, version, annex)
 
     def set_alias(self, version: Version, alias: str) -> Version:
@@ -235,9 +236,9 @@ class Registry(Reader):
     def _policies_not_asked(self, model: str, origins: Sequence[str]) -> Sequence[Decision]:
         """A refusal for each policy of this registry whose origin is not among `origins`."""
         return [
-            Decision("policy", False, "not asked", p.origin, f"{p.origin}, was not asked")
-            for p in self.policies(model)
-            if p.origin not in origins
+            Decision("policy", False, "not asked", asked.origin, f"{asked.origin}, was not asked")
+            for asked in self.policies(model)
+            if asked.origin not in origins
         ]
 
     def rollback(self, name: str, reason: str = "") -> Version:

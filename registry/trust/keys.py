@@ -122,7 +122,7 @@ def host_keys() -> tuple[Trusted, ...] | None:
     text = os.environ.get(TRUSTED_KEYS_VARIABLE)
     if text is None:
         return None
-    return trusted_keys([part for part in text.split(os.pathsep) if part], TRUSTED_KEYS_VARIABLE)
+    return trusted_keys([path for path in text.split(os.pathsep) if path], TRUSTED_KEYS_VARIABLE)
 
 
 def read_certificates(content: bytes, origin: str) -> list[Any]:

@@ -154,7 +154,7 @@ FAULTS = (
     ),
     Fault(
         "a promotion passes although the gates did not apply a policy of the registry",
-        "if p.origin not in origins",
+        "if asked.origin not in origins",
         "if False",
         ("test_a_promotion_that_did_not_ask_it",),
     ),
@@ -233,8 +233,8 @@ FAULTS = (
     ),
     Fault(
         "one of several required approvals is enough",
-        'yield Decision("approvals", not missing, given, needed, detail)',
-        'yield Decision("approvals", given != "none", given, needed, detail)',
+        'yield Decision("approvals", not missing, approved, needed, detail)',
+        'yield Decision("approvals", approved != "none", approved, needed, detail)',
         ("test_approvals",),
     ),
     Fault(
