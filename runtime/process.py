@@ -50,6 +50,7 @@ def keep_written(write: Callable[[], None], what: str) -> None:
     logged; `what` names what cannot be written."""
 
     def write_or_log() -> None:
+        """Write; an error is logged, and the next time it is tried again."""
         try:
             write()
         except OSError as error:

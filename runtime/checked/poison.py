@@ -129,6 +129,7 @@ def poisoned_run(
     starts = {name: 2 * i + 1 if moved else 0 for i, name in enumerate(signature.layouts)}
 
     def memory(name: str, pattern: int, device: str) -> Collection:
+        """New memory of a collection, for the case's rows from its first row on."""
         layout, n = signature.layouts[name], starts[name] + case[signature.rows_of[name]]
         side = guard
         if moved:
@@ -138,7 +139,7 @@ def poisoned_run(
     def window(name: str, whole: Collection) -> Collection:
         return whole.window(starts[name], whole.n) if moved else whole
 
-    given: dict[str, Collection] = {}
+    read: dict[str, Collection] = {}
     for name in signature.input_collections:
         whole = memory(name, pad, "cpu")
         for column in whole.layout.numbers:
@@ -146,20 +147,20 @@ def poisoned_run(
         _poison_outputs(signature, name, whole, poison)
         if session.device.type != "cpu":
             whole = whole.to(session.device)
-        given[name] = window(name, whole)
+        read[name] = window(name, whole)
     written = {
-        name: given.get(name) or window(name, memory(name, poison, session.device))
+        name: read.get(name) or window(name, memory(name, poison, session.device))
         for name in signature.output_collections
     }
-    every = {**given, **written}
-    before = {name: part.whole.to(part.device) for name, part in every.items()}
-    session.run(given, written)
+    bound = {**read, **written}
+    before = {name: collection.whole.to(collection.device) for name, collection in bound.items()}
+    session.run(read, written)
     if session.device.type == "cuda":
         torch.cuda.synchronize(session.device)
-    faults = list(memory_faults(signature, given, written, before))
+    faults = list(memory_faults(signature, read, written, before))
     outputs = {
-        bound.name: read_block(bound, written[bound.block.collection])
-        for bound in signature.outputs
+        output.name: read_block(output, written[output.block.collection])
+        for output in signature.outputs
     }
     return PoisonedRun(outputs, faults)
 

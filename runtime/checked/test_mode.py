@@ -111,6 +111,7 @@ class _CheckedBinding(Binding):
         self._instrumented(self._checked_call)(rows, stream)
 
     def _checked_call(self, rows: Rows | None, stream: Any) -> None:
+        """A call as `Binding._run`, with the comparison. Raises RunError for a second thread."""
         with self._alone:
             self._use_rows(rows)
             self._run_checked(stream)

@@ -231,6 +231,7 @@ def _runner(session: Session) -> Callable[[_Event], None]:
     staging = Staging(session)
 
     def run(event: _Event) -> None:
+        """Run in the caller's memory, or by way of the staging memory."""
         if data_device(event.inputs, event.outputs) == session.device:
             session.run(event.inputs, event.outputs)
         else:
@@ -239,6 +240,7 @@ def _runner(session: Session) -> Callable[[_Event], None]:
     if session.device.type == "cpu":
 
         def when_ready(event: _Event) -> None:
+            """Run once the GPU on which the event's data is has written it."""
             if event.ready is not None:
                 event.ready.synchronize()
             run(event)
@@ -250,6 +252,7 @@ def _runner(session: Session) -> Callable[[_Event], None]:
     stream = torch.cuda.Stream(session.device)
 
     def in_stream(event: _Event) -> None:
+        """Run in this thread's stream, after the work that writes the inputs; wait for the end."""
         with torch.cuda.stream(stream):
             if event.ready is not None:
                 stream.wait_event(event.ready)

@@ -123,7 +123,8 @@ def _bytes(collection: Collection) -> torch.Tensor:
 
 def _wait(*collections: Collection) -> None:
     """Wait until copies between the collections have arrived. On a CPU they already have."""
-    for device in {part.device for part in collections if part.device.type != "cpu"}:
+    devices = {collection.device for collection in collections if collection.device.type != "cpu"}
+    for device in devices:
         import torch
 
         torch.cuda.current_stream(device).synchronize()

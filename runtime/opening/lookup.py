@@ -195,9 +195,9 @@ class Name:
         if not self.opening.production:
             return lookup
         signers = {
-            asked.origin: asked.policy.signed_by
-            for asked in self._store.policies(version.name)
-            if asked.policy.signed_by
+            stated.origin: stated.policy.signed_by
+            for stated in self._store.policies(version.name)
+            if stated.policy.signed_by
         }
         history = self._store.promotions(version, self._gate(version))
         return replace(lookup, signers=signers, history=history)

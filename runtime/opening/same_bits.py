@@ -107,7 +107,8 @@ def _trials(signature: Signature, reference: Path, every: bool) -> Iterator[Tria
     from safetensors import safe_open
 
     with safe_open(reference, framework="np") as stored:
-        cases = [c for c in parse_json(stored.metadata()["cases"]) if min(c.values()) > 0]
+        every_case = parse_json(stored.metadata()["cases"])
+        cases = [case for case in every_case if min(case.values()) > 0]
         for case in cases if every else [case_of_bits(cases)]:
             rows = {name: case[dim] for name, dim in signature.rows_of.items()}
             given = {
@@ -149,6 +150,7 @@ def check_bits(opened: Opened, executable: Executable, target: str) -> None:
         return
 
     def compute() -> str | None:
+        """The digest of the chosen artifact's answers on this host."""
         chosen = executable
         if isinstance(chosen, RangedExecutable):
             chosen = chosen.at(sys.maxsize)  # no other artifact runs so many rows

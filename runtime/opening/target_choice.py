@@ -73,7 +73,7 @@ def choose(opened: Opened, device: torch.device, wanted: str | None) -> str:
     targets = opened.bundle.manifest.targets
     if wanted is None:
         usable = {target: record for target, record in targets.items() if record.chosen}
-        verified = {t: record for t, record in usable.items() if record.status == "verified"}
+        verified = {name: record for name, record in usable.items() if record.status == "verified"}
         try:
             best = best_target(verified, str(device))
             if best is not None:
@@ -200,9 +200,10 @@ def _require_engine(opened: Opened, target: str, wanted: str | None) -> None:
         )
     chosen = record.chosen if wanted is None else wanted
     if chosen is None:
-        reasons = "; ".join(f"{e}: {c.reason}" for e, c in record.candidates.items())
+        reasons = [f"{engine}: {tried.reason}" for engine, tried in record.candidates.items()]
         raise LoadError(
-            f"{name} has no valid artifact on {target}: {reasons}", code="load-not-verified"
+            f"{name} has no valid artifact on {target}: {'; '.join(reasons)}",
+            code="load-not-verified",
         )
     if chosen not in record.candidates:
         known = ", ".join(record.candidates)

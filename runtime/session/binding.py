@@ -127,6 +127,7 @@ class Binding:
         self._instrumented(self._run)(rows, stream)
 
     def _run(self, rows: Rows | None, stream: Any) -> None:
+        """Run on all bound rows, or on `rows`. Raises RunError for a second thread."""
         with self._alone:
             self._use_rows(rows)
             self._launch(stream)

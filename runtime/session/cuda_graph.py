@@ -42,6 +42,7 @@ class GraphBinding(Binding):
         """The state of the graph: "recorded at n=10", or "not recorded: …" with the reason."""
 
     def rebind(self, inputs: Collections, outputs: Collections) -> None:
+        """Bind as `Binding.rebind` does, and drop the graph, which holds the old addresses."""
         super().rebind(inputs, outputs)
         if self.device.type != "cpu":
             self._recorded, self._tried, self.graph = None, False, "not yet"

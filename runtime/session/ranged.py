@@ -40,6 +40,7 @@ class RangedExecutable(Executable):
         return RangedExecutable(below, self._otherwise.recordable())
 
     def close(self) -> None:
+        """Close all artifacts."""
         for _, artifact in self._below:
             artifact.close()
         self._otherwise.close()
@@ -63,6 +64,7 @@ class _RangedCall(Prepared):
         self._current.run(stream)
 
     def replace(self, changes: Mapping[int, Span]) -> None:
+        """As `Prepared.replace`; then the call for the new number of rows is the current one."""
         self._current.replace(changes)  # raises, without any change, while a thread is running it
         for i, span in changes.items():
             self._arguments[i] = span

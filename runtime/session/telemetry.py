@@ -97,6 +97,7 @@ class Telemetry:
         seconds, rows = self._seconds.labels(*labels), self._rows.labels(*labels)
 
         def call(*args: P.args, **kwargs: P.kwargs) -> None:
+            """Run; a call that raises is counted as a failure only."""
             start = time.perf_counter()
             with self.failures(origin):
                 run(*args, **kwargs)

@@ -83,6 +83,7 @@ class _TiledCall(Prepared):
             call.run(stream)
 
     def replace(self, changes: Mapping[int, Span]) -> None:
+        """As `Prepared.replace`; the calls of all tiles are made anew."""
         for call in self._calls:
             call.replace({})  # raises while a thread is running it
         arguments = [changes.get(i, span) for i, span in enumerate(self._arguments)]

@@ -130,7 +130,7 @@ def _unchecked_session(opened: Opened) -> Session:
 
 def _keep_in_registry(opening: Opening) -> Callable[[ShadowRecord], None]:
     """A function that adds to the record in the registry of `opening`."""
-    return lambda seen: opening.store().add_shadow(seen)
+    return lambda results: opening.store().add_shadow(results)
 
 
 def _keep_in_file(file: Path, empty: ShadowRecord) -> Callable[[ShadowRecord], None]:
@@ -138,10 +138,12 @@ def _keep_in_file(file: Path, empty: ShadowRecord) -> Callable[[ShadowRecord], N
     exists or cannot be written."""
     total = empty
 
-    def keep(seen: ShadowRecord) -> None:
+    def keep(results: ShadowRecord) -> None:
+        """Write the total with these results. Raises OSError; then they are not in the total."""
         nonlocal total
-        write_whole(file, record_to_json(total.plus([seen])))
-        total = total.plus([seen])  # only now: after an error the same results are kept again
+        with_results = total.plus([results])
+        write_whole(file, record_to_json(with_results))
+        total = with_results
 
     if file.exists():
         raise LoadError(f"shadow_record={str(file)!r} is there already: name a new file")

@@ -115,6 +115,7 @@ class CanarySession(SecondSession):
     def bind(
         self, inputs: Collections, outputs: Collections, *, graph: bool = False
     ) -> CanaryBinding:
+        """Bind production now, and the canary at the first call that it gets."""
         return CanaryBinding(self, self.inner.bind(inputs, outputs, graph=graph))
 
     def run(

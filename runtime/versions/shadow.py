@@ -52,6 +52,7 @@ class ShadowedSession(SecondSession):
     def bind(
         self, inputs: Collections, outputs: Collections, *, graph: bool = False
     ) -> ShadowedBinding:
+        """Bind as `Session.bind` does; the shadow gets copies and is not bound to this memory."""
         return ShadowedBinding(self, self.inner.bind(inputs, outputs, graph=graph))
 
     @takes_bindings

@@ -70,6 +70,7 @@ class Watcher:
         share = self._share
 
         def call(*args: P.args, **kwargs: P.kwargs) -> None:
+            """Run; a call that raises is not counted."""
             run(*args, **kwargs)
             if _draw() < share:
                 self._count(binding)
