@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING
 from registry.errors import RegistryError
 from registry.mlflow.client_store import ClientStore
 from registry.version import DIGEST, Version
+from soa.text import in_markdown
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
     from registry.mlflow.access import Access
     from registry.mlflow.store_protocol import Store, StoredModel
+
+
+_DESCRIPTION_LIMIT = 5000  # of MLflow; SQLite does not enforce it, MySQL and PostgreSQL do
 
 
 def our_versions(store: Store, model: StoredModel) -> list[Version]:
@@ -53,6 +57,13 @@ def ensure_experiment(access: Access, client: MlflowClient, name: str, folder: s
     if existing is not None:
         return existing
     return str(client.create_experiment(name, artifact_location=access.artifact_location(folder)))
+
+
+def ensure_model(client: MlflowClient, name: str, description: str) -> None:
+    """Create a registered model if it does not exist. The caller holds the write lock."""
+    if ClientStore(client).model(name) is None:
+        shown = in_markdown(description)[:_DESCRIPTION_LIMIT] or None
+        client.create_registered_model(name, description=shown)
 
 
 def ranges(numbers: Sequence[int]) -> str:

@@ -33,7 +33,6 @@ from registry.store import bundle_files, upload
 from registry.store.reading import Reader
 from registry.trust import Trusted
 from registry.version import ORIGIN, SHADOW, Version
-from soa.text import in_markdown
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -112,11 +111,7 @@ class Registry(Reader):
                         upload.discard(client, run)
                         return known
                     upload.require_open(self, client, run, bundle)
-                    if store.model(model) is None:
-                        client.create_registered_model(
-                            model,
-                            description=in_markdown(bundle.manifest.description)[:5000] or None,
-                        )
+                    models.ensure_model(client, model, bundle.manifest.description)
                     client.set_terminated(run.info.run_id, "FINISHED")
                     lock.check()
                     created = client.create_model_version(

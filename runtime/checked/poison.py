@@ -152,17 +152,24 @@ def poisoned_run(
         name: read.get(name) or window(name, memory(name, poison, session.device))
         for name in signature.output_collections
     }
-    bound = {**read, **written}
-    before = {name: collection.whole.to(collection.device) for name, collection in bound.items()}
-    session.run(read, written)
-    if session.device.type == "cuda":
-        torch.cuda.synchronize(session.device)
-    faults = list(memory_faults(signature, read, written, before))
+    faults = _faults_of_run(session, read, written)
     outputs = {
         output.name: read_block(output, written[output.block.collection])
         for output in signature.outputs
     }
     return PoisonedRun(outputs, faults)
+
+
+def _faults_of_run(
+    session: Session, inputs: Mapping[str, Collection], written: Mapping[str, Collection]
+) -> list[str]:
+    """Run, wait for the end, and return the messages of `memory_faults`."""
+    bound = {**inputs, **written}
+    before = {name: collection.whole.to(collection.device) for name, collection in bound.items()}
+    session.run(inputs, written)
+    if session.device.type == "cuda":
+        torch.cuda.synchronize(session.device)
+    return list(memory_faults(session.signature, inputs, written, before))
 
 
 def _poison_outputs(signature: Signature, name: str, collection: Collection, pattern: int) -> None:

@@ -109,7 +109,7 @@ class Scheduler:
         self._closed = False
         self._process = OwnProcess("scheduler")
         # Made here, so that an error of a GPU is the caller's.
-        runners = [(lane, _runner(lane.session)) for lane in self._lanes for _ in range(workers)]
+        runners = [(lane, _Runner(lane.session)) for lane in self._lanes for _ in range(workers)]
         self._threads = [
             threading.Thread(target=self._serve, args=runner, name="soa-scheduler", daemon=True)
             for runner in runners
@@ -225,38 +225,36 @@ def _complete(event: _Event, run: Callable[[_Event], None]) -> bool:
     return True
 
 
-def _runner(session: Session) -> Callable[[_Event], None]:
-    """A function that runs the events of one thread, with its staging memory and GPU stream. It
-    returns when the outputs are written."""
-    staging = Staging(session)
+class _Runner:
+    """Runs the events of one thread, with its staging memory and GPU stream. A call returns when
+    the outputs are written."""
 
-    def run(event: _Event) -> None:
-        """Run in the caller's memory, or by way of the staging memory."""
-        if data_device(event.inputs, event.outputs) == session.device:
-            session.run(event.inputs, event.outputs)
-        else:
-            staging.run(event.inputs, event.outputs)
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._staging = Staging(session)
+        self._stream: Any = None  # on a CPU
+        if session.device.type != "cpu":
+            import torch
 
-    if session.device.type == "cpu":
+            self._stream = torch.cuda.Stream(session.device)
 
-        def when_ready(event: _Event) -> None:
-            """Run once the GPU on which the event's data is has written it."""
+    def __call__(self, event: _Event) -> None:
+        if self._stream is None:
             if event.ready is not None:
                 event.ready.synchronize()
-            run(event)
+            self._run(event)
+            return
+        import torch
 
-        return when_ready
-
-    import torch
-
-    stream = torch.cuda.Stream(session.device)
-
-    def in_stream(event: _Event) -> None:
-        """Run in this thread's stream, after the work that writes the inputs; wait for the end."""
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(self._stream):
             if event.ready is not None:
-                stream.wait_event(event.ready)
-            run(event)
-            stream.synchronize()
+                self._stream.wait_event(event.ready)
+            self._run(event)
+            self._stream.synchronize()
 
-    return in_stream
+    def _run(self, event: _Event) -> None:
+        """Run in the caller's memory, or by way of the staging memory."""
+        if data_device(event.inputs, event.outputs) == self._session.device:
+            self._session.run(event.inputs, event.outputs)
+        else:
+            self._staging.run(event.inputs, event.outputs)
