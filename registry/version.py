@@ -56,6 +56,7 @@ class Promotion:
 
     @property
     def time(self) -> datetime:
+        """The time of the promotion, in whole seconds; of a valid record it has a time zone."""
         return datetime.fromisoformat(self.at)
 
     def of(self, version: Version) -> Promotion:
@@ -119,6 +120,7 @@ class Version:
 
     @property
     def ref(self) -> str:
+        """Its name in the registry, such as `jet-tagger/3`."""
         return f"{self.name}/{self.number}"
 
     def __repr__(self) -> str:

@@ -59,10 +59,12 @@ def keep_written(write: Callable[[], None], what: str) -> None:
     ended = threading.Event()
 
     def write_until_end() -> None:
+        """Run in the thread."""
         while not ended.wait(_EVERY_S):
             write_or_log()
 
     def write_last() -> None:
+        """Run at the end of the process."""
         ended.set()
         write_or_log()
 

@@ -62,6 +62,7 @@ def _in_order(card: str) -> list[str]:
     order of arguments counts and stays, as sorting is stable."""
 
     def kind_and_collection(line: str) -> tuple[str, str]:
+        """The line's first word, and its collection; an argument has none here."""
         word, _, rest = line.partition(" ")
         return word, "" if word == "argument" else rest.partition(" ")[0]
 

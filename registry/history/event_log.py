@@ -153,6 +153,7 @@ class History:
         return next(iter(self._in_order(query)), None)
 
     def _in_order(self, query: RunQuery) -> list[Event]:
+        """The events of the runs that `query` finds, by number."""
         events = [_read_event(run, self._model) for run in self._store.runs(query)]
         return sorted(events, key=lambda event: event.number)
 

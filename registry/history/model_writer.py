@@ -341,6 +341,7 @@ class ModelWriter:
             self.tag(event.version, prefix + tag_of(target), value)
 
     def _aliases(self) -> dict[str, int]:
+        """All aliases of the model now, and the numbers of their versions."""
         return aliases_of(self.client.get_registered_model(self.model))
 
 
@@ -359,4 +360,5 @@ def promotion_of(event: Event) -> Promotion:
 
 
 def _seconds(event: Event) -> str:
+    """The time of an event, as a promotion's record has it."""
     return event.time.isoformat(timespec="seconds")

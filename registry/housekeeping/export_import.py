@@ -279,6 +279,7 @@ def as_folder(source: Path, scratch: Path) -> Iterator[Path]:
 
 
 def _remove_if_empty(folder: Path) -> None:
+    """Remove a folder, unless somebody has put a file into it meanwhile."""
     with contextlib.suppress(OSError):
         folder.rmdir()
 

@@ -226,6 +226,7 @@ class Access:
             raise self._no_answer("database", error) from error
 
     def _no_answer(self, peer: str, error: OSError) -> RegistryUnavailableError:
+        """The error for a server or database, `peer`, that does not answer."""
         text = f"registry {self.shown}: no answer from the {peer}: {reason(error)}"
         return RegistryUnavailableError(text)
 
@@ -389,6 +390,7 @@ class _Quiet(logging.Filter):
     """Drops the messages that MLflow logs inside `_quietly`."""
 
     def filter(self, record: logging.LogRecord) -> bool:
+        """False, which drops the message, if this thread is in `_quietly`."""
         return not _inside.get()
 
 

@@ -131,4 +131,5 @@ def _run(run: Any) -> StoredRun:
 
 
 def _texts(tags: Mapping[Any, Any]) -> dict[str, str]:
+    """Tags with keys and values as text."""
     return {str(key): str(value) for key, value in tags.items()}

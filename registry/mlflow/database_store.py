@@ -132,18 +132,22 @@ class TableStore:
         self._ask = ask
 
     def model(self, name: str) -> StoredModel | None:
+        """As `Store.model`: no prompt of that name is found."""
         no_prompt = _NO_PROMPT.format(table="registered_model_tags", name=":name", more="")
         return next(iter(self._models(f"m.name = :name AND {no_prompt}", name=name)), None)
 
     def models(self) -> list[StoredModel]:
+        """As `Store.models`: a prompt is a model whose tag is `true`."""
         no_prompt = _NO_PROMPT.format(table="registered_model_tags", name="m.name", more=_TRUE)
         return self._models(no_prompt)
 
     def versions(self, name: str) -> list[StoredVersion]:
+        """As `Store.versions`, in the order of their numbers."""
         no_prompt = _NO_PROMPT.format(table="model_version_tags", name=":name", more=_TRUE)
         return self._versions(no_prompt, name=name)
 
     def version(self, name: str, number: int) -> StoredVersion | None:
+        """As `Store.version`: a prompt's version has that tag, too."""
         versions = self._versions("v.version = :number", name=name, number=number)
         return next((version for version in versions if PROMPT not in version.tags), None)
 

@@ -110,11 +110,13 @@ class RestStore:
         return _model(answer["registered_model"])
 
     def models(self) -> list[StoredModel]:
+        """As `Store.models`: the server leaves prompts out."""
         query = {"max_results": 100}
         models = self._search("GET", "registered-models/search", "registered_models", query)
         return [_model(model) for model in models]
 
     def versions(self, name: str) -> list[StoredVersion]:
+        """As `Store.versions`: the server leaves prompts out."""
         query = {"filter": f"name = '{name}'", "max_results": 10_000}
         versions = self._search("GET", "model-versions/search", "model_versions", query)
         return [_version(version) for version in versions]

@@ -36,6 +36,8 @@ class StoredVersion:
 
 @dataclass(frozen=True)
 class StoredExperiment:
+    """MLflow's experiment. `active`: False if it was deleted."""
+
     id: str
     active: bool
 

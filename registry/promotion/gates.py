@@ -259,6 +259,7 @@ def staging(findings: Findings) -> Iterable[Decision]:
 
 
 def _hours(time: timedelta) -> str:
+    """A time in hours, as text."""
     return f"{number(time.total_seconds() / 3600)} h"
 
 

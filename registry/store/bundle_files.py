@@ -81,6 +81,7 @@ class Source:
             return _open_registered(kind, version, target, local, verify)
 
         def fill(into: Path) -> None:
+            """Fetch the files into a folder of the cache."""
             _copy_registered(kind, self.access, version, target, into)
 
         try:

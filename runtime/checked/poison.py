@@ -137,6 +137,7 @@ def poisoned_run(
         return poisoned(layout, n, n + spare, pattern, device, side)
 
     def window(name: str, whole: Collection) -> Collection:
+        """The part of a collection that the run gets."""
         return whole.window(starts[name], whole.n) if moved else whole
 
     read: dict[str, Collection] = {}

@@ -40,10 +40,12 @@ class MultiDeviceSession(Session):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
+        """Raises RunError: each event has a device of its own."""
         raise RunError("the session runs on every device: ask a binding or `on(device)`")
 
     @property
     def executable(self) -> Executable:
+        """Raises RunError: each device has an artifact of its own."""
         raise RunError("this session has an artifact for each device: use `on(device)`")
 
     def on(self, device: torch.device | str) -> Session:

@@ -64,6 +64,7 @@ def _verdict(
     """Why the artifact is refused here; None if it is valid."""
 
     def validated() -> str | None:
+        """Validate the artifact now, which may take minutes."""
         log.info("%s: %s for %s is validated here at its first use", opened.label, engine, target)
         return prover(opened, target, engine)
 

@@ -146,6 +146,7 @@ class CanarySession(SecondSession):
             self.inner.run_many(bindings, threads, stream=stream)
 
     def close(self) -> None:
+        """Close production, save the results, and close the canary."""
         super().close()
         self.canary.close()
 
@@ -276,10 +277,12 @@ class CanaryBinding(WrappedBinding):
         return self._canary
 
     def resize(self, rows: Rows) -> None:
+        """Bind other rows to production, and to the canary at its next call."""
         self.inner, self._canary = self._production, None
         self.inner.resize(rows)
 
     def rebind(self, inputs: Collections, outputs: Collections) -> None:
+        """Bind other memory to production, and to the canary at its next call."""
         self.inner, self._canary = self._production, None
         self.inner.rebind(inputs, outputs)
 

@@ -223,6 +223,7 @@ class LiveBinding(WrappedBinding):
         self.inner(rows, stream=stream)
 
     def rebind(self, inputs: Collections, outputs: Collections) -> None:
+        """Bind other memory, which moves with the session from then on."""
         super().rebind(inputs, outputs)
         self._memory = (inputs, outputs)
 

@@ -84,7 +84,7 @@ class Results:
         return self._unsaved
 
     def add(self, **seen: Any) -> None:
-        """Add fields of a record."""
+        """Add to the results; `seen`: fields of a `ShadowRecord`, as `events=1`."""
         with self._lock:
             self._unsaved = self._unsaved.plus([replace(self.begun, **seen)])
 

@@ -115,6 +115,7 @@ class _Copy:
         self.binding = shadow.bind(self._given, self._answer)
 
     def _new_memory(self, names: Iterable[str]) -> dict[str, Collection]:
+        """New collections of these names, of the copy's capacity."""
         layouts, dims = self.signature.layouts, self.signature.rows_of
         return {name: Collection(layouts[name], self.capacity[dims[name]]) for name in names}
 

@@ -33,6 +33,7 @@ class Counts(Record):
 
     @property
     def label(self) -> str:
+        """The version in messages: `name/3`, or only the model's name."""
         return f"{self.model}/{self.version}" if self.version else self.model
 
     def plus(self, other: Counts) -> Counts:
@@ -50,6 +51,7 @@ class Counts(Record):
             raise LoadError(f"these are no counts of {self.label}: {error}") from None
 
     def to_json(self) -> str:
+        """The text of a file of counts, which `read_counts` reads."""
         return json.dumps(as_data(self)) + "\n"
 
 

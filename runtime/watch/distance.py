@@ -180,4 +180,5 @@ def _changes(bins: Bins, counts: Sequence[int]) -> Iterator[str]:
 
 
 def _percent(share: float) -> str:
+    """A share in percent, as text."""
     return f"{number(100 * share)} %"

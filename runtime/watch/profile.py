@@ -63,6 +63,7 @@ class Profile(Record):
     columns: dict[str, Bins]
 
     def to_json(self) -> str:
+        """The text of `PROFILE`."""
         return json.dumps(as_data(self), indent=1) + "\n"
 
 

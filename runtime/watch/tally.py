@@ -25,7 +25,7 @@ class Tally:
         self._bins = (self._edges.ctypes.data, len(edges), self._counts.ctypes.data)
 
     def add(self, span: Span, n: int) -> None:
-        """Count the first n values."""
+        """Count the first n values. Memory of a GPU is copied, after torch's current stream."""
         if span.dtype in _WIDER or span.device.type != "cpu":
             span = _on_cpu(span.first(n))
         count_between(span.address, span.dtype, n, *self._bins)
