@@ -64,8 +64,10 @@ class Registry(Reader):
         password: str | None = None,
         chain: Sequence[Path] = (),
     ) -> Trusted:
-        """Verify and sign the version's files; returns the public key that verifies them."""
-        public = trust.sign(bundle := self.open(version), key, password, chain)
+        """Verify and sign the version's files; returns the public key that verifies them. `key`,
+        `password` and `chain`: as in `registry.trust.sign`. Raises TrustError."""
+        bundle = self.open(version)
+        public = trust.sign(bundle, key, password, chain)
         if self.local_path(version) is None:
             bundle_files.publish_signature(self, version, bundle.path / SIGNATURE)
         return public
@@ -141,7 +143,7 @@ class Registry(Reader):
         version.require_free(annex.target)
         with self.client(write=True) as client:
             bundle = self.open(version, verify=False, annexes=())
-            attach(bundle, [annex])
+            attach(bundle, [annex])  # raises if the annex does not fit the bundle
             annex.verify()
             try:
                 upload.upload_annex(client, str(version.run_id), annex)
