@@ -40,19 +40,19 @@ def compare(
         distance = 0.0 if floating else None
         all_agree = 1.0 if classifier else None
         return Deviation(0, ulp_p50=distance, ulp_p99=distance, ulp_max=distance, argmax=all_agree)
-    a, b = found.double(), rounded.double()
-    same = (found == rounded) | (a.isnan() & b.isnan())
-    finite = a.isfinite() & b.isfinite()
+    found64, rounded64 = found.double(), rounded.double()
+    same = (found == rounded) | (found64.isnan() & rounded64.isnan())
+    finite = found64.isfinite() & rounded64.isfinite()
     mismatch = ~finite & ~same
-    gap = torch.where(finite, (a - b).abs(), 0.0)
+    gap = torch.where(finite, (found64 - rounded64).abs(), 0.0)
     if not floating:  # different large int64 may be the same float64
         gap = torch.where(same, 0.0, gap.clamp_min(1.0))
-    scale = torch.where(finite, b.abs(), 0.0)
+    scale = torch.where(finite, rounded64.abs(), 0.0)
     outside = mismatch | (gap > tolerance.atol + tolerance.rtol * scale)
     relative = torch.where(scale > 0, gap / scale.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
     worst = int((mismatch.double() if mismatch.any() else gap).argmax())
     ulp = _ulp_statistics(found, rounded, finite) if floating else _UlpStatistics()
-    agreement, reclassified = _classes(a, b) if classifier else (None, ())
+    agreement, reclassified = _classes(found64, rounded64) if classifier else (None, ())
     return Deviation(
         elements=found.numel(),
         max_abs=float(gap.max()),
@@ -118,12 +118,14 @@ def _error_bins(gaps: torch.Tensor) -> tuple[int, ...]:
     return tuple(torch.bincount(torch.where(gaps > 0, decades, 0)).tolist())
 
 
-def _classes(a: torch.Tensor, b: torch.Tensor) -> tuple[float, tuple[tuple[int, int, int], ...]]:
+def _classes(
+    found: torch.Tensor, reference: torch.Tensor
+) -> tuple[float, tuple[tuple[int, int, int], ...]]:
     """The fraction of rows that have the same class in both, and Deviation.reclassified. The class
     of a row is the place of its largest element."""
-    found, expected = (rows.reshape(rows.shape[0], -1).argmax(1) for rows in (a, b))
-    differ = found != expected
-    pairs = Counter(zip(expected[differ].tolist(), found[differ].tolist(), strict=True))
+    ours, theirs = (rows.reshape(rows.shape[0], -1).argmax(1) for rows in (found, reference))
+    differ = ours != theirs
+    pairs = Counter(zip(theirs[differ].tolist(), ours[differ].tolist(), strict=True))
     return float((~differ).double().mean()), _most_frequent(pairs)
 
 

@@ -231,7 +231,7 @@ class _Worker:
             if isinstance(work, threading.Event):  # of a `flush` that waits for it
                 work.set()
                 continue
-            begun = perf_counter() - work.seconds  # the copy counts as work, too
+            start = perf_counter() - work.seconds  # the copy counts as work, too
             try:
                 work.binding(work.rows)
                 self._results.add(events=1, **work.differences())
@@ -239,8 +239,8 @@ class _Worker:
                 self._results.failed(error)
             self._free.append(work)
             now = perf_counter()
-            rested = now + _REST * (now - begun) / self._fraction
+            rested = now + _REST * (now - start) / self._fraction
             while not (self._closed or self._flushing) and (left := rested - perf_counter()) > 0:
-                sleep(min(left, 0.05))
+                sleep(min(left, 0.05))  # short, as `close` and `flush` end the rest
         self._results.end()
         self._shadow.close()

@@ -371,7 +371,7 @@ FAULTS = (
     ),
     Fault(
         "a shadow does not pause between events",
-        "rested = now + _REST * (now - begun) / self._fraction",
+        "rested = now + _REST * (now - start) / self._fraction",
         "rested = now",
         ("test_it_works_for_no_more_than_its_fraction_of_the_time",),
     ),
@@ -549,7 +549,7 @@ FAULTS = (
     Fault(
         "NaN agrees with anything",
         "mismatch = ~finite & ~same",
-        "mismatch = ~finite & ~same & ~a.isnan()",
+        "mismatch = ~finite & ~same & ~found64.isnan()",
         ("test_nan_and_infinity",),
     ),
     Fault(
