@@ -125,7 +125,7 @@ def _session(opened: Opened, device: torch.device) -> Session:
     if opened.production:
         session = Session(opened.signature, executable, device, origin, any_start)
     else:
-        session = checked(opened, executable, device, origin, any_start)
+        session = checked_session(opened, executable, device, origin, any_start)
     if opened.opening.watch is not None or "PIPELINE_WATCH" in os.environ:
         from runtime.watch import watcher
 
@@ -209,7 +209,7 @@ def _reopening(opened: Opened, device: torch.device | None, origin: Origin | Non
     return Reopening(pinned, registry, opened.bundle.digest, str(device or AUTO))
 
 
-def checked(
+def checked_session(
     opened: Opened, executable: Executable, device: torch.device, origin: Origin, any_start: bool
 ) -> CheckedSession:
     """A session that compares every answer with the portable program's, on the same device."""
@@ -241,7 +241,7 @@ def device_here(device: str | torch.device) -> torch.device:
     if str(device) == "cpu" and "torch" not in sys.modules:
         return cast("torch.device", CPU)  # torch accepts it
     if re.fullmatch("cuda(:[0-9]+)?", str(device)) and not torch_drives_gpus():
-        return cast("torch.device", _by_driver(Device(str(device))))
+        return cast("torch.device", _gpu_by_driver(Device(str(device))))
     if not has_torch():
         raise LoadError(
             f"device {str(device)!r}: {_ONLY_CPU} or 'cuda:0'", code="load-without-torch"
@@ -263,7 +263,7 @@ def device_here(device: str | torch.device) -> torch.device:
     return parsed
 
 
-def _by_driver(device: Device) -> Device:
+def _gpu_by_driver(device: Device) -> Device:
     """An NVIDIA GPU that its driver sees, if no torch that is built for GPUs is installed."""
     code = LoadError.code if has_torch() else "load-without-torch"
     lacks = "torch sees 0 GPUs here" if has_torch() else _ONLY_CPU

@@ -42,7 +42,7 @@ def require_cards(
         return
     contract = Signature.from_dict(signature)
     for card, candidate in candidates.items():
-        lines = _in_order(read_sealed(root, card).decode(errors="replace"))
+        lines = _sorted_lines(read_sealed(root, card).decode(errors="replace"))
         if lines not in _cards(contract, candidate):
             raise BundleError(
                 f"{root}: {card} says something else than the manifest: it was altered after it "
@@ -54,10 +54,10 @@ def _cards(signature: Signature, candidate: Candidate) -> Iterator[list[str]]:
     """What a card may say. It may leave out tiles and windows that the manifest allows."""
     for tile in {None, candidate.tile}:
         for windows in {False, candidate.windows}:
-            yield _in_order(describe(signature, tile, windows))
+            yield _sorted_lines(describe(signature, tile, windows))
 
 
-def _in_order(card: str) -> list[str]:
+def _sorted_lines(card: str) -> list[str]:
     """The lines, collection by collection: a manifest has its collections in another order. The
     order of arguments counts and stays, as sorting is stable."""
 

@@ -360,7 +360,7 @@ class Manifest(Record):
         return places
 
     def to_json(self) -> str:
-        """Keys sorted, one final newline: equal manifests give equal bytes."""
+        """The text of `manifest.json`; equal manifests give equal bytes."""
         return record_to_json(self)
 
     @classmethod
@@ -374,7 +374,8 @@ R = TypeVar("R", bound=Record)
 
 
 def record_to_json(record: DataclassInstance) -> str:
-    """Keys sorted, one final newline: equal records give equal bytes."""
+    """A record as JSON text. Keys are sorted, and one newline ends it: equal records give equal
+    bytes."""
     # JSON has no NaN and no Infinity, but a worst relative deviation can be either: these values
     # are written as strings, and read back as numbers.
     data = json.loads(  # ours

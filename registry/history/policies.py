@@ -32,7 +32,7 @@ _EVERY_MODEL = "*"
 _LONGEST = 5000
 
 
-def keep(access: Access, policy: Policy, model: str | None, reference: Path | None) -> None:
+def set_policy(access: Access, policy: Policy, model: str | None, reference: Path | None) -> None:
     """From now on `policy` is that of `model`, or if `model` is None, that of the registry.
 
     `reference`: the file of the policy's reference set, which is copied into the registry.
@@ -75,7 +75,7 @@ def _end_last(
         client.set_terminated(run, "FINISHED", end_time=end)
 
 
-def kept(access: Access, model: str | None, into: Path | None = None) -> list[Asked]:
+def policies_in_force(access: Access, model: str | None, into: Path | None = None) -> list[Asked]:
     """The registry's policy and that of `model`, each if there is one.
 
     Their reference sets are copied into the folder `into` and their digests are checked; if `into`

@@ -134,8 +134,8 @@ def export_to(registry: Registry, ref: Ref, dest: Path) -> Export:
         registry=registry.shown,
         by=stamp.user_at_host(),
         at=stamp.now(),
-        versions={version.number: _exported(version) for version in versions},
-        history=[_foreign(event, registry) for event in events],
+        versions={version.number: _exported_version(version) for version in versions},
+        history=[_foreign_event(event, registry) for event in events],
     )
     with write_atomically(dest) as partial:
         for version in versions:
@@ -146,7 +146,7 @@ def export_to(registry: Registry, ref: Ref, dest: Path) -> Export:
     return export
 
 
-def _exported(version: Version) -> ExportedVersion:
+def _exported_version(version: Version) -> ExportedVersion:
     """What an export says about a version, beside its files."""
     return ExportedVersion(
         digest=version.digest,
@@ -190,15 +190,15 @@ def import_from(registry: Registry, source: Path, name: str | None = None) -> Im
     return Imported(export, pushed, _add_events(registry, model, export, numbers))
 
 
-def _foreign(event: Event, registry: Registry) -> ForeignEvent:
+def _foreign_event(event: Event, registry: Registry) -> ForeignEvent:
     """An event for the export. An imported event keeps its original registry and content."""
     if event.kind == "import":
-        return _original(event)
+        return _original_event(event)
     data = {"registry": registry.shown, "model": event.model, "event": event.to_json()}
     return as_record(ForeignEvent, data)
 
 
-def _original(event: Event) -> ForeignEvent:
+def _original_event(event: Event) -> ForeignEvent:
     """The event of another registry in an event of kind "import". Raises RegistryError."""
     try:
         return as_record(ForeignEvent, event.imported)
@@ -208,7 +208,7 @@ def _original(event: Event) -> ForeignEvent:
 
 def _keys(events: Iterable[Event]) -> set[tuple[str, str, int, str]]:
     """The keys of the foreign events that these events imported."""
-    return {_original(event).key for event in events if event.kind == "import"}
+    return {_original_event(event).key for event in events if event.kind == "import"}
 
 
 def _add_events(registry: Registry, model: str, export: Export, numbers: Mapping[int, int]) -> int:

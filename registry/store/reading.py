@@ -215,7 +215,9 @@ class Reader(Access):
         >>> list(registry.policies("jet-tagger"))
         []
         """
-        return policy_store.kept(self, None if model is None else Ref(model).name, into)
+        return policy_store.policies_in_force(
+            self, None if model is None else Ref(model).name, into
+        )
 
     @contextlib.contextmanager
     def _model(self, name: str) -> Iterator[tuple[Store, StoredModel]]:

@@ -345,4 +345,4 @@ class Registry(Reader):
         """
         if model is not None:
             self.versions(model)  # raises NotFoundError if there is no such model
-        policy_store.keep(self, policy, model, reference)
+        policy_store.set_policy(self, policy, model, reference)

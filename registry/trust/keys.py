@@ -42,7 +42,7 @@ def trusted(pem: str | bytes, origin: str) -> Trusted:
     require_library()
     content = pem.encode() if isinstance(pem, str) else pem
     if b"BEGIN CERTIFICATE-----" in content:
-        return _root(content, origin)
+        return _root_certificate(content, origin)
     return _public_key(content, origin)
 
 
@@ -65,7 +65,7 @@ def _public_key(content: bytes, origin: str) -> Trusted:
     return Trusted(pem.decode(), hashlib.sha256(pem).hexdigest(), origin)
 
 
-def _root(content: bytes, origin: str) -> Trusted:
+def _root_certificate(content: bytes, origin: str) -> Trusted:
     """A trusted root certificate from the content of a PEM file. Raises TrustError."""
     from cryptography.hazmat.primitives import hashes, serialization
 

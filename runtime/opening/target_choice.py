@@ -13,7 +13,7 @@ from engines.target import Target, best_target, check_host_runs, choose_target, 
 from registry.bundle import Manifest, TargetRecord, attach
 from runtime.errors import LoadError
 from runtime.opening.artifact import open_artifact
-from runtime.opening.first_use import WAITING, proven
+from runtime.opening.first_use import WAITING, validated_here
 from runtime.opening.request import Builder, Opened
 from runtime.opening.same_bits import check_bits
 from runtime.process import settle_tf32, settle_threads, torch_runs_on
@@ -42,7 +42,7 @@ def open_here(opened: Opened, device: torch.device) -> OpenedHere:
     """Choose the artifact to run on a device of this host, and open it."""
     opening = opened.opening
     if opening.builder is not None:
-        opened = _completed(opened, device, opening.target, opening.builder)
+        opened = _with_target_built(opened, device, opening.target, opening.builder)
     by_torch = torch_runs_on(device)
     if opening.engine_name is None and not by_torch:
         opened = _without_torch(opened, device)
@@ -50,7 +50,7 @@ def open_here(opened: Opened, device: torch.device) -> OpenedHere:
     if device.type == "cuda" and not by_torch:
         _require_no_torch(opened, target)
     if opening.prover is not None:
-        opened = proven(opened, target, device, opening.prover)
+        opened = validated_here(opened, target, device, opening.prover)
     _require_engine(opened, target, opening.engine_name)
     manifest = opened.bundle.manifest
     if device.type == "cuda" and by_torch:
@@ -218,7 +218,7 @@ def _require_engine(opened: Opened, target: str, wanted: str | None) -> None:
         )
 
 
-def _completed(
+def _with_target_built(
     opened: Opened, device: torch.device, wanted: str | None, builder: Builder
 ) -> Opened:
     """The version with a verified target for this host; if it has none, one is built now and
