@@ -104,24 +104,18 @@ class Store(Protocol):
 
     def model(self, name: str) -> StoredModel | None:
         """The model of that name, or None."""
-        ...
 
     def models(self) -> list[StoredModel]:
         """All models, in any order."""
-        ...
 
     def versions(self, name: str) -> list[StoredVersion]:
         """All versions of a model that are not deleted, in any order; none for an unknown name."""
-        ...
 
     def version(self, name: str, number: int) -> StoredVersion | None:
         """One version of a model; None if there is no such version or model."""
-        ...
 
     def experiment(self, name: str) -> StoredExperiment | None:
         """The experiment of that name, also if it was deleted, or None."""
-        ...
 
     def runs(self, query: RunQuery) -> list[StoredRun]:
         """The runs that `query` asks for, in its order."""
-        ...
