@@ -59,18 +59,23 @@ class Repository(oras.provider.Registry):  # type: ignore[misc]
         self._manifest = f"{self.prefix}://{self.container.manifest_url(digest or tag)}"
         self.session.auth = lambda request: request  # else requests takes passwords of ~/.netrc
         with self._errors():
-            answer = self.session.get(f"{self.prefix}://{host}/v2/")
-            basic = answer.headers.get("WWW-Authenticate", "").lower().startswith("basic")
-            if basic:
-                self.auth = oras.auth.get_auth_backend("basic", self.session)
-                self.auth.set_basic_auth("", "")  # if none is stored
-            try:
-                self.auth.load_configs(self.container)
-            except Exception as error:  # oras does not check the file
-                why = f"~/.docker/config.json cannot be used: {reason(error)}"
-                raise RegistryError(f"{self.shown}: {why}") from error
-            if basic:  # at once: a registry may close the connection instead of taking a large file
-                self.headers.update(self.auth.get_auth_header())
+            self._log_in(host)
+
+    def _log_in(self, host: str) -> None:
+        """Take the password that `docker login` stored for the host, in the way that the registry
+        asks for: basic authentication, or by default a token for each request."""
+        answer = self.session.get(f"{self.prefix}://{host}/v2/")
+        basic = answer.headers.get("WWW-Authenticate", "").lower().startswith("basic")
+        if basic:
+            self.auth = oras.auth.get_auth_backend("basic", self.session)
+            self.auth.set_basic_auth("", "")  # if none is stored
+        try:
+            self.auth.load_configs(self.container)
+        except Exception as error:  # oras does not check the file
+            why = f"~/.docker/config.json cannot be used: {reason(error)}"
+            raise RegistryError(f"{self.shown}: {why}") from error
+        if basic:  # at once: a registry may close the connection instead of taking a large file
+            self.headers.update(self.auth.get_auth_header())
 
     def manifest(self, media_type: str) -> bytes:
         """The content of the artifact's manifest, of the first 4 MiB."""

@@ -58,16 +58,7 @@ class LookupCache:
         """The record, or None. Raises RegistryError if it is damaged."""
         path = self._path(ref)
         try:
-            record = as_record(dict[str, Any], parse_json(read_plain(path)))
-            content = as_record(dict[str, Any], record.get("content"))
-            if record.get("sha256") != _digest(content):
-                raise ValueError("it is not what was written")
-            if (content.get("schema"), content.get("ref")) != (_SCHEMA, ref):
-                raise ValueError("it is of another kind")
-            signers = as_record(list[dict[str, Any]], content.get("signers"))
-            fields = {name: content.get(name) for name in ("version", "at")}
-            fields["signers"] = {str(entry.get("origin")): entry.get("keys") for entry in signers}
-            return as_record(Lookup, fields)
+            return _parse(read_plain(path), ref)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -106,6 +97,20 @@ class LookupCache:
     def _path(self, ref: str) -> Path:
         """The record's file. Its name is a digest, since a URI may have any character."""
         return self._root / f"{_digest({**self._key, 'ref': ref})}.json"
+
+
+def _parse(text: bytes, ref: str) -> Lookup:
+    """The lookup of `ref` in the text of a record. Raises ValueError."""
+    record = as_record(dict[str, Any], parse_json(text))
+    content = as_record(dict[str, Any], record.get("content"))
+    if record.get("sha256") != _digest(content):
+        raise ValueError("it is not what was written")
+    if (content.get("schema"), content.get("ref")) != (_SCHEMA, ref):
+        raise ValueError("it is of another kind")
+    signers = as_record(list[dict[str, Any]], content.get("signers"))
+    fields = {name: content.get(name) for name in ("version", "at")}
+    fields["signers"] = {str(entry.get("origin")): entry.get("keys") for entry in signers}
+    return as_record(Lookup, fields)
 
 
 def _digest(content: Any) -> str:

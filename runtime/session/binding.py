@@ -197,6 +197,19 @@ class Binding:
         wanted = self.bound if rows is None else _row_counts(rows, self.bound)
         if wanted == self.rows:
             return
+        self._require_rows(wanted)
+        changes = {}
+        for argument in self._checked.by_rows:
+            n = wanted[argument.dim]
+            if argument.column is None:
+                changes[argument.position] = carrier(n, self.device)
+            else:
+                changes[argument.position] = argument.column.first(n)
+        self._replace(changes)
+        self._set_rows(wanted)
+
+    def _require_rows(self, wanted: Mapping[str, int]) -> None:
+        """Raise BindError for other dimensions, or for more or fewer rows than are possible."""
         if wanted.keys() != self.rows.keys():
             raise BindError(
                 f"rows for {sorted(map(str, wanted))}, this model has {sorted(self.rows)}",
@@ -210,15 +223,6 @@ class Binding:
                     f"{self.signature.ranges[dim].max}, and the bound memory holds {high})",
                     code="bind-rows",
                 )
-        changes = {}
-        for argument in self._checked.by_rows:
-            n = wanted[argument.dim]
-            if argument.column is None:
-                changes[argument.position] = carrier(n, self.device)
-            else:
-                changes[argument.position] = argument.column.first(n)
-        self._replace(changes)
-        self._set_rows(wanted)
 
     def rebind(self, inputs: Collections, outputs: Collections) -> None:
         """Bind other collections of the same layouts, checked as in `Session.bind`.
@@ -376,11 +380,16 @@ def _row_counts(rows: Rows, dims: Mapping[str, int]) -> dict[str, int]:
     if type(rows) is int:  # the usual case, in a call that should take no time
         return dict.fromkeys(dims, rows)
     by_dim = rows if isinstance(rows, Mapping) else dict.fromkeys(dims, rows)
+    if any(isinstance(n, bool) for n in by_dim.values()):  # an integer of Python, but no number
+        raise _no_rows(rows)
     try:
-        if any(isinstance(n, bool) for n in by_dim.values()):
-            raise TypeError  # True is an integer of Python, but no number of rows
         return {dim: operator.index(n) for dim, n in by_dim.items()}
     except TypeError:
-        raise BindError(
-            f"rows are an integer, or integers by dimension; found {rows!r}", code="bind-rows"
-        ) from None
+        raise _no_rows(rows) from None
+
+
+def _no_rows(rows: object) -> BindError:
+    """The error for what is no number of rows."""
+    return BindError(
+        f"rows are an integer, or integers by dimension; found {rows!r}", code="bind-rows"
+    )

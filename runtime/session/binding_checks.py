@@ -85,6 +85,16 @@ def check_memory(
                 "build the version again (pipeline run, then promote)",
                 code="bind-rows",
             )
+    _check_outputs(inputs, outputs)
+    _check_overlap(inputs, outputs)
+    rows = _common_rows(signature, {**inputs, **outputs})
+    _check_range(signature, rows)
+    return rows
+
+
+def _check_outputs(inputs: Mapping[str, Collection], outputs: Mapping[str, Collection]) -> None:
+    """Raise BindError for an output that cannot be written, or is another collection than the input
+    of its name."""
     for name, collection in outputs.items():
         if inputs.get(name, collection) is not collection:
             raise BindError(
@@ -102,10 +112,6 @@ def check_memory(
             raise BindError(
                 f"output collection {name!r} is read-only memory{why}", code="bind-read-only"
             )
-    _check_overlap(inputs, outputs)
-    rows = _common_rows(signature, {**inputs, **outputs})
-    _check_range(signature, rows)
-    return rows
 
 
 def _check_layout(name: str, found: Layout, signature: Signature) -> None:

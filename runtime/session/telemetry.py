@@ -67,9 +67,9 @@ class Telemetry:
             else:
                 self._write = prometheus.write_to_textfile
                 self._file = Path(where.replace("{pid}", str(os.getpid())))
-                self.write()
+                self.write()  # raises now if that is not possible
                 keep_written(self.write, "telemetry")
-        except (OSError, OverflowError) as error:
+        except (OSError, OverflowError) as error:  # OverflowError: no such port
             raise LoadError(
                 f"{VARIABLE}={where}: {error}: name a free port, or a file in a folder that is "
                 "there",
