@@ -165,17 +165,7 @@ def import_from(registry: Registry, source: Path, name: str | None = None) -> Im
     """
     scratch = registry.sqlite.parent if registry.sqlite is not None else cache_root()
     with as_folder(source, scratch) as folder:
-        try:
-            text = read_plain(folder / EXPORT)
-        except OSError as error:
-            raise BundleError(
-                f"{source}: not an export: {EXPORT} cannot be read: {error.strerror}"
-            ) from error
-        export = record_from_json(Export, text, str(source / EXPORT), EXPORT_SCHEMA)
-        folders = {number: folder / "versions" / str(number) for number in export.versions}
-        for number, version_folder in folders.items():
-            if open_folder(version_folder).digest != export.versions[number].digest:
-                raise BundleError(f"{source}: versions/{number} is not what {EXPORT} says")
+        export = _read_export(folder, source)
         model = Ref(name or export.name).name
         origin = {
             "registry": export.registry,
@@ -183,11 +173,28 @@ def import_from(registry: Registry, source: Path, name: str | None = None) -> Im
             "exported_at": export.at,
         }
         pushed: dict[int, Pushed] = {}
-        for number, version_folder in folders.items():
+        for number in export.versions:
             original = {"version": f"{export.name}/{number}"}
+            version_folder = folder / "versions" / str(number)
             pushed[number] = push(registry, version_folder, model, origin=origin | original)
     numbers = {number: result.version.number for number, result in pushed.items()}
     return Imported(export, pushed, _add_events(registry, model, export, numbers))
+
+
+def _read_export(folder: Path, source: Path) -> Export:
+    """The `export.json` in a folder. Raises BundleError if a version is not what it says: every
+    digest of each is checked. `source`: the folder or archive that the user named, for errors."""
+    try:
+        text = read_plain(folder / EXPORT)
+    except OSError as error:
+        raise BundleError(
+            f"{source}: not an export: {EXPORT} cannot be read: {error.strerror}"
+        ) from error
+    export = record_from_json(Export, text, str(source / EXPORT), EXPORT_SCHEMA)
+    for number, version in export.versions.items():
+        if open_folder(folder / "versions" / str(number)).digest != version.digest:
+            raise BundleError(f"{source}: versions/{number} is not what {EXPORT} says")
+    return export
 
 
 def _foreign_event(event: Event, registry: Registry) -> ForeignEvent:

@@ -123,8 +123,8 @@ class _Collector:
                     pass  # this settles an interrupted removal
         for model, run in self._runs():
             if self._versions(run):
-                yield from self._annexes(model, run)
-            elif (garbage := self._registration(model, run)) is not None:
+                yield from self._collect_annexes(model, run)
+            elif (garbage := self._collect_registration(model, run)) is not None:
                 yield garbage
 
     def _runs(self) -> Iterator[tuple[str, Any]]:
@@ -148,7 +148,7 @@ class _Collector:
         source = f"{info.artifact_uri.rstrip('/')}/{bundle_files.FOLDER}"
         return all_pages(search, f"source_path = '{source}'")
 
-    def _registration(self, model: str, run: Any) -> Garbage | None:
+    def _collect_registration(self, model: str, run: Any) -> Garbage | None:
         """Remove a run without a version. It is first ended under the lock, so that nobody can make
         a version of it any more."""
         verdict = self._verdict(run)
@@ -186,7 +186,7 @@ class _Collector:
             return None
         return _Verdict("registration", "no version refers to it")
 
-    def _annexes(self, model: str, run: Any) -> Iterator[Garbage]:
+    def _collect_annexes(self, model: str, run: Any) -> Iterator[Garbage]:
         """Remove the annexes next to a version's bundle that no tag of the version names."""
         root = run.info.artifact_uri.rstrip("/")
         if (local := bundle_files.local_folder(root)) is not None:

@@ -273,7 +273,8 @@ class Registry(Reader):
             return self._read_again(target)
 
     def approve(self, version: Version, approver: str, reason: str = "") -> Event:
-        """Record that `approver` approves this version, with this digest, for production.
+        """Record that `approver` approves this version, with this digest, for production. Raises
+        RegistryError if that is no name.
 
         Examples
         --------

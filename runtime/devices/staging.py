@@ -55,8 +55,8 @@ class Staging:
             self._copy_out(name, staged[name], theirs)
 
     def _copy_in(self, name: str, theirs: Collection, staged: Collection) -> None:
-        """Copy the columns that the model reads of the caller's collection `name`. From pinned
-        memory the last copy may still be under way: it is ahead of the run in the stream."""
+        """Copy the columns that the model reads of the caller's collection `name`. A transfer from
+        pinned memory may end later, but before the run, which is behind it in the stream."""
         pinned = self._pinned(theirs, staged, name)
         _copy_blocks(self.session.signature.inputs, name, theirs, pinned or staged)
         if pinned is None:

@@ -62,7 +62,7 @@ class GraphBinding(Binding):
         """Record a graph of the bound rows, or note in `graph` why there is none."""
         caller = torch_stream(handle, self.device)
         try:
-            side = torch.cuda.Stream(self.device)
+            side = torch.cuda.Stream(self.device)  # the default stream cannot be recorded
             side.wait_stream(caller)
             run = self._recordable()
             with torch.cuda.stream(side):

@@ -106,10 +106,12 @@ class LiveSession(Session):
             if self._closed:
                 return False
             looked_up = self._name.find(now=True)
-            if not self._is_news(looked_up):
+            if not self._is_newer(looked_up):
                 return False
             opened = self._name.open(looked_up)
-            if not self._is_news(_lookup(opened)):  # files missing: the recorded version was opened
+            if not self._is_newer(
+                _lookup(opened)
+            ):  # files missing: the recorded version was opened
                 return False
             coming = self._open(opened)
             try:
@@ -173,9 +175,9 @@ class LiveSession(Session):
             self._closed = True
             self.current.close()
 
-    def _is_news(self, lookup: Lookup) -> bool:
-        """True if it found another version, and the registry did not answer before the lookup of
-        the version in place."""
+    def _is_newer(self, lookup: Lookup) -> bool:
+        """True if a lookup found another version than the one in place, and the registry's answer is
+        not older."""
         current = self._current_lookup
         same_ref = lookup.version.ref == current.version.ref
         same = same_ref and lookup.version.digest == current.version.digest
