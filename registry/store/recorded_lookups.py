@@ -70,7 +70,7 @@ class LookupCache:
 
     def write(self, ref: str, lookup: Lookup) -> None:
         """Write a record, unless there is a newer one. Raises OSError if that is not possible."""
-        with contextlib.suppress(RegistryError):
+        with contextlib.suppress(RegistryError):  # a damaged record is replaced
             recorded = self.read(ref)
             if recorded is not None and recorded.at > lookup.at:
                 return

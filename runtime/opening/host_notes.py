@@ -31,7 +31,7 @@ def remembered(
     digest = hashlib.sha256(processor.encode()).hexdigest()[:16]
     name = "-".join([opened.bundle.digest, target.replace("/", "."), engine, digest])
     note = cache_root() / f"{kind}-notes" / name  # earlier releases wrote others into `kind`
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError):  # no note yet, or a damaged one: find out
         return read_record(str | None, read_plain(note))  # type: ignore[arg-type]
     result = find_out()
     with suppress(OSError):  # without a cache the next load finds out again

@@ -109,9 +109,8 @@ class LiveSession(Session):
             if not self._is_newer(looked_up):
                 return False
             opened = self._name.open(looked_up)
-            if not self._is_newer(
-                _lookup(opened)
-            ):  # files missing: the recorded version was opened
+            # If its files are missing, a recorded version was opened.
+            if not self._is_newer(_lookup(opened)):
                 return False
             coming = self._open(opened)
             try:
@@ -176,8 +175,8 @@ class LiveSession(Session):
             self.current.close()
 
     def _is_newer(self, lookup: Lookup) -> bool:
-        """True if a lookup found another version than the one in place, and the registry's answer is
-        not older."""
+        """True if a lookup found another version than the one in place, and the registry's answer
+        is not older."""
         current = self._current_lookup
         same_ref = lookup.version.ref == current.version.ref
         same = same_ref and lookup.version.digest == current.version.digest
