@@ -78,13 +78,12 @@ def check_promotable(alias: str) -> None:
 def as_settled(store: Store, events: Sequence[Event], aliases: Mapping[str, int]) -> list[Event]:
     """The events; an open one gets the state in which the next writer will close it. `aliases`: all
     aliases of the model now."""
-    settled = []
-    for event in events:
+    settled = list(events)
+    for i, event in enumerate(events):
         if event.state == "open":
-            happened = _happened(store, event, aliases)
-            settled.append(replace(event, state="done" if happened else "void"))
-        else:
-            settled.append(event)
+            settled[i] = replace(
+                event, state="done" if _happened(store, event, aliases) else "void"
+            )
     return settled
 
 

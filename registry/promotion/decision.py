@@ -74,15 +74,13 @@ def check_override(gates: Iterable[str], reason: str) -> None:
 
 def override(decisions: Iterable[Decision], gates: Iterable[str], reason: str) -> list[Decision]:
     """The decisions; each refusal of one of the named `gates` gets `reason` as its override."""
-    every_decision, named = list(decisions), set(gates)
+    overridden, named = list(decisions), set(gates)
     check_override(named, reason)
-    gates_asked = dict.fromkeys(decision.gate for decision in every_decision)
+    gates_asked = dict.fromkeys(decision.gate for decision in overridden)
     known = [gate for gate in gates_asked if gate not in NEVER_OVERRIDDEN]
     if unknown := sorted(named.difference(known)):
         raise RegistryError(f"no gate {unknown[0]!r} was asked; there are: {', '.join(known)}")
-    return [
-        replace(decision, override=reason)
-        if decision.gate in named and not decision.passed
-        else decision
-        for decision in every_decision
-    ]
+    for i, decision in enumerate(overridden):
+        if decision.gate in named and not decision.passed:
+            overridden[i] = replace(decision, override=reason)
+    return overridden
