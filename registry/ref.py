@@ -64,8 +64,8 @@ def checked_alias(alias: str) -> str:
     """The alias, if it can be one. Raises RegistryError."""
     # MLflow reserves `latest` and `v1`, `v2`, ...; it would refuse them only after the history and
     # a tag have been written.
-    taken = alias.lower() == "latest" or re.fullmatch(r"[vV][0-9]+", alias)
-    if taken or not re.fullmatch(r"[A-Za-z0-9_-]{1,200}", alias):
+    reserved = alias.lower() == "latest" or re.fullmatch(r"[vV][0-9]+", alias)
+    if reserved or not re.fullmatch(r"[A-Za-z0-9_-]{1,200}", alias):
         raise RegistryError(
             f"{alias!r} cannot be an alias: use A-Z a-z 0-9 _ -, but not 'latest' or 'v1'"
         )

@@ -44,7 +44,11 @@ class ShadowRecord(Record):
     max_rel: dict[str, Measured] = field(default_factory=dict)
 
     def plus(self, others: Iterable[ShadowRecord]) -> ShadowRecord:
-        """Return the sum with those of `others` that compare the same two bundles."""
+        """Return the total of this record and those of `others` that compare the same two bundles.
+
+        Counts are added, and the larger difference of each output is kept. Of the messages the last
+        one that is not empty is kept, in the order of `others`.
+        """
         sums: dict[str, Any] = asdict(self)
         for other in others:
             if (other.digest, other.production_digest) == (self.digest, self.production_digest):
@@ -53,16 +57,19 @@ class ShadowRecord(Record):
                 for key in ("error", "withdrawn"):
                     sums[key] = getattr(other, key) or sums[key]
                 for key in ("max_abs", "max_rel"):
-                    sums[key] = _largest(sums[key], getattr(other, key))
+                    sums[key] = _maxima(sums[key], getattr(other, key))
         return ShadowRecord(**sums)
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str) -> ShadowRecord:
+        """Read a record. Raises RegistryError, which begins with `where`."""
         try:
             return read_record(cls, text)
         except ValueError as error:
             raise RegistryError(f"{where}: not the record of a shadow: {error}") from error
 
 
-def _largest(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
-    return {name: max(one.get(name, 0.0), other.get(name, 0.0)) for name in {**one, **other}}
+def _maxima(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
+    """The larger value of each name. A name may be in one mapping only; values are at least 0."""
+    names = {**first, **second}  # not a set: a mapping keeps the order
+    return {name: max(first.get(name, 0.0), second.get(name, 0.0)) for name in names}

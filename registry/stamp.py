@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 
 def user() -> str:
+    """The name of this process's user, or the user's number if there is no name."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name
@@ -16,6 +17,7 @@ def user() -> str:
 
 
 def user_at_host() -> str:
+    """`ada@worker-3`: this process's user and the name of this host."""
     return f"{user()}@{socket.gethostname()}"
 
 

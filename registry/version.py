@@ -56,6 +56,7 @@ class Promotion:
 
     @property
     def time(self) -> datetime:
+        """The time of the promotion, in whole seconds; of a valid record it has a time zone."""
         return datetime.fromisoformat(self.at)
 
     def of(self, version: Version) -> Promotion:
@@ -63,11 +64,13 @@ class Promotion:
         return replace(self, model=version.name, number=version.number, digest=version.digest)
 
     def to_json(self) -> str:
-        known = {name: value for name, value in asdict(self).items() if value is not None}
-        return json.dumps(known, sort_keys=True, ensure_ascii=False)
+        """The text of the version's tag. Fields that are None are left out."""
+        fields = {name: value for name, value in asdict(self).items() if value is not None}
+        return json.dumps(fields, sort_keys=True, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str, where: str) -> Promotion:
+        """Read the text of a tag. Raises RegistryError, which begins with `where`."""
         try:
             record = as_record(cls, parse_json(text))
             if record.time.tzinfo is None:
@@ -117,17 +120,23 @@ class Version:
 
     @property
     def ref(self) -> str:
+        """Its name in the registry, such as `jet-tagger/3`."""
         return f"{self.name}/{self.number}"
 
     def __repr__(self) -> str:
-        targets = [f"{t} {self.chosen.get(t, '')} {state}" for t, state in self.targets.items()]
+        targets = [
+            f"{target} {self.chosen.get(target, '')} {status}"
+            for target, status in self.targets.items()
+        ]
         names = "".join(f" @{alias}" for alias in self.aliases)
         return f"Version({self.ref}{names}: {', '.join(targets)})"
 
     def _repr_html_(self) -> str:
         """The version and its targets, for a notebook. Text of others is escaped."""
         names = "".join(f" @{alias}" for alias in self.aliases)
-        rows = [(t, self.chosen.get(t, ""), state) for t, state in self.targets.items()]
+        rows = [
+            (target, self.chosen.get(target, ""), status) for target, status in self.targets.items()
+        ]
         return html_table(f"Version {self.ref}{names}", ("target", "engine", "status"), rows)
 
     def promotion(self, alias: str) -> Promotion | None:
@@ -155,22 +164,23 @@ class Version:
         record = self.promotion(alias)
         if record is None:
             raise NotPromotedError(f"{self.ref} was never promoted to {alias}")
-        meant = record.of(self)
         named = (record.model, record.number, record.digest)
-        if named not in ((None, None, None), (meant.model, meant.number, meant.digest)):
+        # Older releases wrote a record without these three names.
+        if named not in ((None, None, None), (self.name, self.number, self.digest)):
             raise NotPromotedError(
                 f"{self.ref}: its record of a promotion is that of {record.model}/{record.number} "
                 f"(bundle {str(record.digest)[:12]}), so no gate let this one into {alias}"
             )
+        tagged = record.of(self)
         if history is None:
-            return meant
-        known = [promotion for promotion in history if promotion == promotion.of(self)]
-        if not known:
+            return tagged
+        recorded = [promotion for promotion in history if promotion == promotion.of(self)]
+        if not recorded:
             raise NotPromotedError(
                 f"{self.ref}: its tag says that it was promoted to {alias}, and the history of "
                 f"{self.name} has no such promotion"
             )
-        return meant if meant in known else known[-1]
+        return tagged if tagged in recorded else recorded[-1]
 
     def promoted(self, record: Promotion) -> Version:
         """A copy of the version whose tags contain `record`."""
@@ -209,7 +219,10 @@ class Version:
 
     @classmethod
     def of(cls, found: Stored, aliases: Mapping[str, int]) -> Version:
-        """`aliases`: all aliases of the model."""
+        """The version `found` in MLflow's store; `aliases`: all aliases of its model.
+
+        Raises RegistryError if soa-pipeline did not register the version.
+        """
         number, tags = found.number, dict(found.tags)
         if DIGEST not in tags:
             raise RegistryError(

@@ -9,10 +9,10 @@ import os
 import re
 import sys
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack, cast
 
-from engines.base import Executable
 from engines.errors import RunError
 from engines.native import gpus
 from engines.processes import Lock
@@ -21,6 +21,7 @@ from runtime.errors import LoadError
 from runtime.opening import (
     Mode,
     Opened,
+    OpenedHere,
     Opening,
     Options,
     name_of,
@@ -61,18 +62,18 @@ def load(
 def load_here(opening: Opening, device: str | torch.device, live: bool = False) -> Session:
     """A session on a device of this host; "auto": on each device with data. `live`: a session that
     follows the name to later versions."""
-    where = None if device == AUTO else device_here(device)
-    if where is None and opening.target is not None:
+    single = None if device == AUTO else device_here(device)
+    if single is None and opening.target is not None:
         raise LoadError(
             f"target {opening.target!r} with device 'auto': each device has its own target"
         )
-    if live and where is not None and not torch_runs_on(where) and where.type != "cpu":
+    if not live:
+        return session_on(open_version(opening), single)
+    if single is not None and single.type != "cpu" and not torch_runs_on(single):
         raise LoadError(
-            f"live: torch must wait for {where} before the session moves to another version, and "
+            f"live: torch must wait for {single} before the session moves to another version, and "
             "no torch that is built for GPUs is here: load it without live"
         )
-    if not live:
-        return session_on(open_version(opening), where)
     name = name_of(opening)
     if name is None or name.ref.version is not None:
         raise LoadError(
@@ -81,7 +82,7 @@ def load_here(opening: Opening, device: str | torch.device, live: bool = False) 
         )
     from runtime.versions import LiveSession
 
-    return LiveSession(name, lambda opened: session_on(opened, where))
+    return LiveSession(name, lambda opened: session_on(opened, single))
 
 
 def session_on(opened: Opened, device: torch.device | None) -> Session:
@@ -92,7 +93,8 @@ def session_on(opened: Opened, device: torch.device | None) -> Session:
     if device is None:
         from runtime.devices import MultiDeviceSession
 
-        session: Session = MultiDeviceSession(opened.signature, lambda at: _session(opened, at))
+        open_on = partial(_session, opened)
+        session: Session = MultiDeviceSession(opened.signature, open_on)
     else:
         session = _session(opened, device)
     session.reopening = _reopening(opened, device, session.origin)
@@ -118,12 +120,13 @@ def _require_reference(opened: Opened, device: Device | torch.device) -> None:
 def _session(opened: Opened, device: torch.device) -> Session:
     """A session on one device: compared in test mode, counted if `watch` says so."""
     _require_reference(opened, device)
-    here = open_here(opened, device)
-    executable, origin, any_start = here.executable, here.origin, here.any_start
+    artifact = open_here(opened, device)
     if opened.production:
-        session = Session(opened.signature, executable, device, origin, any_start)
+        session = Session(
+            opened.signature, artifact.executable, device, artifact.origin, artifact.any_start
+        )
     else:
-        session = checked(opened, executable, device, origin, any_start)
+        session = _checked_session(opened, artifact, device)
     if opened.opening.watch is not None or "PIPELINE_WATCH" in os.environ:
         from runtime.watch import watcher
 
@@ -154,22 +157,25 @@ class Reopening:
             session = _reopened.get((os.getpid(), self))  # a child of a fork opens its own
             if session is None or session.closed:
                 session = self._open()
-            return self._kept(session)
+            self._keep(session)
+            return session
 
     def share(self, session: Session) -> None:
         """Make `session`, which is open and is pickled as this, the session of this process."""
         with _one_opens:
-            self._kept(session)
+            self._keep(session)
 
-    def _kept(self, session: Session) -> Session:
+    def _keep(self, session: Session) -> None:
+        """Keep a session as the one used last; of more than KEPT, forget the one used least
+        recently. The caller holds `_one_opens`."""
         key = os.getpid(), self
         _reopened.pop(key, None)
         _reopened[key] = session  # at the end: used last
         if len(_reopened) > KEPT:
             del _reopened[next(iter(_reopened))]
-        return session
 
     def _open(self) -> Session:
+        """Open the version again. Raises LoadError if it has another digest now."""
         opened = open_version(replace(self.opening, registry=self.registry))
         if opened.bundle.digest != self.digest:
             raise LoadError(
@@ -191,8 +197,8 @@ def _reopening(opened: Opened, device: torch.device | None, origin: Origin | Non
     opening, by_name = opened.opening, opened.lookup is not None
     keys = opening.trusted_keys
     if keys is not None:
-        given = [keys] if isinstance(keys, str | Path) else keys
-        keys = tuple(str(Path(key).absolute()) for key in given)
+        paths = [keys] if isinstance(keys, str | Path) else keys
+        keys = tuple(str(Path(path).absolute()) for path in paths)
     pinned = replace(
         opening,
         ref=opened.label if by_name else opened.bundle.path,
@@ -204,16 +210,18 @@ def _reopening(opened: Opened, device: torch.device | None, origin: Origin | Non
     return Reopening(pinned, registry, opened.bundle.digest, str(device or AUTO))
 
 
-def checked(
-    opened: Opened, executable: Executable, device: torch.device, origin: Origin, any_start: bool
-) -> CheckedSession:
+def _checked_session(opened: Opened, artifact: OpenedHere, device: torch.device) -> CheckedSession:
     """A session that compares every answer with the portable program's, on the same device."""
     from runtime.checked import CheckedSession, recorded_tolerances  # they need torch
 
-    reference = open_program(opened, device)
-    tolerances = recorded_tolerances(opened.bundle.manifest)
     return CheckedSession(
-        opened.signature, executable, reference, tolerances, device, origin, any_start
+        opened.signature,
+        artifact.executable,
+        open_program(opened, device),
+        recorded_tolerances(opened.bundle.manifest),
+        device,
+        artifact.origin,
+        artifact.any_start,
     )
 
 
@@ -236,7 +244,7 @@ def device_here(device: str | torch.device) -> torch.device:
     if str(device) == "cpu" and "torch" not in sys.modules:
         return cast("torch.device", CPU)  # torch accepts it
     if re.fullmatch("cuda(:[0-9]+)?", str(device)) and not torch_drives_gpus():
-        return cast("torch.device", _by_driver(Device(str(device))))
+        return cast("torch.device", _gpu_by_driver(Device(str(device))))
     if not has_torch():
         raise LoadError(
             f"device {str(device)!r}: {_ONLY_CPU} or 'cuda:0'", code="load-without-torch"
@@ -244,29 +252,29 @@ def device_here(device: str | torch.device) -> torch.device:
     import torch
 
     try:
-        found = torch.device(device)
+        parsed = torch.device(device)
     except (RuntimeError, TypeError):
-        found = None
-    if found is None or found.type not in ("cpu", "cuda"):
+        parsed = None
+    if parsed is None or parsed.type not in ("cpu", "cuda"):
         raise LoadError(
             f"device {device!r}: use 'cpu', 'cuda' or 'cuda:1' (ROCm too is 'cuda'), or 'auto'"
         )
-    if found.type == "cuda" and found.index is None and torch.cuda.is_available():
-        found = torch.device("cuda", torch.cuda.current_device())
-    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
-        raise LoadError(f"device {str(found)!r}: torch sees {torch.cuda.device_count()} GPUs here")
-    return found
+    if parsed.type == "cuda" and parsed.index is None and torch.cuda.is_available():
+        parsed = torch.device("cuda", torch.cuda.current_device())
+    if parsed.type == "cuda" and (parsed.index or 0) >= torch.cuda.device_count():
+        raise LoadError(f"device {str(parsed)!r}: torch sees {torch.cuda.device_count()} GPUs here")
+    return parsed
 
 
-def _by_driver(device: Device) -> Device:
+def _gpu_by_driver(device: Device) -> Device:
     """An NVIDIA GPU that its driver sees, if no torch that is built for GPUs is installed."""
     code = LoadError.code if has_torch() else "load-without-torch"
     lacks = "torch sees 0 GPUs here" if has_torch() else _ONLY_CPU
     try:
-        seen = len(gpus())
+        count = len(gpus())
     except RunError as error:
         raise LoadError(f"device {str(device)!r}: {lacks}; {error}", code=code) from None
-    if (device.index or 0) >= seen:
-        why = f"{lacks}; NVIDIA's driver sees {seen}"
+    if (device.index or 0) >= count:
+        why = f"{lacks}; NVIDIA's driver sees {count}"
         raise LoadError(f"device {str(device)!r}: {why}", code=code)
     return device

@@ -49,7 +49,8 @@ def keep_written(write: Callable[[], None], what: str) -> None:
     """Call `write` every ten seconds in a thread, and at the end of this process. An OSError is
     logged; `what` names what cannot be written."""
 
-    def tried() -> None:
+    def write_or_log() -> None:
+        """Write; an error is logged, and the next time it is tried again."""
         try:
             write()
         except OSError as error:
@@ -57,19 +58,21 @@ def keep_written(write: Callable[[], None], what: str) -> None:
 
     ended = threading.Event()
 
-    def again_and_again() -> None:
+    def write_until_end() -> None:
+        """Run in the thread."""
         while not ended.wait(_EVERY_S):
-            tried()
+            write_or_log()
 
-    def for_the_last_time() -> None:
+    def write_last() -> None:
+        """Run at the end of the process."""
         ended.set()
-        tried()
+        write_or_log()
 
     from multiprocessing import util  # its children end without what atexit has
 
     # At the end once, and not later: then the program may have removed the folder.
-    atexit.register(util.Finalize(None, for_the_last_time, exitpriority=0))
-    threading.Thread(target=again_and_again, daemon=True).start()
+    atexit.register(util.Finalize(None, write_last, exitpriority=0))
+    threading.Thread(target=write_until_end, daemon=True).start()
 
 
 def has_torch() -> bool:
@@ -110,9 +113,9 @@ def settle_tf32(wanted: bool, what: str) -> None:
 
     with _lock:
         if _tf32 and _tf32[0] is not wanted:
-            one, other = ("TF32", "float32") if wanted else ("float32", "TF32")
+            own, other = ("TF32", "float32") if wanted else ("float32", "TF32")
             raise LoadError(
-                f"{what} computes in {one}, and this process has opened a version in {other} on a "
+                f"{what} computes in {own}, and this process has opened a version in {other} on a "
                 "GPU: torch has one setting for the whole process; load it in another process"
             )
         # torch has an older and a newer switch. If the newer one is used, torch 2.13 cannot export.

@@ -61,6 +61,7 @@ class AnnexRecord(Record):
             raise ValueError(f"an annex is of a verified target; {self.target} is not")
 
     def to_json(self) -> str:
+        """The text of `annex.json`, see `record_to_json`."""
         return record_to_json(self)
 
 
@@ -72,10 +73,12 @@ class Annex(Sealed):
 
     @property
     def target(self) -> str:
+        """The target for which it was built."""
         return self.record.target
 
     @property
     def prefix(self) -> str:
+        """The beginning of the names of its files in a bundle, see `prefix_of`."""
         return prefix_of(self.target)
 
     @classmethod

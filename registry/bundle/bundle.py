@@ -29,8 +29,8 @@ CURVES = "reports/metrics.json"
 class Bundle(Sealed):
     """An opened bundle.
 
-    With annexes (`attach`), the targets of the manifest, the files and the
-    reports include those of the annexes. `digest` is always that of the bundle alone.
+    With annexes (`attach`), the targets of the manifest, the files and the reports include those of
+    the annexes. `digest` is always that of the bundle alone.
     """
 
     manifest: Manifest
@@ -39,7 +39,10 @@ class Bundle(Sealed):
 
     def __repr__(self) -> str:
         manifest = self.manifest
-        targets = [f"{t} {r.choice()} {r.status}" for t, r in manifest.targets.items()]
+        targets = [
+            f"{target} {record.choice()} {record.status}"
+            for target, record in manifest.targets.items()
+        ]
         return f"Bundle({manifest.name} {self.digest[:12]} in {self.path}: {', '.join(targets)})"
 
     @classmethod
@@ -48,8 +51,7 @@ class Bundle(Sealed):
 
         The structure and the manifest are always checked; `verify=False` leaves out only the
         digests of the other files and the cards of the artifacts. With `verify=True` every file is
-        read once, a card twice. Annexes in the
-        folder are ignored; `open_folder` opens them too.
+        read once, a card twice. Annexes in the folder are ignored; `open_folder` opens them too.
         """
         content, sealed = open_sealed(path, MANIFEST, aside=(ANNEXES,), verify=verify)
         root = sealed.path
@@ -63,6 +65,7 @@ class Bundle(Sealed):
         return cls(manifest=manifest, **vars(sealed))
 
     def verify(self) -> None:
+        """As `Sealed.verify`, for the bundle and its annexes."""
         super().verify()
         for annex in self.annexes.values():
             annex.verify()
@@ -110,40 +113,50 @@ def attach(bundle: Bundle, annexes: Iterable[Annex]) -> Bundle:
     or if the bundle itself has that target verified.
     """
     targets, files = dict(bundle.manifest.targets), dict(bundle.files)
-    known, hashed, holds = dict(bundle.annexes), dict(bundle.hashed), bundle.holds
-    portable = (bundle.manifest.program, bundle.manifest.torchscript)
+    attached, hashed, holds = dict(bundle.annexes), dict(bundle.hashed), bundle.holds
     for annex in annexes:
-        record = annex.record
-        if record.base != bundle.digest or record.name != bundle.manifest.name:
-            raise BundleError(
-                f"{annex.path}: belongs to another bundle ({record.name}, {record.base[:12]}…) "
-                f"than {bundle.path} ({bundle.manifest.name}, {bundle.digest[:12]}…)"
-            )
-        there = targets.get(annex.target)
-        if annex.target in known or (there is not None and there.status == "verified"):
+        _require_base(bundle, annex)
+        existing = targets.get(annex.target)
+        if annex.target in attached or (existing is not None and existing.status == "verified"):
             raise BundleError(f"{annex.path}: {bundle.path} has {annex.target} already, verified")
         files |= {f"{annex.prefix}{name}": digest for name, digest in annex.files.items()}
-        hashed |= {f"{annex.prefix}{name}": was for name, was in annex.hashed.items()}
-        for engine, candidate in record.record.candidates.items():
-            for name in candidate.files:
-                own = name.startswith(annex.prefix) or name in portable
-                if name not in files or not own:
-                    raise BundleError(
-                        f"{annex.path}: {ANNEX} names {name} ({engine}), which is not there"
-                    )
-        require_cards(
-            annex.path, annex.files, bundle.manifest.signature, record.record, annex.prefix
-        )
-        targets[annex.target], known[annex.target] = record.record, annex
+        hashed |= {f"{annex.prefix}{name}": identity for name, identity in annex.hashed.items()}
+        _require_artifacts(bundle, annex, files)
+        targets[annex.target], attached[annex.target] = annex.record.record, annex
         holds += annex.holds
     return replace(
         bundle,
         manifest=replace(bundle.manifest, targets=targets),
         files=MappingProxyType(files),
-        annexes=MappingProxyType(known),
+        annexes=MappingProxyType(attached),
         hashed=MappingProxyType(hashed),
         holds=holds,
     )
+
+
+def _require_base(bundle: Bundle, annex: Annex) -> None:
+    """Raise BundleError if an annex belongs to another bundle."""
+    record = annex.record
+    if record.base != bundle.digest or record.name != bundle.manifest.name:
+        raise BundleError(
+            f"{annex.path}: belongs to another bundle ({record.name}, {record.base[:12]}…) "
+            f"than {bundle.path} ({bundle.manifest.name}, {bundle.digest[:12]}…)"
+        )
+
+
+def _require_artifacts(bundle: Bundle, annex: Annex, files: Mapping[str, str]) -> None:
+    """Raise BundleError if an artifact of an annex is not among `files`, is neither the annex's own
+    nor a portable program of the bundle, or has a card that is not that of its record."""
+    record = annex.record.record
+    portable = (bundle.manifest.program, bundle.manifest.torchscript)
+    for engine, candidate in record.candidates.items():
+        for name in candidate.files:
+            allowed = name.startswith(annex.prefix) or name in portable
+            if name not in files or not allowed:
+                raise BundleError(
+                    f"{annex.path}: {ANNEX} names {name} ({engine}), which is not there"
+                )
+    require_cards(annex.path, annex.files, bundle.manifest.signature, record, annex.prefix)
 
 
 def open_folder(
@@ -160,30 +173,31 @@ def open_folder(
             f"{bundle.path}: {prefix_of(missing[0])} is missing", code="bundle-altered"
         )
     annexes = []
-    for target, place in by_target.items():
+    for target, folder in by_target.items():
         if only is not None and target not in only:
             continue
-        annexes.append(annex := Annex.open(place, verify=verify))
+        annex = Annex.open(folder, verify=verify)
         if annex.target != target:
-            raise BundleError(f"{place}: is the annex of {annex.target}")
+            raise BundleError(f"{folder}: is the annex of {annex.target}")
         if only is not None and annex.digest != only[target]:
             raise BundleError(
-                f"{place}: another annex ({annex.digest[:12]}…) than the promoted one "
+                f"{folder}: another annex ({annex.digest[:12]}…) than the promoted one "
                 f"({only[target][:12]}…)",
                 code="bundle-altered",
             )
+        annexes.append(annex)
     return attach(bundle, annexes)
 
 
 def _annex_folders(bundle: Path) -> dict[str, Path]:
-    """The folder of each annex in a bundle's folder, by target."""
+    """The folder of each annex in a bundle's folder, by target: `annexes/<device>/<arch>`."""
     root = bundle / ANNEXES
     if not root.exists():
         return {}
     if not root.is_dir():
         raise BundleError(f"{bundle}: {ANNEXES} is not a folder")
     devices = sorted(root.iterdir())
-    places = [place for device in devices if device.is_dir() for place in sorted(device.iterdir())]
-    if odd := [place for place in (*devices, *places) if not place.is_dir()]:
-        raise BundleError(f"{bundle}: {odd[0].relative_to(bundle).as_posix()} is not an annex")
-    return {place.relative_to(root).as_posix(): place for place in places}
+    annexes = [path for device in devices if device.is_dir() for path in sorted(device.iterdir())]
+    if others := [path for path in (*devices, *annexes) if not path.is_dir()]:
+        raise BundleError(f"{bundle}: {others[0].relative_to(bundle).as_posix()} is not an annex")
+    return {path.relative_to(root).as_posix(): path for path in annexes}

@@ -32,16 +32,17 @@ def require_cards(
     `files` are those in the sealed folder `root`; `signature` is the manifest's. `prefix` begins
     the names of an annex's files in its record.
     """
-    cards = {}
+    candidates = {}
     for candidate in record.candidates.values():
-        for name in candidate.files[:1]:
-            cards[f"{name.removeprefix(prefix).rpartition('/')[0]}/{CARD}"] = candidate
-    here = {card: candidate for card, candidate in cards.items() if card in files}
-    if not here:
+        for first_file in candidate.files[:1]:  # none: the candidate has no artifact
+            card = f"{first_file.removeprefix(prefix).rpartition('/')[0]}/{CARD}"
+            if card in files:  # else the artifact has no card
+                candidates[card] = candidate
+    if not candidates:
         return
     contract = Signature.from_dict(signature)
-    for card, candidate in here.items():
-        lines = _in_order(read_sealed(root, card).decode(errors="replace"))
+    for card, candidate in candidates.items():
+        lines = _sorted_lines(read_sealed(root, card).decode(errors="replace"))
         if lines not in _cards(contract, candidate):
             raise BundleError(
                 f"{root}: {card} says something else than the manifest: it was altered after it "
@@ -53,14 +54,16 @@ def _cards(signature: Signature, candidate: Candidate) -> Iterator[list[str]]:
     """What a card may say. It may leave out tiles and windows that the manifest allows."""
     for tile in {None, candidate.tile}:
         for windows in {False, candidate.windows}:
-            yield _in_order(describe(signature, tile, windows))
+            yield _sorted_lines(describe(signature, tile, windows))
 
 
-def _in_order(card: str) -> list[str]:
-    """The lines, collection by collection: a manifest has its collections in another order."""
+def _sorted_lines(card: str) -> list[str]:
+    """The lines, collection by collection: a manifest has its collections in another order. The
+    order of arguments counts and stays, as sorting is stable."""
 
-    def place(line: str) -> tuple[str, str]:
+    def kind_and_collection(line: str) -> tuple[str, str]:
+        """The line's first word, and its collection; an argument has none here."""
         word, _, rest = line.partition(" ")
         return word, "" if word == "argument" else rest.partition(" ")[0]
 
-    return sorted(card.splitlines(), key=place)
+    return sorted(card.splitlines(), key=kind_and_collection)

@@ -61,8 +61,8 @@ _SETTLED_NS = 2_000_000_000
 
 def identity(place: int | Path) -> Identity:
     """The identity of an open file, or of the file at a path (links are not followed)."""
-    at = os.fstat(place) if isinstance(place, int) else place.lstat()
-    return Identity(at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns)
+    stat = os.fstat(place) if isinstance(place, int) else place.lstat()
+    return Identity(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +143,7 @@ def read_sealed(root: Path, name: str) -> bytes:
 
 @contextlib.contextmanager
 def _read_errors(root: Path, name: str) -> Iterator[None]:
+    """Turn errors of opening and reading the file `name` into BundleErrors."""
     try:
         yield
     except FileNotFoundError:
@@ -169,13 +170,14 @@ def _hashes(root: Path, names: Sequence[str]) -> list[Hashed]:
 
 def _hash(root: Path, name: str) -> Hashed:
     """The hash of a file. A file that did not change is not read again."""
-    handle, now = open_file(root, name), time.time_ns()
+    handle, opened_ns = open_file(root, name), time.time_ns()
     try:
-        was = identity(handle)
-        if (known := _seen.get(was)) is not None:
-            return Hashed(known, was)
+        now = identity(handle)
+        known = _seen.get(now)
+        if known is not None:
+            return Hashed(known, now)
         file = hash_file(handle, root, name)
-        if now - max(file.identity.modified_ns, file.identity.changed_ns) > _SETTLED_NS:
+        if opened_ns - max(file.identity.modified_ns, file.identity.changed_ns) > _SETTLED_NS:
             _seen[file.identity] = file.digest
         return file
     finally:
@@ -184,13 +186,13 @@ def _hash(root: Path, name: str) -> Hashed:
 
 def hash_file(handle: int, root: Path, name: str) -> Hashed:
     """The hash of an open file. Raises BundleError if it is changed meanwhile."""
-    digest, at = hashlib.sha256(), 0
+    digest, offset = hashlib.sha256(), 0
     chunk = memoryview(bytearray(_CHUNK))
     with _read_errors(root, name):
         before = identity(handle)
-        while read := os.preadv(handle, [chunk], at):
-            digest.update(chunk[:read])
-            at += read
+        while count := os.preadv(handle, [chunk], offset):
+            digest.update(chunk[:count])
+            offset += count
         after = identity(handle)
     if before != after:
         raise BundleError(f"{root}: {name} was changed while it was read", code="bundle-altered")
@@ -198,17 +200,19 @@ def hash_file(handle: int, root: Path, name: str) -> Hashed:
 
 
 def _require_digest(
-    root: Path, name: str, listed: Mapping[str, str], found: str, size: int
+    root: Path, name: str, listed: Mapping[str, str], sha256: str, size: int
 ) -> None:
-    if found != listed[name]:
+    """Raise BundleError if `sha256`, that of a file of `size` bytes, is not the listed one."""
+    if sha256 != listed[name]:
         raise BundleError(
-            f"{root}: {name} is truncated or altered ({size} bytes with sha256 {found[:12]}…, "
+            f"{root}: {name} is truncated or altered ({size} bytes with sha256 {sha256[:12]}…, "
             f"{SUMS} says {listed[name][:12]}…)",
             code="bundle-altered",
         )
 
 
 def _require_safe(root: Path, name: str) -> None:
+    """Raise BundleError if a file's name could lead out of the folder `root`."""
     try:
         safe_relative(name)
     except ValueError as error:
@@ -242,15 +246,15 @@ def _parse_sums(root: Path, content: bytes, main: str) -> dict[str, str]:
 
 def _listing(root: Path) -> Iterator[str]:
     """All files below `root`, relative to it; links, special files and unsafe names are refused."""
-    pending = [root]
-    while pending:
-        with os.scandir(pending.pop()) as entries:
+    folders = [root]
+    while folders:
+        with os.scandir(folders.pop()) as entries:
             for entry in entries:
                 name = Path(entry.path).relative_to(root).as_posix()
                 if entry.is_symlink():
                     raise BundleError(f"{root}: {name} is a symbolic link, not allowed in a bundle")
                 if entry.is_dir():
-                    pending.append(Path(entry.path))
+                    folders.append(Path(entry.path))
                 elif entry.is_file():
                     _require_safe(root, name)
                     yield name
@@ -261,16 +265,17 @@ def _listing(root: Path) -> Iterator[str]:
 def _compare_listing(root: Path, listed: Mapping[str, str], aside: Collection[str]) -> None:
     """Raise BundleError if a listed file is missing, or one is there that is not listed."""
     try:
-        there = {name for name in _listing(root) if name.partition("/")[0] not in aside}
+        present = {name for name in _listing(root) if name.partition("/")[0] not in aside}
     except OSError as error:
         raise BundleError(f"cannot read {error.filename}: {error.strerror}") from error
-    if missing := sorted(listed.keys() - there):
+    if missing := sorted(listed.keys() - present):
         raise BundleError(f"{root}: {missing[0]} is missing{_more(missing)}", code="bundle-altered")
-    if extra := sorted(there - listed.keys() - _BESIDE):
+    if extra := sorted(present - listed.keys() - _BESIDE):
         raise BundleError(
             f"{root}: {extra[0]} does not belong to the bundle{_more(extra)}", code="bundle-altered"
         )
 
 
 def _more(names: list[str]) -> str:
+    """How many names there are beside the first one, for a message that names only this."""
     return f" (and {len(names) - 1} more)" if len(names) > 1 else ""

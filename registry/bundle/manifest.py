@@ -35,17 +35,20 @@ def safe_relative(text: str) -> str:
     """`text` itself if it is a plain path inside a folder, with `/`; else ValueError."""
     if not text or text.startswith("/") or "\\" in text or not text.isprintable():
         raise ValueError(f"{text!r} is not a relative path with plain characters")
-    parts = text.split("/")
-    if any(part in ("", ".", "..") for part in parts) or str(PurePosixPath(text)) != text:
+    names = text.split("/")
+    if any(name in ("", ".", "..") for name in names) or str(PurePosixPath(text)) != text:
         raise ValueError(f"{text!r} leaves its folder or is not in normal form")
     return text
 
 
+_NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # as record_to_json writes them
+
+
 def _as_number(value: object) -> object:
+    """A value of `_NOT_FINITE` as a number; anything else unchanged, to be checked later."""
     return float(value) if isinstance(value, str) and value in _NOT_FINITE else value
 
 
-_NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # as record_to_json writes them
 Measured = Annotated[float, Before(_as_number, also=Literal["NaN", "Infinity", "-Infinity"])]
 BundlePath = Annotated[str, safe_relative]
 ModelName = Annotated[
@@ -119,14 +122,14 @@ class ManyRows(Record):
     @property
     def text(self) -> str:
         """The numbers in words."""
-        said = (
+        share = (
             f"{self.outside:,} of {self.rows:,} rows outside the tolerance: a share below "
             f"{number(self.below, 2)} with 95 %"
         )
         if not self.outside:
-            return said
+            return share
         nearer = f"the artifact in {self.artifact:,}, eager in {self.eager:,}"
-        return f"{said}; nearer to float64: {nearer}, neither in {self.neither:,}"
+        return f"{share}; nearer to float64: {nearer}, neither in {self.neither:,}"
 
 
 @dataclass(frozen=True)
@@ -176,15 +179,16 @@ must not do; `failed`: its compiler failed or the artifact crashed; `not applica
 does not support this model or target."""
 
 
-def _as_it_is_called(status: object) -> object:
-    return "refused" if status == "invalid" else status  # earlier releases wrote "invalid"
+def _current_word(status: object) -> object:
+    """A candidate's status in the words of this release: earlier ones wrote "invalid"."""
+    return "refused" if status == "invalid" else status
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate(Record):
     """The artifact of one engine for one target, with its measurements."""
 
-    status: Annotated[Verdict, Before(_as_it_is_called, also=Literal["invalid"])]
+    status: Annotated[Verdict, Before(_current_word, also=Literal["invalid"])]
     reason: str | None = None
     files: list[BundlePath] = field(default_factory=list)
     """Paths relative to the bundle; the engine opens the first."""
@@ -233,11 +237,12 @@ class TargetRecord(Record):
             raise ValueError("a verified target names the chosen engine")
         for engine in self.engines():
             self._require_chosen(engine)
-        limits = [each.rows for each in self.below]
+        limits = [below.rows for below in self.below]
         if self.chosen is not None and limits != sorted(set(limits)):
             raise ValueError(f"the row counts under 'below' do not ascend: {limits}")
 
     def _require_chosen(self, engine: str) -> None:
+        """Raise ValueError if a session of this target could not run `engine`."""
         if engine not in self.candidates:
             raise ValueError(f"chosen engine {engine!r} is not among {sorted(self.candidates)}")
         candidate = self.candidates[engine]
@@ -250,13 +255,15 @@ class TargetRecord(Record):
         """Every engine that a session of this target runs; empty if none was chosen."""
         if self.chosen is None:
             return []
-        return list(dict.fromkeys([self.chosen, *(each.engine for each in self.below)]))
+        return list(dict.fromkeys([self.chosen, *(below.engine for below in self.below)]))
 
     def engine_at(self, case: str) -> str:
         """The engine for a case of the benchmark, such as `32` or `nodes=5,edges=20`."""
-        n = int(case) if case.isdecimal() else None
-        below = (each.engine for each in self.below if n is not None and n < each.rows)
-        return next(below, str(self.chosen))
+        if case.isdecimal():  # with several row dimensions, `chosen` runs every case
+            for below in self.below:
+                if int(case) < below.rows:
+                    return below.engine
+        return str(self.chosen)
 
     def choice(self) -> str:
         """The chosen engines as text: `aoti`, or `aoti (onnxruntime below 100 rows)`."""
@@ -265,7 +272,7 @@ class TargetRecord(Record):
 
     def spans(self) -> dict[str, str]:
         """By engine: its row counts as text, see `spans_of`."""
-        return spans_of([(each.rows, each.engine) for each in self.below], self.chosen)
+        return spans_of([(below.rows, below.engine) for below in self.below], self.chosen)
 
 
 def spans_of(below: Sequence[tuple[int, str]], chosen: str | None) -> dict[str, str]:
@@ -281,12 +288,15 @@ def spans_of(below: Sequence[tuple[int, str]], chosen: str | None) -> dict[str, 
         spans.setdefault(engine, []).append(text)
         first = rows
     if chosen is not None:
-        spans.setdefault(chosen, []).extend([f"from {first} rows on"] if first else [])
-    return {engine: " and ".join(text) for engine, text in spans.items()}
+        last = [f"from {first} rows on"] if first else []  # none: it runs for all row counts
+        spans.setdefault(chosen, []).extend(last)
+    return {engine: " and ".join(texts) for engine, texts in spans.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance(Record):
+    """How a bundle was made: from which config and commit, with which tools, on which host."""
+
     created: str
     """UTC, ISO 8601."""
     git_commit: str | None = None
@@ -316,6 +326,8 @@ class LabelledData(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest(Record):
+    """`manifest.json`."""
+
     schema_version: Annotated[int, Within(1)] = SCHEMA_VERSION
     name: ModelName
     description: str = ""
@@ -336,24 +348,25 @@ class Manifest(Record):
 
     def files(self) -> dict[str, str]:
         """Every file that the manifest names, with the place in the manifest."""
-        named = {self.program: "program", self.reference: "reference"}
+        places = {self.program: "program", self.reference: "reference"}
         if self.torchscript is not None:
-            named[self.torchscript] = "torchscript"
+            places[self.torchscript] = "torchscript"
         if self.labelled is not None:
-            named[self.labelled.file] = "labelled"
-            named |= dict.fromkeys(self.labelled.code.values(), "labelled.code")
+            places[self.labelled.file] = "labelled"
+            places |= dict.fromkeys(self.labelled.code.values(), "labelled.code")
         for target, record in self.targets.items():
             for engine, candidate in record.candidates.items():
-                named |= dict.fromkeys(candidate.files, f"targets[{target}].candidates[{engine}]")
-        return named
+                places |= dict.fromkeys(candidate.files, f"targets[{target}].candidates[{engine}]")
+        return places
 
     def to_json(self) -> str:
-        """Keys sorted, one final newline: equal manifests give equal bytes."""
+        """The text of `manifest.json`; equal manifests give equal bytes."""
         return record_to_json(self)
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str = "manifest.json") -> Manifest:
-        """Raises BundleError with a message of one line, in which `where` names the file."""
+        """Read a manifest. Raises BundleError with a message of one line, in which `where` names
+        the file."""
         return record_from_json(cls, text, where, SCHEMA_VERSION)
 
 
@@ -361,11 +374,12 @@ R = TypeVar("R", bound=Record)
 
 
 def record_to_json(record: DataclassInstance) -> str:
-    """Keys sorted, one final newline: equal records give equal bytes."""
+    """A record as JSON text. Keys are sorted, and one newline ends it: equal records give equal
+    bytes."""
     # JSON has no NaN and no Infinity, but a worst relative deviation can be either: these values
     # are written as strings, and read back as numbers.
     data = json.loads(  # ours
-        json.dumps(as_data(record)), parse_constant=lambda said: said
+        json.dumps(as_data(record)), parse_constant=lambda constant: constant
     )  # every key is a string now
     return json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
 

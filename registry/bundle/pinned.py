@@ -51,6 +51,7 @@ class Pinned:
             raise
 
     def file(self, name: str) -> Path:
+        """The path by which an engine opens the file `name` of the bundle."""
         return self.folder / name
 
     def check(self) -> None:
@@ -60,6 +61,7 @@ class Pinned:
                 raise self._changed(name)
 
     def close(self) -> None:
+        """Close the files and remove the folder of links. It may be called twice."""
         for handle in self._handles.values():
             os.close(handle)
         self._handles.clear()
@@ -81,6 +83,7 @@ class Pinned:
         self.file(name).symlink_to(f"/proc/{self._owner}/fd/{handle}")
 
     def _changed(self, name: str) -> BundleError:
+        """The error for a file that is not the one whose digest was checked."""
         return BundleError(
             f"{self._bundle.path}: {name} was changed after its digest was checked",
             code="bundle-altered",

@@ -33,6 +33,7 @@ class PulledNote:
 
 
 def write_note(folder: Path, record: PulledNote) -> None:
+    """Write the note into the folder of a bundle, replacing an old one."""
     (folder / PROMOTED).write_text(json.dumps(asdict(record), indent=1) + "\n")
 
 

@@ -58,7 +58,8 @@ def write_atomically(
 
 @contextlib.contextmanager
 def _alone(partial: Path) -> Iterator[None]:
-    """Hold a folder whose name could be foreseen: it may be another user's or process's."""
+    """Hold a folder whose name could be foreseen, so it may be another user's or process's. Raises
+    BundleError or RegistryUnavailableError if it is."""
     handle = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.fstat(handle).st_uid != os.geteuid():
@@ -96,6 +97,7 @@ def _move_into_place(partial: Path, final: Path, *, replace: bool) -> None:
 
 @contextlib.contextmanager
 def _disk_errors(dest: Path) -> Iterator[None]:
+    """Turn the errors that a user can mend into BundleErrors; others pass."""
     try:
         yield
     except OSError as error:
@@ -105,6 +107,7 @@ def _disk_errors(dest: Path) -> Iterator[None]:
 
 
 def _sync_tree(root: Path) -> None:
+    """Write all files and folders below `root` to the disk, and `root` itself."""
     for folder, _, names in os.walk(root):
         for name in names:
             _sync(Path(folder, name))
@@ -112,6 +115,7 @@ def _sync_tree(root: Path) -> None:
 
 
 def _sync(path: Path) -> None:
+    """Write a file, or the entries of a folder, to the disk (fsync)."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         os.fsync(handle)

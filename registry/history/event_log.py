@@ -99,6 +99,7 @@ class Event:
 
     @property
     def title(self) -> str:
+        """One line for people, which names the run on MLflow's page."""
         version = "" if self.version is None else f" {self.model}/{self.version}"
         match self.kind:
             case "approval":
@@ -115,6 +116,7 @@ class Event:
                 return f"{self.kind} of{version} to @{self.alias}"
 
     def to_json(self) -> dict[str, Any]:
+        """JSON data for the record and for `--json`. The run itself holds the model and its id."""
         data = as_data(self)
         del data["model"], data["id"]
         if not self.imported:
@@ -146,11 +148,13 @@ class History:
         return self._in_order(RunQuery(self._experiment, _EVENT, "promotion", started=started))
 
     def last(self) -> Event | None:
+        """The event that was written last, or None."""
         query = RunQuery(self._experiment, _EVENT, order="start_time DESC", limit=1)
         return next(iter(self._in_order(query)), None)
 
     def _in_order(self, query: RunQuery) -> list[Event]:
-        events = [_read(run, self._model) for run in self._store.runs(query)]
+        """The events of the runs that `query` finds, by number."""
+        events = [_read_event(run, self._model) for run in self._store.runs(query)]
         return sorted(events, key=lambda event: event.number)
 
 
@@ -169,20 +173,9 @@ class HistoryWriter(History):
         start = stamp.milliseconds(now)
         number = 1 if after is None else after.number + 1
         event = replace(event, number=number, time=stamp.time_of(start))
-        text = json.dumps(event.to_json(), sort_keys=True, ensure_ascii=False)
-        pieces = [text[i : i + _PIECE] for i in range(0, len(text), _PIECE)]
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise RegistryError(f"{event.title}: its record would hold text not in UTF-8") from None
-        if len(pieces) > _MOST_PIECES:
-            raise RegistryError(
-                f"{event.title}: its record has {len(text)} characters, at most "
-                f"{_PIECE * _MOST_PIECES} are kept: give a shorter reason"
-            )
         tags = {
             _EVENT: event.kind,
-            **{f"{_RECORD}{i:03}": piece for i, piece in enumerate(pieces)},
+            **_record_tags(event),
             "mlflow.user": plain(event.by),
             "mlflow.source.name": "soa-pipeline",
             "mlflow.note.content": markdown(event)[:_PIECE],
@@ -193,19 +186,39 @@ class HistoryWriter(History):
         return replace(event, id=run.info.run_id)
 
     def close(self, event: Event, state: Literal["done", "void"]) -> Event:
+        """Give an open event its final state. The caller holds the write lock."""
         self._client.set_terminated(event.id, _STATUS[state])
         return replace(event, state=state)
 
 
-def _read(run: StoredRun, model: str) -> Event:
+def _record_tags(event: Event) -> dict[str, str]:
+    """The tags that hold an event's record, which `_read_event` joins in the order of their names.
+
+    Raises RegistryError if the record is too long, or has text that is not UTF-8.
+    """
+    text = json.dumps(event.to_json(), sort_keys=True, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a lone surrogate, from a command line that is not UTF-8
+        raise RegistryError(f"{event.title}: its record would hold text not in UTF-8") from None
+    pieces = [text[i : i + _PIECE] for i in range(0, len(text), _PIECE)]
+    if len(pieces) > _MOST_PIECES:
+        raise RegistryError(
+            f"{event.title}: its record has {len(text)} characters, at most "
+            f"{_PIECE * _MOST_PIECES} are kept: give a shorter reason"
+        )
+    return {f"{_RECORD}{i:03}": piece for i, piece in enumerate(pieces)}
+
+
+def _read_event(run: StoredRun, model: str) -> Event:
     """The event that an MLflow run holds. Raises RegistryError."""
     tags = run.tags
     try:
         text = "".join(tags[key] for key in sorted(tags) if key.startswith(_RECORD))
         data = as_record(dict[str, Any], parse_json(text))
-        for made_anew in ("replaced", "state", "time"):
-            data.pop(made_anew, None)
-        known = {
+        for derived in ("replaced", "state", "time"):
+            data.pop(derived, None)
+        from_run = {
             "by": data["by"],  # the record must contain it, and the number: no defaults here
             "number": data["number"],
             "model": model,
@@ -213,7 +226,7 @@ def _read(run: StoredRun, model: str) -> Event:
             "id": run.id,
             "state": _STATES[run.status],
         }
-        return as_record(Event, data | known)
+        return as_record(Event, data | from_run)
     except (ValueError, KeyError, OverflowError) as error:
         raise RegistryError(
             f"{model}: the record of its history in MLflow's run {run.id} is not one that "
@@ -234,13 +247,16 @@ def markdown(event: Event) -> str:
     lines += [f"{target} is annex {digest[:12]}" for target, digest in event.annexes.items()]
     lines += [f"{ref} is bundle {digest[:12]}" for ref, digest in event.digests.items()]
     text = "\n\n".join(map(in_markdown, lines))
-    if event.decisions:
-        text += "\n\n| gate | answer | found | limit | |\n| --- | --- | --- | --- | --- |\n"
-        rows = [(d.gate, d.answer, d.found, d.limit, d.detail) for d in event.decisions]
-        text += "\n".join(
-            f"| {' | '.join(in_markdown(cell[:300]) for cell in row)} |" for row in rows
-        )
-    return text
+    return f"{text}\n\n{_decision_table(event.decisions)}" if event.decisions else text
+
+
+def _decision_table(decisions: Sequence[Decision]) -> str:
+    """The gates' decisions as a table in Markdown; long cells are cut."""
+    lines = ["| gate | answer | found | limit | |", "| --- | --- | --- | --- | --- |"]
+    for decision in decisions:
+        cells = (decision.gate, decision.answer, decision.found, decision.limit, decision.detail)
+        lines.append(f"| {' | '.join(in_markdown(cell[:300]) for cell in cells)} |")
+    return "\n".join(lines)
 
 
 def aliases_at(events: Sequence[Event], when: datetime) -> Mapping[str, int] | None:
@@ -251,8 +267,8 @@ def aliases_at(events: Sequence[Event], when: datetime) -> Mapping[str, int] | N
 
 def gaps(events: Sequence[Event]) -> list[int]:
     """The numbers of missing events: somebody removed these with MLflow's own tools."""
-    there = {event.number for event in events}
-    return [n for n in range(1, max(there, default=0) + 1) if n not in there]
+    present = {event.number for event in events}
+    return [n for n in range(1, max(present, default=0) + 1) if n not in present]
 
 
 def promoted_since(events: Sequence[Event], alias: str, number: int) -> datetime | None:

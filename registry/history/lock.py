@@ -30,6 +30,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from registry import stamp
@@ -69,52 +70,65 @@ class WriteLock:
             )
 
 
-@contextlib.contextmanager
-def write_lock(access: Access, client: MlflowClient, name: str) -> Iterator[WriteLock]:
+def write_lock(
+    access: Access, client: MlflowClient, name: str
+) -> contextlib.AbstractContextManager[WriteLock]:
     """Wait for the lock on all data of model `name`. Must not be nested."""
     if access.sqlite is None:
-        with sent_once(LEASE_S / 4):
-            lease = Lease(client, f"soa-pipeline lock {name}")
-            right = _wait(access, lease)
-            try:
-                yield right
-            finally:
-                # After `until` the lease may already belong to another writer: do not touch it.
-                if right.until is not None and time.monotonic() < right.until:
-                    lease.release()
-        return
+        return _lease_held(access, client, f"soa-pipeline lock {name}")
+    return _file_lock_held(access.sqlite, access.shown)
+
+
+@contextlib.contextmanager
+def _file_lock_held(database: Path, shown: str) -> Iterator[WriteLock]:
+    """Wait for the file lock next to an SQLite registry, and hold it in the block."""
     from filelock import FileLock, Timeout
 
-    lock = FileLock(f"{access.sqlite}.lock", timeout=QUEUE_WAIT_S)
+    lock = FileLock(f"{database}.lock", timeout=QUEUE_WAIT_S)
     try:
-        held = lock.acquire()
+        acquired = lock.acquire()
     except Timeout:
         raise RegistryUnavailableError(
-            f"registry {access.shown}: another process has been writing for {QUEUE_WAIT_S:g} s "
-            f"and holds {access.sqlite}.lock: stop it, or try again"
+            f"registry {shown}: another process has been writing for {QUEUE_WAIT_S:g} s "
+            f"and holds {database}.lock: stop it, or try again"
         ) from None
-    with held:
+    with acquired:
         yield WriteLock(None)
+
+
+@contextlib.contextmanager
+def _lease_held(access: Access, client: MlflowClient, name: str) -> Iterator[WriteLock]:
+    """Wait for the lease called `name`, and hold it in the block until it expires."""
+    with sent_once(LEASE_S / 4):
+        lease = Lease(client, name)
+        lock = _wait(access, lease)
+        try:
+            yield lock
+        finally:
+            # After `until` the lease may already belong to another writer: do not touch it.
+            if lock.until is not None and time.monotonic() < lock.until:
+                lease.release()
 
 
 def _wait(access: Access, lease: Lease) -> WriteLock:
     """Wait for the lease. Short outages of the server are waited for, too."""
-    give_up = time.monotonic() + QUEUE_WAIT_S
-    away = 0.0  # the time from which the server has not answered; 0: it answers
+    deadline = time.monotonic() + QUEUE_WAIT_S
+    silent_since: float | None = None  # None: the server answered the last request
     while True:
         try:
-            held = lease.try_acquire()
+            lock = lease.try_acquire()
         except Exception as error:
-            away = away or time.monotonic()
+            if silent_since is None:
+                silent_since = time.monotonic()
             passing = isinstance(translated(error, access.shown), RegistryUnavailableError)
-            if not passing or time.monotonic() - away > OUTAGE_WAIT_S:
+            if not passing or time.monotonic() - silent_since > OUTAGE_WAIT_S:
                 raise
             time.sleep(random.uniform(0.2, 1))
             continue
-        if held is not None:
-            return held
-        away = 0.0
-        if time.monotonic() > give_up:
+        if lock is not None:
+            return lock
+        silent_since = None
+        if time.monotonic() > deadline:
             raise RegistryUnavailableError(
                 f"registry {access.shown}: other writers have had its lock for {QUEUE_WAIT_S:g} s, "
                 f"now {lease.holder}: try again"
@@ -127,16 +141,16 @@ class Lease:
 
     def __init__(self, client: MlflowClient, name: str) -> None:
         self._client, self.name, self.token = client, name, uuid.uuid4().hex
-        self._asked: float | None = None  # time of the first request without a clear answer
-        self._seen, self._since = "", 0.0
-        self.holder = "somebody"
+        self._asked_at: float | None = None  # time of the first request without a clear answer
+        self._seen_owner, self._seen_since = "", 0.0  # who has the lease, and since when we know
+        self.holder = "somebody"  # for messages: who has the lease
 
     def try_acquire(self) -> WriteLock | None:
         """Return the lock if it is free, else None. Renames the lease of a dead owner."""
-        begun = time.monotonic()
-        self._asked = begun if self._asked is None else self._asked
-        if self._created():
-            return WriteLock(begun + LEASE_S / 2)
+        start = time.monotonic()
+        self._asked_at = start if self._asked_at is None else self._asked_at
+        if self._create():
+            return WriteLock(start + LEASE_S / 2)
         lease = model_of(self._client, self.name)
         if lease is None:
             return None
@@ -145,14 +159,14 @@ class Lease:
             return None
         self.holder = lease.tags.get(_BY, "somebody")
         if owner == self.token:  # our own request created it, and its answer was lost
-            if now < self._asked + LEASE_S / 2:
-                return WriteLock(self._asked + LEASE_S / 2)
+            if now < self._asked_at + LEASE_S / 2:
+                return WriteLock(self._asked_at + LEASE_S / 2)
             self.release()
             self.token = uuid.uuid4().hex  # if the release failed, it counts as a dead owner's
-        self._asked = None
-        if owner != self._seen:
-            self._seen, self._since = owner, now
-        elif now - self._since > LEASE_S:
+        self._asked_at = None
+        if owner != self._seen_owner:
+            self._seen_owner, self._seen_since = owner, now
+        elif now - self._seen_since > LEASE_S:
             self.bury(owner)
         return None
 
@@ -164,24 +178,25 @@ class Lease:
             self._client.delete_registered_model(f"{self.name} {self.token}")
 
     def bury(self, owner: str) -> None:
-        """Rename a dead owner's lease, unless another successor was faster."""
+        """Rename a dead owner's lease, unless another successor was faster. Then delete the leases
+        that were renamed longer than KEEP_DEAD ago."""
         try:
             self._client.rename_registered_model(self.name, f"{self.name} {owner}")
         except Exception as error:
             # PostgreSQL, if two processes do it at once: "expected to update 1 row(s); 0 were
             # matched".
-            quicker = has_code(error, "RESOURCE_ALREADY_EXISTS", "RESOURCE_DOES_NOT_EXIST")
-            if not quicker and "0 were matched" not in str(error):
+            renamed = has_code(error, "RESOURCE_ALREADY_EXISTS", "RESOURCE_DOES_NOT_EXIST")
+            if not renamed and "0 were matched" not in str(error):
                 raise
             return
-        oldest = datetime.now(UTC) - KEEP_DEAD
-        named = f"name LIKE '{self.name} %'"
-        for dead in all_pages(self._client.search_registered_models, named):
-            if dead.last_updated_timestamp / 1000 < oldest.timestamp():
+        oldest_kept = datetime.now(UTC) - KEEP_DEAD
+        dead_leases = f"name LIKE '{self.name} %'"
+        for dead in all_pages(self._client.search_registered_models, dead_leases):
+            if dead.last_updated_timestamp / 1000 < oldest_kept.timestamp():
                 with contextlib.suppress(Exception):
                     self._client.delete_registered_model(dead.name)
 
-    def _created(self) -> bool:
+    def _create(self) -> bool:
         """Try to create the lease; False if another writer has it."""
         try:
             self._client.create_registered_model(

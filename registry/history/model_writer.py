@@ -76,23 +76,26 @@ def check_promotable(alias: str) -> None:
 
 
 def as_settled(store: Store, events: Sequence[Event], aliases: Mapping[str, int]) -> list[Event]:
-    """The events; an open one gets the state in which the next writer will close it."""
-    return [
-        event
-        if event.state != "open"
-        else replace(event, state="done" if _happened(store, event, aliases) else "void")
-        for event in events
-    ]
+    """The events; an open one gets the state in which the next writer will close it. `aliases`: all
+    aliases of the model now."""
+    settled = list(events)
+    for i, event in enumerate(events):
+        if event.state == "open":
+            settled[i] = replace(
+                event, state="done" if _happened(store, event, aliases) else "void"
+            )
+    return settled
 
 
 def promotions_of(store: Store, history: History, version: Version, alias: str) -> list[Promotion]:
-    """See `Reader.promotions`."""
+    """The promotions of a version to `alias`, see `Reader.promotions`."""
     tagged = version.promotion(alias)
     if tagged is None:
         return []
     aliases = dict.fromkeys(version.aliases, version.number)
 
-    def happened(second: datetime | None) -> list[Promotion]:
+    def completed(second: datetime | None) -> list[Promotion]:
+        """Those that have happened; `second`: only those of this time."""
         return [
             promotion_of(event)
             for event in as_settled(store, history.promotions(second), aliases)
@@ -100,7 +103,7 @@ def promotions_of(store: Store, history: History, version: Version, alias: str) 
         ]
 
     # If a promotion was interrupted after it set the tag, earlier promotions still count.
-    return happened(tagged.time) or happened(None)
+    return completed(tagged.time) or completed(None)
 
 
 def _happened(store: Store, event: Event, aliases: Mapping[str, int]) -> bool:
@@ -110,7 +113,9 @@ def _happened(store: Store, event: Event, aliases: Mapping[str, int]) -> bool:
         return event.alias is not None and aliases.get(event.alias) == event.after[event.alias]
     if event.kind == "build":
         tags = _tags(store, event.model, event.version) or {}
-        return all(tags.get(ANNEX + tag_of(t)) == digest for t, digest in event.annexes.items())
+        return all(
+            tags.get(ANNEX + tag_of(target)) == digest for target, digest in event.annexes.items()
+        )
     if event.kind == "removal":
         return _tags(store, event.model, event.version) is None
     return True
@@ -137,10 +142,10 @@ class ModelWriter:
         """Complete or undo an event that a killed writer left open, and record the aliases that
         other programs moved."""
         if self.last is not None and self.last.state == "open":
-            self._settle(self.last)
-        left = {} if self.last is None else dict(self.last.left)
-        if left != self.aliases:
-            self.record(Event("found", self.model, left, dict(self.aliases)))
+            self._settle_event(self.last)
+        expected = {} if self.last is None else dict(self.last.left)
+        if expected != self.aliases:
+            self.record(Event("found", self.model, expected, dict(self.aliases)))
 
     def event(self, kind: Kind, version: Version, alias: str | None = None, **fields: Any) -> Event:
         """Make an event about a version, without writing it.
@@ -150,37 +155,47 @@ class ModelWriter:
         """
         before, after = dict(self.aliases), dict(self.aliases)
         digests = {version.ref: version.digest}
-        if alias is not None:
-            holder = before.get(alias)
-            if holder is not None:
-                tags = _tags(self._store, self.model, holder) or {}
-                if DIGEST in tags:  # else not a version of ours
-                    digests[f"{self.model}/{holder}"] = tags[DIGEST]
-            if kind in _MOVES and holder != version.number:
-                back = self.way_back(version.number) if alias == PRODUCTION else None
-                if holder is not None and back is not None:
-                    after[PREVIOUS] = back
-                after[alias] = version.number
+        holder = None if alias is None else before.get(alias)
+        if holder is not None:
+            tags = _tags(self._store, self.model, holder) or {}
+            if DIGEST in tags:  # else not a version of ours
+                digests[f"{self.model}/{holder}"] = tags[DIGEST]
+        if alias is not None and kind in _MOVES:
+            after = self._aliases_after(version.number, alias)
         return Event(
             kind, self.model, before, after, alias, version.number, digests=digests, **fields
         )
 
-    def way_back(self, than: int) -> int | None:
-        """The last version other than `than` that was in production by a promotion or rollback.
+    def _aliases_after(self, number: int, alias: str) -> dict[str, int]:
+        """All aliases after `alias` has moved to a version. From production, `previous` follows."""
+        after = dict(self.aliases)
+        holder = after.get(alias)
+        if holder == number:
+            return after
+        if alias == PRODUCTION:
+            back = self.way_back(number)
+            if holder is not None and back is not None:
+                after[PREVIOUS] = back
+        after[alias] = number
+        return after
 
-        This is the version in production now, unless that is `than` or got there in another way.
-        """
+    def way_back(self, other_than: int) -> int | None:
+        """The last version that was in production by a promotion or rollback, and is `other_than`
+        this one. It is the version in production now, if a gate let that in."""
         holder = self.aliases.get(PRODUCTION)
-        if holder != than and self._was_let_in(holder):
+        if holder != other_than and self._was_let_in(holder):
             return holder
-        held = [
+        past_holders = [
             event.version
             for event in self.history.events()
             if event.alias == PRODUCTION
             and event.kind in ("promotion", "rollback")
             and event.state == "done"
         ]
-        return next((n for n in reversed(held) if n != than and self._was_let_in(n)), None)
+        for number in reversed(past_holders):
+            if number != other_than and self._was_let_in(number):
+                return number
+        return None
 
     def _was_let_in(self, number: int | None) -> bool:
         """True if the version, as it is now, was promoted to production."""
@@ -200,13 +215,13 @@ class ModelWriter:
         holder = self.aliases.get(alias, 0)
         if replacing is None or holder == replacing:
             return []
-        found = f"{self.model}/{holder}" if holder else "none"
-        limit = f"{self.model}/{replacing}" if replacing else "none"
+        now = f"{self.model}/{holder}" if holder else "none"
+        measured = f"{self.model}/{replacing}" if replacing else "none"
         detail = (
-            f"@{alias} was {limit} when the gates measured and is {found} now: somebody else was "
+            f"@{alias} was {measured} when the gates measured and is {now} now: somebody else was "
             "quicker, run the command again"
         )
-        return [Decision("in place", False, found, limit, detail)]
+        return [Decision("in place", False, found=now, limit=measured, detail=detail)]
 
     def promotion(self, number: int | None, alias: str | None) -> Promotion | None:
         """The last completed promotion of a version to an alias."""
@@ -224,7 +239,11 @@ class ModelWriter:
         return self._close(self.history.append(event, self.last), "done")
 
     def apply(self, event: Event) -> Event:
-        """Write an event and carry it out: move the alias, add the target or remove the version."""
+        """Write an event and carry it out: move the alias, add the target or remove the version.
+
+        If a step fails, the event is completed or undone, as by the next writer, and the error is
+        raised.
+        """
         self.lock.check()
         self.last = opened = self.history.append(event, self.last)
         try:
@@ -239,10 +258,11 @@ class ModelWriter:
             return self._finish(opened)
         except BaseException:
             with contextlib.suppress(Exception):  # else the next writer does it
-                self._settle(opened)
+                self._settle_event(opened)
             raise
 
-    def _settle(self, opened: Event) -> None:
+    def _settle_event(self, opened: Event) -> None:
+        """Complete an event that has taken effect; undo and void one that has not."""
         self.aliases = self._aliases()
         if _happened(self._store, opened, self.aliases):
             self._finish(opened)
@@ -251,6 +271,7 @@ class ModelWriter:
             self._close(opened, "void")
 
     def _prepare(self, event: Event) -> None:
+        """Set the tag of a promotion, without which the version could not be loaded."""
         if event.kind == "promotion":
             self.tag(event.version, f"{PROMOTION}{event.alias}", promotion_of(event).to_json())
 
@@ -258,15 +279,15 @@ class ModelWriter:
         """Undo `_prepare`: set the tag to the last completed promotion, or delete it."""
         if event.kind != "promotion":
             return
-        key, meant = f"{PROMOTION}{event.alias}", promotion_of(event)
+        key, prepared = f"{PROMOTION}{event.alias}", promotion_of(event)
         # Older releases wrote no model, number and digest into the tag.
-        older = replace(meant, model=None, number=None, digest=None)
+        of_older_release = replace(prepared, model=None, number=None, digest=None)
         tags = _tags(self._store, self.model, event.version) or {}
-        if tags.get(key) not in (meant.to_json(), older.to_json()):
+        if tags.get(key) not in (prepared.to_json(), of_older_release.to_json()):
             return
-        before = self.promotion(event.version, event.alias)
-        if before is not None:
-            self.tag(event.version, key, before.to_json())
+        earlier = self.promotion(event.version, event.alias)
+        if earlier is not None:
+            self.tag(event.version, key, earlier.to_json())
         else:
             self.lock.check()
             self.client.delete_model_version_tag(self.model, str(event.version), key)
@@ -278,19 +299,21 @@ class ModelWriter:
             self._point_all(event)
         replaced = event.replaced
         if event.kind == "rollback" and _tags(self._store, self.model, replaced) is not None:
-            text = {"by": event.by, "at": _seconds(event), "to": f"{self.model}/{event.version}"}
-            self.tag(replaced, ROLLED_BACK, json.dumps(text, sort_keys=True))
+            record = {"by": event.by, "at": _seconds(event), "to": f"{self.model}/{event.version}"}
+            self.tag(replaced, ROLLED_BACK, json.dumps(record, sort_keys=True))
         if event.kind == "build":
             self._tag_targets(event, TARGET, dict.fromkeys(event.annexes, "verified"))
             self._tag_targets(event, CHOSEN, dict.fromkeys(event.annexes, event.engine))
         return self._close(event, "done")
 
     def _close(self, event: Event, state: Literal["done", "void"]) -> Event:
+        """Give an event its final state; it is the last event from then on."""
         self.lock.check()
         self.last = self.history.close(event, state)
         return self.last
 
     def _point_all(self, event: Event) -> None:
+        """Move every alias that differs before and after the event and has not been moved yet."""
         for alias, number in event.after.items():
             moves = event.before.get(alias) != number
             # Another program may have deleted the version since the event was written.
@@ -298,6 +321,7 @@ class ModelWriter:
                 self._point(event, alias)
 
     def _point(self, event: Event, alias: str) -> None:
+        """Move one alias to its version after the event, unless it is there."""
         number = event.after[alias]
         if self.aliases.get(alias) == number:
             return
@@ -306,14 +330,17 @@ class ModelWriter:
         self.aliases[alias] = number
 
     def tag(self, number: int | None, key: str, value: str) -> None:
+        """Set a tag of the model's version `number`."""
         self.lock.check()
         self.client.set_model_version_tag(self.model, str(number), key, value)
 
-    def _tag_targets(self, event: Event, kind: str, values: Mapping[str, str]) -> None:
+    def _tag_targets(self, event: Event, prefix: str, values: Mapping[str, str]) -> None:
+        """Set the tags `prefix` + target. `values`: by target, the tag's value."""
         for target, value in values.items():
-            self.tag(event.version, kind + tag_of(target), value)
+            self.tag(event.version, prefix + tag_of(target), value)
 
     def _aliases(self) -> dict[str, int]:
+        """All aliases of the model now, and the numbers of their versions."""
         return aliases_of(self.client.get_registered_model(self.model))
 
 
@@ -332,4 +359,5 @@ def promotion_of(event: Event) -> Promotion:
 
 
 def _seconds(event: Event) -> str:
+    """The time of an event, as a promotion's record has it."""
     return event.time.isoformat(timespec="seconds")

@@ -32,15 +32,18 @@ _EVERY_MODEL = "*"
 _LONGEST = 5000
 
 
-def keep(access: Access, policy: Policy, model: str | None, reference: Path | None) -> None:
-    """From now on `policy` is that of `model`, or if `model` is None, that of the registry."""
+def set_policy(access: Access, policy: Policy, model: str | None, reference: Path | None) -> None:
+    """From now on `policy` is that of `model`, or if `model` is None, that of the registry.
+
+    `reference`: the file of the policy's reference set, which is copied into the registry.
+    """
     text, shown = policy.model_dump_json(exclude_defaults=True), policy.model_dump_json(indent=1)
     if len(text) > _LONGEST:
         raise RegistryError(f"the policy is longer than {_LONGEST} characters: shorten it")
     with access.client(write=True) as client:
         with write_lock(access, client, _EXPERIMENT):
             folder = "soa-pipeline.policy"
-            experiment = models.made_experiment(access, client, _EXPERIMENT, folder)
+            experiment = models.ensure_experiment(access, client, _EXPERIMENT, folder)
         run = client.create_run(
             experiment,
             run_name=f"policy of {model or 'every model'}",
@@ -64,14 +67,15 @@ def _end_last(
     """End a run later than every other one of the model: the run that ends last counts. The lock is
     not held while the reference is copied, which is slow."""
     with write_lock(access, client, _EXPERIMENT) as lock:
-        last = _last(ClientStore(client), experiment, model)
+        last = _last_run(ClientStore(client), experiment, model)
         now = stamp.milliseconds(datetime.now(UTC))
+        # A finished run has an end, so `or 0` is only for the types.
         end = now if last is None else max(now, (last.end or 0) + 1)
         lock.check()
         client.set_terminated(run, "FINISHED", end_time=end)
 
 
-def kept(access: Access, model: str | None, into: Path | None = None) -> list[Asked]:
+def policies_in_force(access: Access, model: str | None, into: Path | None = None) -> list[Asked]:
     """The registry's policy and that of `model`, each if there is one.
 
     Their reference sets are copied into the folder `into` and their digests are checked; if `into`
@@ -83,13 +87,14 @@ def kept(access: Access, model: str | None, into: Path | None = None) -> list[As
             if experiment is None:
                 return []
             scopes = [None] if model is None else [None, model]
-            runs = [_last(store, experiment, scope) for scope in scopes]
+            runs = [_last_run(store, experiment, scope) for scope in scopes]
             return [_asked(access, run, into) for run in runs if run is not None]
     except NoRegistryError:
         return []  # the first `run` makes the registry
 
 
-def _last(store: Store, experiment: str, model: str | None) -> StoredRun | None:
+def _last_run(store: Store, experiment: str, model: str | None) -> StoredRun | None:
+    """The run that holds the policy of `model`, or that of every model; None if none was set."""
     # Deleted runs count too: deleting a run on MLflow's page does not cancel the policy.
     scope = model or _EVERY_MODEL
     query = RunQuery(experiment, _SCOPE, scope, status="FINISHED", order="end_time DESC", limit=1)
@@ -103,17 +108,16 @@ def _asked(access: Access, run: StoredRun, into: Path | None) -> Asked:
 
     from registry.promotion import Asked, Policy, ReferenceFile
 
-    tags = run.tags
-    scope = tags[_SCOPE]
+    scope = run.tags[_SCOPE]
     whose = "the registry's policy" if scope == _EVERY_MODEL else f"the registry's for {scope}"
     try:
         ended = stamp.time_of(run.end or 0)
     except (ValueError, OverflowError) as error:
         raise RegistryError(f"{whose}, MLflow's run {run.id}: {error}") from error
     at = ended.isoformat(timespec="milliseconds")  # so that two policies never share an origin
-    origin = f"{whose}, set by {tags.get('mlflow.user', 'somebody')} at {at}"
+    origin = f"{whose}, set by {run.tags.get('mlflow.user', 'somebody')} at {at}"
     try:
-        policy = Policy.model_validate_json(tags[_TEXT])
+        policy = Policy.model_validate_json(run.tags[_TEXT])
     except (KeyError, ValidationError) as error:
         raise RegistryError(
             f"{origin}, cannot be read (MLflow's run {run.id}): update soa-pipeline, or "
@@ -121,11 +125,12 @@ def _asked(access: Access, run: StoredRun, into: Path | None) -> Asked:
         ) from error
     if into is None or policy.reference is None:
         return Asked(policy, origin)
-    folder = into / run.id
+    folder = into / run.id  # two policies may name files alike
     folder.mkdir()
     name = Path(policy.reference).name
     with access.client() as client:
         path = Path(client.download_artifacts(run.id, name, str(folder)))
-    if (sha256 := digest_of(path)) != tags.get(_SHA256):
+    sha256 = digest_of(path)
+    if sha256 != run.tags.get(_SHA256):
         raise RegistryError(f"{origin}: its reference set is not the file that was named")
     return Asked(policy, origin, ReferenceFile(path, sha256))

@@ -44,6 +44,8 @@ EXPORT_SCHEMA = 1
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedVersion(Record):
+    """A version, as the exporting registry described it."""
+
     digest: Sha256
     created: str
     aliases: list[str] = field(default_factory=list)
@@ -61,7 +63,8 @@ class Happened:
     version: Number | None = None
 
 
-def _as_it_happened(event: dict[str, Any]) -> dict[str, Any]:
+def _checked_event(event: dict[str, Any]) -> dict[str, Any]:
+    """The event itself, if it has the fields of `Happened`; else ValueError."""
     as_record(Happened, event)
     return event
 
@@ -72,20 +75,23 @@ class ForeignEvent(Record):
 
     registry: str
     model: str
-    event: Annotated[dict[str, Any], _as_it_happened]
+    event: Annotated[dict[str, Any], _checked_event]
     """All that `Event.to_json` wrote."""
 
     @property
     def happened(self) -> Happened:
+        """The fields of the event that an import reads."""
         return as_record(Happened, self.event)
 
     @property
     def key(self) -> tuple[str, str, int, str]:
+        """What identifies the event, so that no import adds it twice."""
         return self.registry, self.model, self.happened.number, self.happened.time
 
 
-def _from_key(found: object) -> object:
-    return int(found) if isinstance(found, str) and found.isdecimal() else found
+def _from_key(key: object) -> object:
+    """The number of a version from a key of JSON, which is text; anything else unchanged."""
+    return int(key) if isinstance(key, str) and key.isdecimal() else key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,8 +134,8 @@ def export_to(registry: Registry, ref: Ref, dest: Path) -> Export:
         registry=registry.shown,
         by=stamp.user_at_host(),
         at=stamp.now(),
-        versions={version.number: _exported(version) for version in versions},
-        history=[_foreign(event, registry) for event in events],
+        versions={version.number: _exported_version(version) for version in versions},
+        history=[_foreign_event(event, registry) for event in events],
     )
     with write_atomically(dest) as partial:
         for version in versions:
@@ -140,7 +146,8 @@ def export_to(registry: Registry, ref: Ref, dest: Path) -> Export:
     return export
 
 
-def _exported(version: Version) -> ExportedVersion:
+def _exported_version(version: Version) -> ExportedVersion:
+    """What an export says about a version, beside its files."""
     return ExportedVersion(
         digest=version.digest,
         created=version.created.isoformat(),
@@ -156,44 +163,50 @@ def import_from(registry: Registry, source: Path, name: str | None = None) -> Im
     already exists gets only what it lacks, see `push`; an event that exists is not added again. So
     an interrupted import can be repeated.
     """
-    room = registry.sqlite.parent if registry.sqlite is not None else cache_root()
-    with as_folder(source, room) as folder:
-        try:
-            text = read_plain(folder / EXPORT)
-        except OSError as error:
-            raise BundleError(
-                f"{source}: not an export: {EXPORT} cannot be read: {error.strerror}"
-            ) from error
-        export = record_from_json(Export, text, str(source / EXPORT), EXPORT_SCHEMA)
-        places = {number: folder / "versions" / str(number) for number in export.versions}
-        for number, place in places.items():
-            if open_folder(place).digest != export.versions[number].digest:
-                raise BundleError(f"{source}: versions/{number} is not what {EXPORT} says")
+    scratch = registry.sqlite.parent if registry.sqlite is not None else cache_root()
+    with as_folder(source, scratch) as folder:
+        export = _read_export(folder, source)
         model = Ref(name or export.name).name
         origin = {
             "registry": export.registry,
             "exported_by": export.by,
             "exported_at": export.at,
         }
-        pushed = {
-            number: push(
-                registry, place, model, origin=origin | {"version": f"{export.name}/{number}"}
-            )
-            for number, place in places.items()
-        }
-    here = {number: each.version.number for number, each in pushed.items()}
-    return Imported(export, pushed, _add_events(registry, model, export, here))
+        pushed: dict[int, Pushed] = {}
+        for number in export.versions:
+            original = {"version": f"{export.name}/{number}"}
+            version_folder = folder / "versions" / str(number)
+            pushed[number] = push(registry, version_folder, model, origin=origin | original)
+    numbers = {number: result.version.number for number, result in pushed.items()}
+    return Imported(export, pushed, _add_events(registry, model, export, numbers))
 
 
-def _foreign(event: Event, registry: Registry) -> ForeignEvent:
+def _read_export(folder: Path, source: Path) -> Export:
+    """The `export.json` in a folder. Raises BundleError if a version is not what it says: every
+    digest of each is checked. `source`: the folder or archive that the user named, for errors."""
+    try:
+        text = read_plain(folder / EXPORT)
+    except OSError as error:
+        raise BundleError(
+            f"{source}: not an export: {EXPORT} cannot be read: {error.strerror}"
+        ) from error
+    export = record_from_json(Export, text, str(source / EXPORT), EXPORT_SCHEMA)
+    for number, version in export.versions.items():
+        if open_folder(folder / "versions" / str(number)).digest != version.digest:
+            raise BundleError(f"{source}: versions/{number} is not what {EXPORT} says")
+    return export
+
+
+def _foreign_event(event: Event, registry: Registry) -> ForeignEvent:
     """An event for the export. An imported event keeps its original registry and content."""
     if event.kind == "import":
-        return _imported(event)
+        return _original_event(event)
     data = {"registry": registry.shown, "model": event.model, "event": event.to_json()}
     return as_record(ForeignEvent, data)
 
 
-def _imported(event: Event) -> ForeignEvent:
+def _original_event(event: Event) -> ForeignEvent:
+    """The event of another registry in an event of kind "import". Raises RegistryError."""
     try:
         return as_record(ForeignEvent, event.imported)
     except ValueError as error:
@@ -201,52 +214,54 @@ def _imported(event: Event) -> ForeignEvent:
 
 
 def _keys(events: Iterable[Event]) -> set[tuple[str, str, int, str]]:
-    return {_imported(event).key for event in events if event.kind == "import"}
+    """The keys of the foreign events that these events imported."""
+    return {_original_event(event).key for event in events if event.kind == "import"}
 
 
-def _add_events(registry: Registry, model: str, export: Export, here: Mapping[int, int]) -> int:
-    """Record the events of an export that are not in the registry; returns their number."""
+def _add_events(registry: Registry, model: str, export: Export, numbers: Mapping[int, int]) -> int:
+    """Record the events of an export that are not in the registry; returns their number.
+    `numbers`: by number of a version in the export, its number here."""
     events = registry.history(model)
     known, newest = _keys(events), len(events)
     added = 0
-    for each in export.history:
-        if each.key in known:
+    for foreign in export.history:
+        if foreign.key in known:
             continue
-        was = each.happened
-        title = f"{was.time} {was.kind} by {was.by} in {each.registry}"
-        number = None if was.version is None else here.get(was.version)
+        happened = foreign.happened
+        title = f"{happened.time} {happened.kind} by {happened.by} in {foreign.registry}"
+        number = None if happened.version is None else numbers.get(happened.version)
         # Each event takes the lock anew: for all of them, the lock might be held too long.
         with registry.writing(model) as writer:
             if writer.last is not None and writer.last.number != newest:  # others wrote meanwhile
                 known = _keys(writer.history.events())
-            if each.key not in known:
-                aliases, original = dict(writer.aliases), as_data(each)
+            if foreign.key not in known:
+                aliases, original = dict(writer.aliases), as_data(foreign)
                 event = Event("import", model, aliases, aliases, version=number)
                 writer.record(replace(event, reason=title, imported=original))
                 added += 1
             newest = 0 if writer.last is None else writer.last.number
-        known.add(each.key)
+        known.add(foreign.key)
     return added
 
 
 def _as_tar(folder: Path) -> None:
     """Replace the folder by a tar file of its content."""
-    made = folder.with_suffix(".old")
+    archive = folder.with_suffix(".old")
     try:
-        with tarfile.open(made, "w", format=tarfile.PAX_FORMAT) as tar:
+        with tarfile.open(archive, "w", format=tarfile.PAX_FORMAT) as tar:
             for path in sorted(folder.rglob("*")):
                 tar.add(path, path.relative_to(folder).as_posix(), recursive=False)
         shutil.rmtree(folder)
-        made.rename(folder)
+        archive.rename(folder)
     except BaseException:
-        made.unlink(missing_ok=True)
+        archive.unlink(missing_ok=True)
         raise
 
 
 @contextlib.contextmanager
-def as_folder(source: Path, room: Path) -> Iterator[Path]:
-    """The export as a folder. A tar is unpacked in a new folder in `room`: not in /tmp, which may
-    be small, but where `pipeline registry gc` finds it if this process is killed."""
+def as_folder(source: Path, scratch: Path) -> Iterator[Path]:
+    """The export as a folder. A tar is unpacked in a new folder in `scratch`: not in /tmp, which
+    may be small, but where `pipeline registry gc` finds it if this process is killed."""
     if source.is_dir():
         yield source
         return
@@ -254,12 +269,12 @@ def as_folder(source: Path, room: Path) -> Iterator[Path]:
         archive = os.fdopen(open_plain(source, links=True), "rb")
     except OSError as error:
         raise BundleError(f"{source}: cannot be read: {error.strerror}") from error
-    folder, fresh = room / f".import.{os.urandom(4).hex()}.partial", not room.exists()
+    folder, is_new = scratch / f".import.{os.urandom(4).hex()}.partial", not scratch.exists()
     with archive, contextlib.ExitStack() as cleanup:
         try:
-            room.mkdir(parents=True, exist_ok=True)
-            if fresh:
-                cleanup.callback(_remove_if_empty, room)
+            scratch.mkdir(parents=True, exist_ok=True)
+            if is_new:
+                cleanup.callback(_remove_if_empty, scratch)
             folder.mkdir()
             cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
             with tarfile.open(fileobj=archive, mode="r:") as tar:
@@ -271,21 +286,23 @@ def as_folder(source: Path, room: Path) -> Iterator[Path]:
 
 
 def _remove_if_empty(folder: Path) -> None:
+    """Remove a folder, unless somebody has put a file into it meanwhile."""
     with contextlib.suppress(OSError):
         folder.rmdir()
 
 
 def _extract(tar: tarfile.TarFile, size: int, folder: Path) -> None:
     """Extract the archive, which has `size` bytes, into `folder`. All members are checked first:
-    only plain files with safe names, together no larger than the archive."""
+    only plain files with safe names, together no larger than the archive. Raises ValueError."""
     members = tar.getmembers()
+    left = size
     for member in members:
         safe_relative(member.name)
         plain_file = member.isreg() and not member.issparse()  # a sparse file may become huge
         if not plain_file and not member.isdir():
             raise ValueError(f"{member.name} is not a plain file")
-        size -= member.size
-        if member.size < 0 or size < 0:
+        left -= member.size
+        if member.size < 0 or left < 0:
             raise ValueError(f"{member.name} is larger than the archive")
     for member in members:  # by hand: Python 3.11.3 and older have no filter for `extractall`
         path = folder / member.name

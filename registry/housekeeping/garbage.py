@@ -46,6 +46,8 @@ _UNFINISHED = ("RUNNING", "SCHEDULED")
 
 @dataclass(frozen=True)
 class Garbage:
+    """Files to which nothing refers. `bytes`: their size together."""
+
     kind: Kind
     what: str
     """The model or version that it belonged to, and why nothing refers to it."""
@@ -83,21 +85,28 @@ def collect(
             collected += collector.collect()
             folders = collector.folders
     for path in _temporary(registry, folders, cache, before):
-        folder = path.is_dir() and not path.is_symlink()
         with contextlib.suppress(FileNotFoundError):  # another collector was quicker
-            size = path.lstat().st_size
-            if folder:
-                size = sum(bundle_files.stored(registry, str(path)).values())
-            if folder and not dry_run:
-                bundle_files.remove_tree(path)
-            elif not dry_run:
-                path.unlink()
+            size = _remove_temporary(registry, path, dry_run)
             collected.append(Garbage("temporary", "left by a killed process", str(path), size))
     return collected
 
 
+def _remove_temporary(registry: Registry, path: Path, dry_run: bool) -> int:
+    """Remove a file or folder of this host, unless `dry_run`; return its size in bytes. Raises
+    FileNotFoundError if it does not exist."""
+    size = path.lstat().st_size
+    if path.is_dir() and not path.is_symlink():
+        size = sum(bundle_files.stored_sizes(registry, str(path)).values())
+        if not dry_run:
+            bundle_files.remove_tree(path)
+    elif not dry_run:
+        path.unlink()
+    return size
+
+
 class _Collector:
-    """Collects the garbage in a registry. `folders`: the local folders with files of versions."""
+    """Collects the garbage in a registry. `before`: work that began later may still be running.
+    `folders`: the local folders with files of versions, which `collect` finds."""
 
     def __init__(
         self, registry: Registry, client: MlflowClient, before: datetime, dry_run: bool
@@ -114,40 +123,40 @@ class _Collector:
                     pass  # this settles an interrupted removal
         for model, run in self._runs():
             if self._versions(run):
-                yield from self._annexes(model, run)
-            elif (garbage := self._registration(model, run)) is not None:
+                yield from self._collect_annexes(model, run)
+            elif (garbage := self._collect_registration(model, run)) is not None:
                 yield garbage
 
     def _runs(self) -> Iterator[tuple[str, Any]]:
         """Each of our runs that was made for the files of a version, with the model's name."""
         from mlflow.entities import ViewType
 
-        for experiment in all_pages(self.client.search_experiments, view_type=ViewType.ALL):
-            if not re.fullmatch(NAME_PATTERN, experiment.name):
-                continue
-
-            where = [experiment.experiment_id]
-            search, every = self.client.search_runs, ViewType.ALL
-            for run in all_pages(search, where, _OURS, run_view_type=every):
-                yield experiment.name, run
+        every, search = ViewType.ALL, self.client.search_runs
+        for experiment in all_pages(self.client.search_experiments, view_type=every):
+            if re.fullmatch(NAME_PATTERN, experiment.name):
+                ids = [experiment.experiment_id]
+                for run in all_pages(search, ids, _OURS, run_view_type=every):
+                    yield experiment.name, run
 
     def _versions(self, run: Any) -> Sequence[Any]:
+        """MLflow's versions of this run, or else of its files."""
         search, info = self.client.search_model_versions, run.info
+        versions = all_pages(search, f"run_id = '{info.run_id}'")
+        if versions:
+            return versions
         # Somebody may have made a version from the files with MLflow's own tools, without the run.
         source = f"{info.artifact_uri.rstrip('/')}/{bundle_files.FOLDER}"
-        return all_pages(search, f"run_id = '{info.run_id}'") or all_pages(
-            search, f"source_path = '{source}'"
-        )
+        return all_pages(search, f"source_path = '{source}'")
 
-    def _registration(self, model: str, run: Any) -> Garbage | None:
+    def _collect_registration(self, model: str, run: Any) -> Garbage | None:
         """Remove a run without a version. It is first ended under the lock, so that nobody can make
         a version of it any more."""
         verdict = self._verdict(run)
         if verdict is None:
             return None
-        where = run.info.artifact_uri.rstrip("/")
+        uri = run.info.artifact_uri.rstrip("/")
         if self.dry_run:
-            size = sum(bundle_files.stored(self.registry, where).values())
+            size = sum(bundle_files.stored_sizes(self.registry, uri).values())
         else:
             with write_lock(self.registry, self.client, model) as lock:
                 now = self.client.get_run(run.info.run_id)
@@ -159,7 +168,7 @@ class _Collector:
             size = bundle_files.remove_run(self.registry, self.client, run.info.run_id)
         if not size and run.info.lifecycle_stage != "active":
             return None  # an earlier call has collected it
-        return Garbage(verdict.kind, f"{model}: {verdict.why}", where, size)
+        return Garbage(verdict.kind, f"{model}: {verdict.why}", uri, size)
 
     def _verdict(self, run: Any) -> _Verdict | None:
         """The verdict on a run without a version; None if it may still become a version."""
@@ -167,47 +176,50 @@ class _Collector:
         if REMOVED in tags:
             return _Verdict("removed version", f"{tags[REMOVED]} was removed")
         if info.status in _UNFINISHED:
-            begun = stamp.time_of(info.start_time or 0)
-            if begun > self.before:
+            start = stamp.time_of(info.start_time or 0)
+            if start > self.before:
                 return None
-            return _Verdict("registration", f"begun {begun:%Y-%m-%d %H:%M} and never ended")
+            return _Verdict("registration", f"begun {start:%Y-%m-%d %H:%M} and never ended")
         if info.status != "FINISHED":
             return _Verdict("registration", "failed")
         if stamp.time_of(info.end_time or 0) > self.before:
             return None
         return _Verdict("registration", "no version refers to it")
 
-    def _annexes(self, model: str, run: Any) -> Iterator[Garbage]:
+    def _collect_annexes(self, model: str, run: Any) -> Iterator[Garbage]:
         """Remove the annexes next to a version's bundle that no tag of the version names."""
         root = run.info.artifact_uri.rstrip("/")
         if (local := bundle_files.local_folder(root)) is not None:
             self.folders.append(local)
         sizes = Counter[str]()
-        for name, size in bundle_files.stored(self.registry, f"{root}/{ANNEXES}").items():
-            place = "/".join(name.split("/")[:2])
-            sizes[place] += size
-        for place, size in sizes.items():
-            if not self._unknown(run, place):
+        for name, size in bundle_files.stored_sizes(self.registry, f"{root}/{ANNEXES}").items():
+            annex = "/".join(name.split("/")[:2])  # TARGET/DIGEST, see `annex_place`
+            sizes[annex] += size
+        for annex, size in sizes.items():
+            if not self._abandoned(run, annex):
                 continue
-            where = f"{root}/{ANNEXES}/{place}"
+            uri = f"{root}/{ANNEXES}/{annex}"
             if not self.dry_run:
                 with write_lock(self.registry, self.client, model) as lock:
-                    if not self._unknown(self.client.get_run(run.info.run_id), place):
+                    if not self._abandoned(self.client.get_run(run.info.run_id), annex):
                         continue
                     lock.check()
-                    bundle_files.remove_files(self.registry, where)
-            what = f"{model}: an annex ({place}) that was never finished"
-            yield Garbage("annex", what, where, size)
+                    bundle_files.remove_files(self.registry, uri)
+            yield Garbage(
+                "annex", f"{model}: an annex ({annex}) that was never finished", uri, size
+            )
 
-    def _unknown(self, run: Any, place: str) -> bool:
-        """True if no version has this annex, and its upload did not begin after `before`."""
-        target, _, digest = place.partition("/")
+    def _abandoned(self, run: Any, annex: str) -> bool:
+        """True if no version has this annex, and its upload did not begin after `before`. `annex`:
+        its target and digest, as `TARGET/DIGEST`."""
+        target, _, folder = annex.partition("/")
         versions = self._versions(run)
-        if any(version.tags.get(ANNEX + target) == digest for version in versions):
+        if any(version.tags.get(ANNEX + target) == folder for version in versions):
             return False
-        # While it is being written, the name is `.DIGEST.0123abcd.partial`.
-        begun = run.data.tags.get(f"{UPLOADING}{target}.{digest.lstrip('.').partition('.')[0]}")
-        return begun is None or datetime.fromisoformat(begun) <= self.before
+        # While it is being written, the folder's name is `.DIGEST.0123abcd.partial`.
+        digest = folder.lstrip(".").partition(".")[0]
+        upload_start = run.data.tags.get(f"{UPLOADING}{target}.{digest}")
+        return upload_start is None or datetime.fromisoformat(upload_start) <= self.before
 
 
 def _temporary(
@@ -217,16 +229,18 @@ def _temporary(
 
     They would have been renamed when complete. `folders`: the local folders of versions' files.
     """
-    ours = (".bundle.*.sig", ".artifact.uploading.*")
-    candidates = [path for folder in folders for name in ours for path in folder.glob(name)]
+    candidates: list[Path] = []
+    for folder in folders:
+        candidates += [*folder.glob(".bundle.*.sig"), *folder.glob(".artifact.uploading.*")]
     if (sqlite := registry.sqlite) is not None:
         for name in (sqlite.name, "import"):
             candidates += sqlite.parent.glob(f".{name}.*.partial*")
-    for folder, names, files in os.walk(cache_root(cache)):
-        partial = [name for name in (*names, *files) if _PARTIAL.fullmatch(name)]
-        candidates += [Path(folder, name) for name in partial]
-        # Do not walk into temporary folders or into sealed ones.
-        names[:] = [] if SUMS in files else [name for name in names if name not in partial]
+    for parent, subfolders, files in os.walk(cache_root(cache)):
+        partial = [name for name in (*subfolders, *files) if _PARTIAL.fullmatch(name)]
+        candidates += [Path(parent, name) for name in partial]
+        # `os.walk` goes into what stays in this list: not into temporary folders or sealed ones.
+        sealed = SUMS in files
+        subfolders[:] = [name for name in subfolders if not sealed and name not in partial]
     for path in candidates:
         if _PARTIAL.fullmatch(path.name) and _last_change(path) <= before:
             yield path
@@ -235,11 +249,11 @@ def _temporary(
 def _last_change(path: Path) -> datetime:
     """The time of the last change in a folder or of a file. A copy may keep the modification times
     of its original, so the change time (ctime) is used."""
-    last = 0.0
-    inside = (Path(folder, n) for folder, dirs, files in os.walk(path) for n in (*dirs, *files))
-    for each in (path, *inside):
-        try:
-            last = max(last, each.lstat().st_ctime)
-        except FileNotFoundError:
-            return datetime.now(UTC)  # another process is writing, or has just renamed it
+    paths = [path]
+    for parent, subfolders, files in os.walk(path):
+        paths += [Path(parent, name) for name in (*subfolders, *files)]
+    try:
+        last = max(changed.lstat().st_ctime for changed in paths)
+    except FileNotFoundError:
+        return datetime.now(UTC)  # another process is writing, or has just renamed it
     return datetime.fromtimestamp(last, UTC)

@@ -75,7 +75,7 @@ def push(folder: str | Path, to: str) -> tuple[str, Bundle]:
     """
     bundle = open_folder(folder)
     layers = list(_layers(bundle))
-    repository = _connected(to)
+    repository = _repository(to)
     for layer in layers:
         repository.upload(bundle.path / layer["annotations"][FILEPATH], layer)
     config = _json(
@@ -83,17 +83,17 @@ def push(folder: str | Path, to: str) -> tuple[str, Bundle]:
         config={"format": "pt2"},
         modelfs={"type": "layers", "diffIds": [layer["digest"] for layer in layers]},
     )
-    described = {"mediaType": CONFIG, "size": len(config), "digest": _digest(config)}
-    repository.upload_bytes(config, described)
+    descriptor = {"mediaType": CONFIG, "size": len(config), "digest": _digest(config)}
+    repository.upload_bytes(config, descriptor)
     content = _json(
-        schemaVersion=2, mediaType=IMAGE, artifactType=MODEL, config=described, layers=layers
+        schemaVersion=2, mediaType=IMAGE, artifactType=MODEL, config=descriptor, layers=layers
     )
     repository.put_manifest(content, IMAGE)
     return f"{repository.shown}@{_digest(content)}", bundle
 
 
-def _connected(address: str) -> Repository:
-    """The repository at an address. Raises RegistryError."""
+def _repository(address: str) -> Repository:
+    """The repository at an address, which has answered. Raises RegistryError."""
     match = _ADDRESS.fullmatch(address)
     if match is None or (match["tag"] or match["digest"]) is None:
         raise RegistryError(
@@ -120,15 +120,17 @@ def _layers(bundle: Bundle) -> Iterator[dict[str, Any]]:
         }
 
 
-def _json(**data: Any) -> bytes:
-    return json.dumps(data, sort_keys=True).encode()
+def _json(**fields: Any) -> bytes:
+    """A JSON object. Equal fields give equal bytes, so a second push has the same digests."""
+    return json.dumps(fields, sort_keys=True).encode()
 
 
 def _digest(content: bytes) -> str:
+    """The digest of a blob, as OCI writes it."""
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
-def pull(of: str, folder: str | Path) -> tuple[str, Bundle]:
+def pull(address: str, folder: str | Path) -> tuple[str, Bundle]:
     """Download what `push` uploaded to the new `folder` and verify every digest; return the address
     by digest, and the bundle.
 
@@ -136,19 +138,24 @@ def pull(of: str, folder: str | Path) -> tuple[str, Bundle]:
     off, the files that came are kept beside `folder`, and the next pull of the same version goes on
     with the others. After any other error nothing is left.
     """
-    repository = _connected(of)
+    repository = _repository(address)
     content = repository.manifest(IMAGE)
     digest = _digest(content)
     if repository.digest not in (None, digest):
-        raise BundleError(f"{of}: the registry gave another manifest, {digest}")
+        raise BundleError(f"{address}: the registry gave another manifest, {digest}")
     try:
-        found = read_record(ModelManifest, content).layers
-        layers = {safe_relative(layer.annotations.get(FILEPATH, "")): layer for layer in found}
+        manifest = read_record(ModelManifest, content)
+        layers = {
+            safe_relative(layer.annotations.get(FILEPATH, "")): layer for layer in manifest.layers
+        }
     except ValueError as error:
-        raise BundleError(f"{of}: not a version that `pipeline push` uploaded: {error}") from error
+        raise BundleError(
+            f"{address}: not a version that `pipeline push` uploaded: {error}"
+        ) from error
     if len(layers) > MOST_FILES:
-        raise BundleError(f"{of}: {len(layers)} files, at most {MOST_FILES} are allowed")
-    with write_atomically(folder, resume=digest[7:19]) as partial:
+        raise BundleError(f"{address}: {len(layers)} files, at most {MOST_FILES} are allowed")
+    # Twelve digits of the digest name this work: a pull of another version begins anew.
+    with write_atomically(folder, resume=digest.removeprefix("sha256:")[:12]) as partial:
         for name, layer in layers.items():
             _download(repository, layer, partial / name)
         open_folder(partial)
@@ -165,7 +172,7 @@ def _download(repository: Repository, layer: Layer, path: Path) -> None:
         for piece in repository.pieces(layer.digest):
             digest.update(piece)
             size += len(piece)
-            if size > layer.size:
+            if size > layer.size:  # the registry could send without end
                 break
             file.write(piece)
     if (size, f"sha256:{digest.hexdigest()}") != (layer.size, layer.digest):

@@ -59,18 +59,23 @@ class Repository(oras.provider.Registry):  # type: ignore[misc]
         self._manifest = f"{self.prefix}://{self.container.manifest_url(digest or tag)}"
         self.session.auth = lambda request: request  # else requests takes passwords of ~/.netrc
         with self._errors():
-            answer = self.session.get(f"{self.prefix}://{host}/v2/")
-            basic = answer.headers.get("WWW-Authenticate", "").lower().startswith("basic")
-            if basic:
-                self.auth = oras.auth.get_auth_backend("basic", self.session)
-                self.auth.set_basic_auth("", "")  # if none is stored
-            try:
-                self.auth.load_configs(self.container)
-            except Exception as error:  # oras does not check the file
-                why = f"~/.docker/config.json cannot be used: {reason(error)}"
-                raise RegistryError(f"{self.shown}: {why}") from error
-            if basic:  # at once: a registry may close the connection instead of taking a large file
-                self.headers.update(self.auth.get_auth_header())
+            self._log_in(host)
+
+    def _log_in(self, host: str) -> None:
+        """Take the password that `docker login` stored for the host, in the way that the registry
+        asks for: basic authentication, or by default a token for each request."""
+        answer = self.session.get(f"{self.prefix}://{host}/v2/")
+        basic = answer.headers.get("WWW-Authenticate", "").lower().startswith("basic")
+        if basic:
+            self.auth = oras.auth.get_auth_backend("basic", self.session)
+            self.auth.set_basic_auth("", "")  # if none is stored
+        try:
+            self.auth.load_configs(self.container)
+        except Exception as error:  # oras does not check the file
+            why = f"~/.docker/config.json cannot be used: {reason(error)}"
+            raise RegistryError(f"{self.shown}: {why}") from error
+        if basic:  # at once: a registry may close the connection instead of taking a large file
+            self.headers.update(self.auth.get_auth_header())
 
     def manifest(self, media_type: str) -> bytes:
         """The content of the artifact's manifest, of the first 4 MiB."""
@@ -78,6 +83,7 @@ class Repository(oras.provider.Registry):  # type: ignore[misc]
             return bytes(raw.read(LARGEST_MANIFEST, decode_content=False))
 
     def put_manifest(self, content: bytes, media_type: str) -> None:
+        """Store the artifact's manifest; from then on the tag names the artifact."""
         self.do_request(self._manifest, "PUT", data=content, headers={"Content-Type": media_type})
 
     def upload(self, file: Path, layer: Mapping[str, Any]) -> None:
@@ -94,7 +100,7 @@ class Repository(oras.provider.Registry):  # type: ignore[misc]
             self.upload(Path(file.name), layer)
 
     def pieces(self, digest: str) -> Iterator[bytes]:
-        """The content of a blob."""
+        """The content of a blob, in pieces of at most 256 KiB."""
         url = f"{self.prefix}://{self.container.get_blob_url(digest)}"
         with self._reading(url) as raw:
             yield from raw.stream(1 << 18, decode_content=False)
@@ -108,14 +114,14 @@ class Repository(oras.provider.Registry):  # type: ignore[misc]
                 raise NotFoundError(f"{self.shown}: there is no {url.rpartition('/')[2]}")
             yield answer.raw
 
-    def do_request(self, url: str, *given: Any, **more: Any) -> requests.Response:
-        """An answer that is no error, except HTTP 404."""
-        ask = oras.provider.Registry.do_request.__wrapped__  # without its repetitions
+    def do_request(self, url: str, *arguments: Any, **options: Any) -> requests.Response:
+        """Replaces oras's method: an answer that is no error, except HTTP 404."""
+        send = oras.provider.Registry.do_request.__wrapped__  # without its repetitions
         with self._errors():
-            answer: requests.Response = ask(self, url, *given, **more)
+            answer: requests.Response = send(self, url, *arguments, **options)
             if answer.status_code == 401 and getattr(self.auth, "token", None):
                 self.auth.token = None  # it has expired, or is for reading only
-                answer = ask(self, url, *given, **more)
+                answer = send(self, url, *arguments, **options)
         if answer.ok or answer.status_code == 404:
             return answer
         body = " ".join(answer.text[:200].split())
@@ -146,18 +152,20 @@ class _Adapter(HTTPAdapter):
     """Each request has a time limit, and leaves this host by TLS only, wherever it is sent. Of an
     answer that is not streamed, or is an error, only so much is read as a manifest may have."""
 
-    def send(self, request: Any, **more: Any) -> requests.Response:  # type: ignore[override]
-        place = urlsplit(request.url)
-        if place.scheme != "https" and place.hostname not in THIS_HOST:
-            raise RegistryError(f"{place.scheme}://{place.netloc}: not asked, as it is without TLS")
-        answer = super().send(request, **(more | {"timeout": ANSWER_S}))
-        if not more["stream"] or answer.status_code >= 400:
+    def send(self, request: Any, **options: Any) -> requests.Response:  # type: ignore[override]
+        """As `HTTPAdapter.send`. Raises RegistryError for a URL without TLS on another host."""
+        url = urlsplit(request.url)
+        if url.scheme != "https" and url.hostname not in THIS_HOST:
+            raise RegistryError(f"{url.scheme}://{url.netloc}: not asked, as it is without TLS")
+        answer = super().send(request, **(options | {"timeout": ANSWER_S}))
+        if not options["stream"] or answer.status_code >= 400:
             content = answer.raw.read(LARGEST_MANIFEST, decode_content=True)
             answer.close()
             answer.raw = io.BytesIO(content)
         return answer
 
 
-def _no_login(said: str) -> RegistryError:
+def _no_login(answer: str) -> RegistryError:
+    """The error for an `answer` that refuses the user, with what can be done about it."""
     cure = "`docker login`, or what else writes ~/.docker/config.json, stores a user and a password"
-    return RegistryError(f"{said}: {cure}", code="registry-login")
+    return RegistryError(f"{answer}: {cure}", code="registry-login")

@@ -52,12 +52,12 @@ def push(
     """
     whole = open_folder(folder, verify=False)
     annexes = tuple(whole.annexes.values())
-    version = _known(registry, whole, name)
+    version = _version_with_digest(registry, whole, name)
     new = False
     if version is None:
         text = json.dumps(_origin(whole, origin), sort_keys=True)
         version = registry.register(whole, name, annexes, origin=text)
-        new = version.tags.get(ORIGIN) == text
+        new = version.tags.get(ORIGIN) == text  # else another process registered it meanwhile
     else:
         whole.verify()
     added, kept = [], []
@@ -76,29 +76,32 @@ def push(
     return Pushed(version, new, tuple(added), tuple(kept), signature)
 
 
-def _known(registry: Registry, bundle: Bundle, name: str | None) -> Version | None:
-    """The version that has this digest, if any; of several, one with the wanted name."""
+def _version_with_digest(registry: Registry, bundle: Bundle, name: str | None) -> Version | None:
+    """The version that has the bundle's digest, or None. `name`: only one of this model; None: one
+    of the manifest's name is taken first."""
     if not registry.exists:
         return None
     with registry.client() as client:
         versions = all_pages(client.search_model_versions, f"tags.{DIGEST} = '{bundle.digest}'")
-    first = Ref(name or bundle.manifest.name).name
-    places = [
-        (str(version.name), int(version.version))
+    preferred = Ref(name or bundle.manifest.name).name
+    refs = [
+        Ref(str(version.name), int(version.version))
         for version in versions
         # A model with another kind of name is not ours, even if it has our tags.
         if name in (None, version.name) and re.fullmatch(NAME_PATTERN, version.name)
     ]
-    places.sort(key=lambda place: (place[0] != first, place))
-    return registry.find(Ref(*places[0])) if places else None
+    if not refs:
+        return None
+    return registry.find(min(refs, key=lambda ref: (ref.name != preferred, ref.name, ref.version)))
 
 
-def _origin(bundle: Bundle, known: Mapping[str, str] | None) -> dict[str, str]:
-    """Where a pushed version is from: its note of promotion, and who pushes it."""
+def _origin(bundle: Bundle, exported: Mapping[str, str] | None) -> dict[str, str]:
+    """The content of the tag `origin`: who pushes the version, and where it is from, according to
+    the export, or if that is None, to the note of promotion in the folder."""
     origin = {"pushed_by": stamp.user_at_host(), "pushed_at": stamp.now()}
     note = read_note(bundle.path)
-    if known is not None or note is None:
-        return origin | dict(known or {})
+    if exported is not None or note is None:
+        return origin | dict(exported or {})
     if note.digest != bundle.digest:
         raise RegistryError(
             f"{bundle.path}: its note of promotion is of another bundle ({note.ref}, "

@@ -37,12 +37,12 @@ def removable(registry: Registry, ref: Ref) -> Version:
         raise RegistryError(f"{ref}: say which version by its number, as {ref.name}/3")
     version = registry.find(ref)
     if version.aliases:
-        held = ", ".join(f"@{alias}" for alias in version.aliases)
-        raise RegistryError(f"{version.ref} is {held}: move that to another version first")
+        aliases = ", ".join(f"@{alias}" for alias in version.aliases)
+        raise RegistryError(f"{version.ref} is {aliases}: move that to another version first")
     with registry.client() as client:
-        versions = client.search_model_versions(f"run_id = '{version.run_id}'")
-    sharing = [f"{each.name}/{each.version}" for each in versions]
-    if others := [each for each in sharing if each != version.ref]:
+        sharing = client.search_model_versions(f"run_id = '{version.run_id}'")
+    refs = [f"{shared.name}/{shared.version}" for shared in sharing]
+    if others := [shared for shared in refs if shared != version.ref]:
         raise RegistryError(f"{version.ref}: {others[0]} has the same files: remove it first")
     return version
 

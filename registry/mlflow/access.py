@@ -58,7 +58,7 @@ class Access:
     @takes(RegistryError, uri=TEXT.or_none, artifact_root=PATH.or_none)
     def __init__(self, uri: str | None = None, artifact_root: str | Path | None = None) -> None:
         chosen = uri or os.environ.get(URI_VARIABLE)
-        self.uri = _checked(chosen or f"{_SQLITE}{Path.cwd()}/{DEFAULT_FOLDER}/registry.db")
+        self.uri = _absolute(chosen or f"{_SQLITE}{Path.cwd()}/{DEFAULT_FOLDER}/registry.db")
         file = self.uri.removeprefix(_SQLITE).partition("?")[0]
         self.sqlite = Path(file) if self.uri.startswith(_SQLITE) else None
         root = artifact_root or os.environ.get(ARTIFACTS_VARIABLE)
@@ -105,8 +105,8 @@ class Access:
         """
         if not self.exists:
             raise NoRegistryError.at(self.shown, "the file does not exist")
-        with self._asked(write=False), self._direct() as direct:
-            yield direct or ClientStore(self._connected())
+        with self._answering(write=False), self._direct_store() as direct:
+            yield direct or ClientStore(self._mlflow_client())
 
     @contextlib.contextmanager
     def client(self, *, write: bool = False) -> Iterator[MlflowClient]:
@@ -121,10 +121,10 @@ class Access:
             MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT="true",
             MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR="false",
         )
-        with self._asked(write), quiet:
+        with self._answering(write), quiet:
             if write and self.sqlite is not None and not self.sqlite.exists():
                 _create(self.sqlite, self._new_database or _new_database())
-            yield self._connected()
+            yield self._mlflow_client()
 
     def get_ready(self) -> None:
         """Import the libraries for writing, and connect to a registry that exists. For one that
@@ -133,7 +133,7 @@ class Access:
         This takes seconds, so it can run in the background. Nothing is created, and errors are
         ignored: the later write raises them again.
         """
-        _prepare()
+        _silence_mlflow()
         import mlflow.tracking  # noqa: F401
 
         with contextlib.suppress(RegistryError, OSError):
@@ -145,7 +145,7 @@ class Access:
                     self._new_database = _new_database()
 
     @contextlib.contextmanager
-    def _asked(self, write: bool) -> Iterator[None]:
+    def _answering(self, write: bool) -> Iterator[None]:
         """Check before use that the registry answers, and translate the errors of MLflow."""
         nested = _inside.get()
         try:
@@ -164,7 +164,7 @@ class Access:
                 raise
             raise translated(error, self.shown) from error
 
-    def _direct(self) -> contextlib.AbstractContextManager[Store | None]:
+    def _direct_store(self) -> contextlib.AbstractContextManager[Store | None]:
         """A store without MLflow's client, or None if only that client can read this one."""
         scheme = urlsplit(self.uri).scheme
         if scheme in ("http", "https"):
@@ -177,10 +177,10 @@ class Access:
             return open_tables(self.uri, self.sqlite, self.shown, LOCK_WAIT_S)
         return contextlib.nullcontext()
 
-    def _connected(self) -> MlflowClient:
+    def _mlflow_client(self) -> MlflowClient:
         """MLflow's client, made once."""
         if self._client is None:
-            _prepare()
+            _silence_mlflow()
             from mlflow.tracking import MlflowClient
 
             # Both URIs are given: MLflow would take a missing one from the environment, or use
@@ -197,28 +197,38 @@ class Access:
         if self.sqlite is not None:
             if self.sqlite.exists():
                 _ask_sqlite(self.sqlite, write)
-            return
-        status, what = 200, "database"
+        elif scheme in ("http", "https"):
+            self._ask_server()
+        elif scheme in _DEFAULT_PORTS and address.hostname is not None:  # else a socket file
+            self._ask_database(address.hostname, address.port or _DEFAULT_PORTS[scheme])
+
+    def _ask_server(self) -> None:
+        """Send MLflow's server a request that it answers without its database."""
+        import requests
+
+        from registry.mlflow.rest_store import settings
+
+        health = f"{self.uri.rstrip('/')}/health"
         try:
-            if scheme in ("http", "https"):
-                import requests
-
-                from registry.mlflow.rest_store import settings
-
-                what = "server"
-                health = f"{self.uri.rstrip('/')}/health"
-                status = requests.get(health, timeout=ANSWER_WAIT_S, **settings()).status_code
-            elif scheme in _DEFAULT_PORTS and address.hostname is not None:  # else a socket file
-                where = (address.hostname, address.port or _DEFAULT_PORTS[scheme])
-                socket.create_connection(where, ANSWER_WAIT_S).close()
-        except OSError as error:
-            raise RegistryUnavailableError(
-                f"registry {self.shown}: no answer from the {what}: {reason(error)}"
-            ) from error
+            status = requests.get(health, timeout=ANSWER_WAIT_S, **settings()).status_code
+        except OSError as error:  # all errors of `requests` are OSErrors
+            raise self._no_answer("server", error) from error
         if status in (502, 503, 504):  # a proxy that has lost its server
             raise RegistryUnavailableError(
                 f"registry {self.shown}: the server is not available (HTTP {status})"
             )
+
+    def _ask_database(self, host: str, port: int) -> None:
+        """Connect to a database server, and send nothing."""
+        try:
+            socket.create_connection((host, port), ANSWER_WAIT_S).close()
+        except OSError as error:
+            raise self._no_answer("database", error) from error
+
+    def _no_answer(self, peer: str, error: OSError) -> RegistryUnavailableError:
+        """The error for a server or database, `peer`, that does not answer."""
+        text = f"registry {self.shown}: no answer from the {peer}: {reason(error)}"
+        return RegistryUnavailableError(text)
 
     def _require_same_file(self) -> None:
         """Raise RegistryUnavailableError if the SQLite file is another one than at first.
@@ -238,8 +248,8 @@ class Access:
 _opened: dict[str, Inode] = {}
 
 
-def _checked(uri: str) -> str:
-    """The registry's URI with an absolute path. Raises RegistryError."""
+def _absolute(uri: str) -> str:
+    """The registry's URI with an absolute path. Raises RegistryError if it cannot be one."""
     scheme = urlsplit(uri).scheme
     if scheme in ("", "file") or len(scheme) == 1:
         folder = uri.removeprefix("file://")
@@ -272,7 +282,7 @@ def _ask_sqlite(path: Path, write: bool) -> None:
 
 def _new_database() -> bytes:
     """The content of a new SQLite file with all of MLflow's tables."""
-    _prepare()
+    _silence_mlflow()
     from mlflow.store.db.utils import _initialize_tables, create_sqlalchemy_engine_with_retry
 
     with tempfile.TemporaryDirectory(prefix="soa-registry-") as folder:
@@ -300,12 +310,13 @@ def _create(path: Path, content: bytes) -> None:
         partial.unlink(missing_ok=True)
 
 
-def _prepare() -> None:
+def _silence_mlflow() -> None:
+    """Call this before MLflow is imported: it sets up what this process sends and logs."""
     # A production process sends no usage statistics, unless its user has set the variable.
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     for name in _CHATTY:
         logger = logging.getLogger(name)
-        if not any(isinstance(each, _Quiet) for each in logger.filters):
+        if not any(isinstance(known, _Quiet) for known in logger.filters):
             logger.addFilter(_Quiet())
 
 
@@ -319,11 +330,13 @@ class _Variables:
         self._before: dict[str, str | None] = {}
 
     @contextlib.contextmanager
-    def set(self, **wanted: str) -> Iterator[None]:
+    def set(self, **values: str) -> Iterator[None]:
+        """Set the variables in the block. Blocks of several threads may overlap: the first one sets
+        them, the last one restores them. All blocks of one object set the same names."""
         with self._lock:
             if self._inside == 0:
-                self._before = {name: os.environ.get(name) for name in wanted}
-                os.environ.update(wanted)
+                self._before = {name: os.environ.get(name) for name in values}
+                os.environ.update(values)
             self._inside += 1
         try:
             yield
@@ -334,6 +347,7 @@ class _Variables:
                     self._restore()
 
     def _restore(self) -> None:
+        """Give the variables the values from before the first block. The caller holds `_lock`."""
         for name, value in self._before.items():
             os.environ.pop(name, None)
             if value is not None:
@@ -373,7 +387,10 @@ def _quietly() -> Iterator[None]:
 
 
 class _Quiet(logging.Filter):
+    """Drops the messages that MLflow logs inside `_quietly`."""
+
     def filter(self, record: logging.LogRecord) -> bool:
+        """False, which drops the message, if this thread is in `_quietly`."""
         return not _inside.get()
 
 
@@ -408,8 +425,8 @@ def translated(error: Exception, shown: str) -> RegistryError:
 
 def reason(error: BaseException) -> str:
     """The innermost message: MLflow wraps SQLAlchemy's error, which wraps the driver's error."""
-    for each in causes(error):
-        original = getattr(each, "orig", None)
+    for cause in causes(error):
+        original = getattr(cause, "orig", None)  # SQLAlchemy's name for the driver's error
         if isinstance(original, BaseException):
             return _one_line(original)
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
@@ -422,9 +439,12 @@ def reason(error: BaseException) -> str:
         return f"the server answers HTTP {status[1]}"
     if "Read timed out" in whole:
         return "the server did not answer in time"
-    return "the server broke off" if "Connection aborted" in whole else _one_line(error)
+    if "Connection aborted" in whole:
+        return "the server broke off"
+    return _one_line(error)
 
 
 def _one_line(error: BaseException) -> str:
+    """The error's text in one line of at most 300 characters, or its type if it has none."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 300 else f"{text[:299]}…"

@@ -33,12 +33,12 @@ def has_code(error: Exception, *codes: str) -> bool:
     return getattr(error, "error_code", None) in codes
 
 
-def all_pages(search: Callable[..., Any], *arguments: Any, **more: Any) -> list[Any]:
+def all_pages(search: Callable[..., Any], *arguments: Any, **options: Any) -> list[Any]:
     """All results of one of MLflow's searches, page by page."""
     results: list[Any] = []
     token = None
     while True:
-        page = search(*arguments, page_token=token, **more)
+        page = search(*arguments, page_token=token, **options)
         results.extend(page)
         token = page.token
         if not token:
@@ -51,7 +51,7 @@ def aliases_of(model: Any) -> dict[str, int]:
 
 
 class ClientStore:
-    """A `Store` that asks MLflow's client."""
+    """A `Store` that asks MLflow's client. That interface says what the methods return."""
 
     def __init__(self, client: MlflowClient) -> None:
         self._client = client
@@ -61,13 +61,14 @@ class ClientStore:
         return None if registered is None else _model(registered)
 
     def models(self) -> list[StoredModel]:
-        return [_model(each) for each in all_pages(self._client.search_registered_models)]
+        return [_model(model) for model in all_pages(self._client.search_registered_models)]
 
     def versions(self, name: str) -> list[StoredVersion]:
-        pages = all_pages(self._client.search_model_versions, f"name = '{name}'")
-        return [_version(each) for each in pages]
+        versions = all_pages(self._client.search_model_versions, f"name = '{name}'")
+        return [_version(version) for version in versions]
 
     def version(self, name: str, number: int) -> StoredVersion | None:
+        """As `Store.version`. The error codes of other failures are those of MLflow."""
         try:
             return _version(self._client.get_model_version(name, str(number)))
         except Exception as error:
@@ -76,6 +77,7 @@ class ClientStore:
             raise
 
     def experiment(self, name: str) -> StoredExperiment | None:
+        """As `Store.experiment`: MLflow's client also finds a deleted one."""
         experiment = self._client.get_experiment_by_name(name)
         if experiment is None:
             return None
@@ -84,9 +86,11 @@ class ClientStore:
         )
 
     def runs(self, query: RunQuery) -> list[StoredRun]:
+        """As `Store.runs`: deleted runs are searched too."""
         from mlflow.entities import ViewType
 
         def search(page_token: str | None) -> Any:
+            """One page of results; the first one for None."""
             return self._client.search_runs(
                 [query.experiment],
                 query.filter,
@@ -96,31 +100,36 @@ class ClientStore:
                 page_token=page_token,
             )
 
-        return [_run(each) for each in (search(None) if query.limit else all_pages(search))]
+        # With a limit, one page holds all that was asked for.
+        runs = search(None) if query.limit else all_pages(search)
+        return [_run(run) for run in runs]
 
 
-def _model(found: Any) -> StoredModel:
-    return StoredModel(str(found.name), found.description or "", aliases_of(found))
+def _model(model: Any) -> StoredModel:
+    """Our record of MLflow's RegisteredModel."""
+    return StoredModel(str(model.name), model.description or "", aliases_of(model))
 
 
-def _version(found: Any) -> StoredVersion:
-    """Our record of MLflow's version."""
+def _version(version: Any) -> StoredVersion:
+    """Our record of MLflow's ModelVersion."""
     return StoredVersion(
-        str(found.name),
-        int(found.version),
-        created=int(found.creation_timestamp),
-        run_id=found.run_id or "",
-        source=str(found.source),
-        tags=_texts(found.tags),
+        str(version.name),
+        int(version.version),
+        created=int(version.creation_timestamp),
+        run_id=version.run_id or "",
+        source=str(version.source),
+        tags=_texts(version.tags),
     )
 
 
-def _run(found: Any) -> StoredRun:
-    info = found.info
+def _run(run: Any) -> StoredRun:
+    """Our record of MLflow's Run."""
+    info = run.info
     return StoredRun(
-        info.run_id, info.status, info.start_time, info.end_time, _texts(found.data.tags)
+        info.run_id, info.status, info.start_time, info.end_time, _texts(run.data.tags)
     )
 
 
 def _texts(tags: Mapping[Any, Any]) -> dict[str, str]:
+    """Tags with keys and values as text."""
     return {str(key): str(value) for key, value in tags.items()}

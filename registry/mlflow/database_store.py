@@ -27,13 +27,13 @@ from registry.mlflow.store_protocol import (
 TESTED = frozenset({"dc11669786a5"})
 """The revisions of the tables that can be read: that of MLflow 3.17."""
 
-_MANY = 1 << 62
+_NO_LIMIT = 1 << 62  # SQL has no word for it that both databases take
 
 _MODELS = """
 SELECT m.name, m.description, a.alias, a.version
 FROM registered_models m
 LEFT JOIN registered_model_aliases a ON a.workspace = m.workspace AND a.name = m.name
-WHERE m.workspace = 'default' AND {which}
+WHERE m.workspace = 'default' AND {condition}
 ORDER BY m.name"""
 
 _NO_PROMPT = f"""NOT EXISTS (
@@ -47,7 +47,7 @@ FROM model_versions v
 LEFT JOIN model_version_tags t
     ON t.workspace = v.workspace AND t.name = v.name AND t.version = v.version
 WHERE v.workspace = 'default' AND v.name = :name AND v.current_stage <> 'Deleted_Internal'
-    AND {which}
+    AND {condition}
 ORDER BY v.version"""
 
 _EXPERIMENT = """
@@ -59,7 +59,7 @@ SELECT r.run_uuid, r.status, r.start_time, r.end_time, t.key, t.value
 FROM runs r JOIN tags t ON t.run_uuid = r.run_uuid
 WHERE r.run_uuid IN (
     SELECT r.run_uuid FROM runs r JOIN tags w ON w.run_uuid = r.run_uuid
-    WHERE r.experiment_id = :experiment AND w.key = :tag AND {which}
+    WHERE r.experiment_id = :experiment AND w.key = :tag AND {condition}
     ORDER BY {order} LIMIT :limit)
 ORDER BY {order}"""
 
@@ -87,20 +87,20 @@ def open_tables(
         where = f"file:{quote(str(sqlite))}?mode=rw"  # creates no file; opens also a read-only one
         connection = sqlite3.connect(where, uri=True, timeout=wait_s, isolation_level=None)
         with contextlib.closing(connection):
-            yield _checked(lambda query, given: connection.execute(query, dict(given)), shown)
+            yield _store(lambda query, values: connection.execute(query, dict(values)), shown)
         return
     from sqlalchemy import create_engine, text
     from sqlalchemy.pool import NullPool
 
     engine = create_engine(uri, poolclass=NullPool, isolation_level="AUTOCOMMIT")
     with engine.connect() as postgres:
-        yield _checked(lambda query, given: postgres.execute(text(query), dict(given)), shown)
+        yield _store(lambda query, values: postgres.execute(text(query), dict(values)), shown)
 
 
-def _checked(ask: Ask, shown: str) -> TableStore | None:
+def _store(ask: Ask, shown: str) -> TableStore | None:
     """A store that reads the tables, if their schema is known and has no workspaces; else None."""
     try:
-        revisions = {str(each[0]) for each in ask("SELECT version_num FROM alembic_version", {})}
+        revisions = {str(row[0]) for row in ask("SELECT version_num FROM alembic_version", {})}
     except Exception as error:
         if "alembic_version" not in str(error):  # else there is no such table
             raise
@@ -126,62 +126,71 @@ def _grouped(rows: Iterable[Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 
 class TableStore:
-    """A `Store` that sends SQL queries."""
+    """A `Store` that sends SQL queries. That interface says what the methods return."""
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
 
     def model(self, name: str) -> StoredModel | None:
-        which = _NO_PROMPT.format(table="registered_model_tags", name=":name", more="")
-        return next(iter(self._models(f"m.name = :name AND {which}", name=name)), None)
+        """As `Store.model`: no prompt of that name is found."""
+        no_prompt = _NO_PROMPT.format(table="registered_model_tags", name=":name", more="")
+        return next(iter(self._models(f"m.name = :name AND {no_prompt}", name=name)), None)
 
     def models(self) -> list[StoredModel]:
-        which = _NO_PROMPT.format(table="registered_model_tags", name="m.name", more=_TRUE)
-        return self._models(which)
+        """As `Store.models`: a prompt is a model whose tag is `true`."""
+        no_prompt = _NO_PROMPT.format(table="registered_model_tags", name="m.name", more=_TRUE)
+        return self._models(no_prompt)
 
     def versions(self, name: str) -> list[StoredVersion]:
-        which = _NO_PROMPT.format(table="model_version_tags", name=":name", more=_TRUE)
-        return self._versions(which, name=name)
+        """As `Store.versions`, in the order of their numbers."""
+        no_prompt = _NO_PROMPT.format(table="model_version_tags", name=":name", more=_TRUE)
+        return self._versions(no_prompt, name=name)
 
     def version(self, name: str, number: int) -> StoredVersion | None:
-        rows = self._versions("v.version = :number", name=name, number=number)
-        return next((version for version in rows if PROMPT not in version.tags), None)
+        """As `Store.version`: a prompt's version has that tag, too."""
+        versions = self._versions("v.version = :number", name=name, number=number)
+        return next((version for version in versions if PROMPT not in version.tags), None)
 
     def experiment(self, name: str) -> StoredExperiment | None:
-        for number, stage in self._ask(_EXPERIMENT, {"name": name}):
+        """As `Store.experiment`: a deleted one is a row with another stage."""
+        for number, stage in self._ask(_EXPERIMENT, {"name": name}):  # at most one row
             return StoredExperiment(str(number), stage == "active")
         return None
 
     def runs(self, query: RunQuery) -> list[StoredRun]:
-        given: dict[str, Any] = {
+        """As `Store.runs`. Each part of the query is a condition on a run or on its tag."""
+        values: dict[str, Any] = {
             "experiment": int(query.experiment),
             "tag": query.tag,
-            "limit": query.limit or _MANY,
+            "limit": query.limit or _NO_LIMIT,
         }
-        which = ["w.value IS NOT NULL"]
+        conditions = ["w.value IS NOT NULL"]
         if query.value:
-            which, given["value"] = ["w.value = :value"], query.value
+            conditions = ["w.value = :value"]
+            values["value"] = query.value
         if query.status is not None:
-            which.append("r.status = :status")
-            given["status"] = query.status
+            conditions.append("r.status = :status")
+            values["status"] = query.status
         if query.started is not None:
-            which.append("r.start_time >= :since AND r.start_time < :before")
-            given["since"], given["before"] = query.started
-        text = _RUNS.format(which=" AND ".join(which), order=_ORDERS[query.order])
+            conditions.append("r.start_time >= :since AND r.start_time < :before")
+            values["since"], values["before"] = query.started
+        text = _RUNS.format(condition=" AND ".join(conditions), order=_ORDERS[query.order])
         return [
             StoredRun(run, status, start, end, tags)
-            for (run, status, start, end), tags in _grouped(self._ask(text, given))
+            for (run, status, start, end), tags in _grouped(self._ask(text, values))
         ]
 
-    def _models(self, which: str, **given: Any) -> list[StoredModel]:
-        rows = self._ask(_MODELS.format(which=which), given)
+    def _models(self, condition: str, **values: Any) -> list[StoredModel]:
+        """The models for which the SQL `condition` is true. `values`: those of its parameters."""
+        rows = self._ask(_MODELS.format(condition=condition), values)
         return [
             StoredModel(name, description or "", aliases)
             for (name, description), aliases in _grouped(rows)
         ]
 
-    def _versions(self, which: str, name: str, **given: Any) -> list[StoredVersion]:
-        rows = self._ask(_VERSIONS.format(which=which), {"name": name, **given})
+    def _versions(self, condition: str, name: str, **values: Any) -> list[StoredVersion]:
+        """The versions of a model for which the SQL `condition` is true."""
+        rows = self._ask(_VERSIONS.format(condition=condition), {"name": name, **values})
         return [
             StoredVersion(name, number, created, run or "", str(source), tags)
             for (number, created, run, source), tags in _grouped(rows)

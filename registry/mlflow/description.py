@@ -22,12 +22,15 @@ Rows = Sequence[tuple[str, ...]]
 
 
 def tags(bundle: Bundle) -> dict[str, str]:
+    """The tags of a new version: its digest, its targets and the digests of its annexes."""
     by_name = {DIGEST: bundle.digest}
     for target, record in bundle.manifest.targets.items():
         by_name[TARGET + tag_of(target)] = record.status
         if record.chosen is not None:
             by_name[CHOSEN + tag_of(target)] = record.chosen
-    return by_name | {ANNEX + tag_of(t): annex.digest for t, annex in bundle.annexes.items()}
+    for target, annex in bundle.annexes.items():
+        by_name[ANNEX + tag_of(target)] = annex.digest
+    return by_name
 
 
 def parameters(manifest: Manifest) -> dict[str, str]:
@@ -75,8 +78,9 @@ def metrics(targets: Targets) -> Iterator[Plotted]:
 
 
 def _metrics_of(candidate: Candidate, prefix: str) -> Iterator[Plotted]:
-    for case, stats in candidate.benchmark.items():
-        rows = max(int(part.rpartition("=")[2]) for part in case.split(","))
+    """The metrics of one candidate, under names that begin with `prefix`."""
+    for case, stats in candidate.benchmark.items():  # a case is `32`, or `nodes=5,edges=20`
+        rows = max(int(count.rpartition("=")[2]) for count in case.split(","))
         for name, value in asdict(stats).items():
             yield Plotted(_key(f"{prefix}.n{case}.{name}"), value)
             yield Plotted(_key(f"{prefix}.{name}"), value, rows)
@@ -91,16 +95,16 @@ def markdown(bundle: Bundle) -> str:
     """The candidates as a table. If MLflow's limit cuts it, a last line counts the other rows."""
     manifest = bundle.manifest
     provenance = manifest.provenance
-    made = f"Bundle {bundle.digest[:12]}, made {provenance.created}"
+    origin = f"Bundle {bundle.digest[:12]}, made {provenance.created}"
     if provenance.git_commit:
-        made += f" from commit {provenance.git_commit}"
+        origin += f" from commit {provenance.git_commit}"
     if provenance.git_dirty:
-        made += " with uncommitted changes"
+        origin += " with uncommitted changes"
     head = [_cell(manifest.description), ""] if manifest.description else []
-    head += [_cell(made), "", *_lines([_CANDIDATES]), f"|{' --- |' * len(_CANDIDATES)}"]
+    head += [_cell(origin), "", *_lines([_CANDIDATES]), f"|{' --- |' * len(_CANDIDATES)}"]
     rows = _lines(_candidates(manifest.targets))
     shown = list(rows)
-    while shown and len("\n".join(head + shown)) > _DESCRIPTION_LIMIT - 40:
+    while shown and len("\n".join(head + shown)) > _DESCRIPTION_LIMIT - 40:  # room for "… and"
         shown.pop()
     if len(shown) < len(rows):
         shown.append(f"\n… and {len(rows) - len(shown)} more rows")
@@ -123,27 +127,32 @@ def _candidates(targets: Targets) -> Rows:
         if not record.candidates:
             rows.append((target, record.status, "", "", "", ""))
         for engine, candidate in record.candidates.items():
+            # By length first: then the decimal numbers are in ascending order.
             timed = sorted(candidate.benchmark.items(), key=lambda item: (len(item[0]), item[0]))
+            deviations = [
+                f"{output} {number(worst.max_abs, 2)}" for output, worst in candidate.worst.items()
+            ]
+            medians = [f"{microseconds(stats.median_us)} at n={case}" for case, stats in timed]
             rows.append(
                 (
                     target,
                     record.status,
                     f"{engine} (chosen)" if engine == record.chosen else engine,
                     candidate.status + (f": {candidate.reason}" if candidate.reason else ""),
-                    ", ".join(
-                        f"{name} {number(w.max_abs, 2)}" for name, w in candidate.worst.items()
-                    ),
-                    ", ".join(f"{microseconds(t.median_us)} at n={case}" for case, t in timed),
+                    ", ".join(deviations),
+                    ", ".join(medians),
                 )
             )
     return rows
 
 
 def _lines(rows: Rows) -> list[str]:
+    """The rows of a table in Markdown."""
     return [f"| {' | '.join(map(_cell, row))} |" for row in rows]
 
 
 def _cell(text: str) -> str:
+    """A text in one line of a table, cut to MLflow's limits."""
     flat = " ".join(text.split())
     return in_markdown(flat if len(flat) <= _CELL_LIMIT else f"{flat[: _CELL_LIMIT - 1]}…")
 

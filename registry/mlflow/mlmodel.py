@@ -49,26 +49,29 @@ class Field:
     rows: str | None
 
     def shape(self, n: int) -> tuple[int, ...]:
+        """The shape of the column's array for `n` rows."""
         return (1,) if self.rows is None else (n, *self.column.shape)
 
 
 def fields(signature: Signature, role: Literal["input", "output"]) -> tuple[Field, ...]:
     """Every column that the model reads ("input") or writes ("output"), once."""
-    bound = signature.inputs if role == "input" else signature.outputs
-    pairs = dict.fromkeys((b.block.collection, name) for b in bound for name in b.block.columns)
+    bound_blocks = signature.inputs if role == "input" else signature.outputs
+    blocks = [bound.block for bound in bound_blocks]
+    pairs = dict.fromkeys((block.collection, name) for block in blocks for name in block.columns)
     several = len({collection for collection, _ in pairs}) > 1
-    every = []
+    columns = []
     for collection, name in pairs:
         column = signature.layouts[collection][name]
         rows = None if column.kind == "scalar" else signature.rows_of[collection]
-        every.append(Field(f"{collection}.{name}" if several else name, collection, column, rows))
-    return tuple(every)
+        shown = f"{collection}.{name}" if several else name
+        columns.append(Field(shown, collection, column, rows))
+    return tuple(columns)
 
 
-def is_frame(of: Sequence[Field]) -> bool:
+def is_frame(columns: Sequence[Field]) -> bool:
     """True if a DataFrame can hold these fields and an MLflow signature with columns fits."""
-    return len({field.collection for field in of}) == 1 and all(
-        field.column.kind == "column" and field.column.dtype in _COLUMN_TYPES for field in of
+    return len({field.collection for field in columns}) == 1 and all(
+        field.column.kind == "column" and field.column.dtype in _COLUMN_TYPES for field in columns
     )
 
 
@@ -84,18 +87,10 @@ def write_mlmodel(folder: Path, manifest: Manifest, example: Mapping[str, Any]) 
     inputs, outputs = fields(signature, "input"), fields(signature, "output")
     if any(field.column.dtype == "bfloat16" for field in (*inputs, *outputs)):
         return
-    frame, lists = is_frame(inputs), {name: values.tolist() for name, values in example.items()}
-    data: dict[str, Any] = lists
-    if frame:
-        data = {
-            "columns": list(lists),
-            "data": [list(r) for r in zip(*lists.values(), strict=True)],
-        }
-    (folder / _EXAMPLE).write_text(json.dumps(data) + "\n")
-    served = {"dataframe_split" if frame else "inputs": data}
-    (folder / _SERVING_EXAMPLE).write_text(json.dumps(served) + "\n")
-    made_with = provenance.tools.get("mlflow-skinny")  # always of the same version as mlflow
-    requirements = [f"mlflow=={made_with}" if made_with else "mlflow", *_requirements(manifest)]
+    frame = is_frame(inputs)
+    _write_examples(folder, example, frame)
+    mlflow = provenance.tools.get("mlflow-skinny")  # always of the same version as mlflow
+    requirements = [f"mlflow=={mlflow}" if mlflow else "mlflow", *_requirements(manifest)]
     (folder / _REQUIREMENTS).write_text("\n".join(requirements) + "\n")
     environment = {
         "python": provenance.python,
@@ -103,7 +98,7 @@ def write_mlmodel(folder: Path, manifest: Manifest, example: Mapping[str, Any]) 
         "dependencies": [f"-r {_REQUIREMENTS}"],
     }
     (folder / _PYTHON_ENV).write_text(yaml.safe_dump(environment, sort_keys=False))
-    described = {
+    model = {
         "artifact_path": "bundle",
         **in_short(manifest),
         "saved_input_example_info": {
@@ -117,8 +112,21 @@ def write_mlmodel(folder: Path, manifest: Manifest, example: Mapping[str, Any]) 
             "outputs": json.dumps(_schema(outputs)),
             "params": None,
         },
-    } | ({"mlflow_version": made_with} if made_with else {})
-    (folder / MLMODEL).write_text(yaml.safe_dump(described))
+    } | ({"mlflow_version": mlflow} if mlflow else {})
+    (folder / MLMODEL).write_text(yaml.safe_dump(model))
+
+
+def _write_examples(folder: Path, example: Mapping[str, Any], frame: bool) -> None:
+    """Write the input example, and the same as a request to MLflow's server. `frame`: as the rows
+    of a DataFrame; else as an array for each field."""
+    lists = {name: values.tolist() for name, values in example.items()}
+    data: dict[str, Any] = lists
+    if frame:
+        rows = [list(row) for row in zip(*lists.values(), strict=True)]
+        data = {"columns": list(lists), "data": rows}
+    (folder / _EXAMPLE).write_text(json.dumps(data) + "\n")
+    request = {"dataframe_split" if frame else "inputs": data}
+    (folder / _SERVING_EXAMPLE).write_text(json.dumps(request) + "\n")
 
 
 def in_short(manifest: Manifest) -> dict[str, Any]:
@@ -139,12 +147,12 @@ def in_short(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _schema(of: Sequence[Field]) -> list[dict[str, Any]]:
-    """The fields as an MLflow Schema, as JSON data."""
-    if is_frame(of):
+def _schema(columns: Sequence[Field]) -> list[dict[str, Any]]:
+    """The fields as an MLflow Schema, as JSON data. A shape has -1 for the number of rows."""
+    if is_frame(columns):
         return [
             {"type": _COLUMN_TYPES[field.column.dtype], "name": field.name, "required": True}
-            for field in of
+            for field in columns
         ]
     return [
         {
@@ -152,14 +160,17 @@ def _schema(of: Sequence[Field]) -> list[dict[str, Any]]:
             "name": field.name,
             "tensor-spec": {"dtype": field.column.dtype, "shape": list(field.shape(-1))},
         }
-        for field in of
+        for field in columns
     ]
 
 
 def _requirements(manifest: Manifest) -> list[str]:
     """Requirements for pip: the versions of the tools that built and validated the artifacts."""
-    tools, names = manifest.provenance.tools, ["soa-pipeline", "torch", "numpy"]
+    versions, names = manifest.provenance.tools, ["soa-pipeline", "torch", "numpy"]
     if any("onnxruntime" in record.engines() for record in manifest.targets.values()):
         names.append("onnxruntime")
     # A local version part such as +cpu exists in one package index only, and none is named here.
-    return [f"{n}=={tools[n].partition('+')[0]}" if n in tools else n for n in names]
+    return [
+        f"{name}=={versions[name].partition('+')[0]}" if name in versions else name
+        for name in names
+    ]

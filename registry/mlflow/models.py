@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from registry.errors import RegistryError
 from registry.mlflow.client_store import ClientStore
 from registry.version import DIGEST, Version
+from soa.text import in_markdown
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -16,10 +17,17 @@ if TYPE_CHECKING:
     from registry.mlflow.store_protocol import Store, StoredModel
 
 
+_DESCRIPTION_LIMIT = 5000  # of MLflow; SQLite does not enforce it, MySQL and PostgreSQL do
+
+
 def our_versions(store: Store, model: StoredModel) -> list[Version]:
     """The versions that soa-pipeline registered, oldest first."""
-    ours = [v for v in store.versions(model.name) if DIGEST in v.tags]
-    return sorted((Version.of(v, model.aliases) for v in ours), key=lambda v: v.number)
+    ours = [
+        Version.of(stored, model.aliases)
+        for stored in store.versions(model.name)
+        if DIGEST in stored.tags
+    ]
+    return sorted(ours, key=lambda version: version.number)
 
 
 def registered(store: Store, name: str, digest: str) -> Version | None:
@@ -42,21 +50,29 @@ def experiment_of(access: Access, store: Store, name: str) -> str | None:
     return experiment.id
 
 
-def made_experiment(access: Access, client: MlflowClient, name: str, folder: str) -> str:
+def ensure_experiment(access: Access, client: MlflowClient, name: str, folder: str) -> str:
     """The id of an experiment, which is created if it does not exist. The files of its runs are in
     `folder` of the place for artifacts. The caller holds the write lock."""
-    known = experiment_of(access, ClientStore(client), name)
-    if known is not None:
-        return known
+    existing = experiment_of(access, ClientStore(client), name)
+    if existing is not None:
+        return existing
     return str(client.create_experiment(name, artifact_location=access.artifact_location(folder)))
+
+
+def ensure_model(client: MlflowClient, name: str, description: str) -> None:
+    """Create a registered model if it does not exist. The caller holds the write lock."""
+    if ClientStore(client).model(name) is None:
+        shown = in_markdown(description)[:_DESCRIPTION_LIMIT] or None
+        client.create_registered_model(name, description=shown)
 
 
 def ranges(numbers: Sequence[int]) -> str:
     """Ascending numbers as text for people, such as `1-4, 6`."""
-    parts: list[list[int]] = []
+    runs: list[list[int]] = []  # of numbers without a gap
     for number in numbers:
-        if parts and parts[-1][-1] == number - 1:
-            parts[-1].append(number)
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
         else:
-            parts.append([number])
-    return ", ".join(f"{p[0]}-{p[-1]}" if len(p) > 1 else f"{p[0]}" for p in parts) or "none"
+            runs.append([number])
+    texts = [f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
+    return ", ".join(texts) or "none"

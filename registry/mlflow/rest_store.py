@@ -33,7 +33,7 @@ from registry.mlflow.store_protocol import (
 _API = "api/2.0/mlflow"
 _MISSING = "RESOURCE_DOES_NOT_EXIST"
 _PASSING = (408, 429, 500, 502, 503, 504)  # temporary errors: MLflow's client sends again
-_OURS_NOT = (
+_MLFLOW_ONLY = (
     "MLFLOW_TRACKING_AUTH",
     "MLFLOW_TRACKING_AWS_SIGV4",
     "MLFLOW_WORKSPACE",
@@ -57,10 +57,11 @@ class RestError(OSError):
 
 
 def _needs_mlflow() -> bool:
+    """True if variables or plugins ask for something that only MLflow's client does."""
     insecure = _is_true("MLFLOW_TRACKING_INSECURE_TLS", "false")
     if insecure and os.environ.get("MLFLOW_TRACKING_SERVER_CERT_PATH"):
         return True  # a user's mistake: MLflow reports it
-    if any(os.environ.get(name) for name in _OURS_NOT):
+    if any(os.environ.get(name) for name in _MLFLOW_ONLY):
         return True
     return any(entry_points(group=group) for group in _PLUGINS)
 
@@ -76,9 +77,9 @@ def open_server(uri: str) -> Iterator[RestStore | None]:
     from requests.adapters import HTTPAdapter
     from urllib3.util import Retry
 
-    most = int(_number("MLFLOW_HTTP_REQUEST_MAX_RETRIES", 7))
+    limit = int(_number("MLFLOW_HTTP_REQUEST_MAX_RETRIES", 7))
     retries = Retry(
-        total=most, connect=most, read=most, redirect=most, status=most,
+        total=limit, connect=limit, read=limit, redirect=limit, status=limit,
         status_forcelist=_PASSING,
         allowed_methods=None,
         backoff_factor=_number("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", 2),
@@ -92,82 +93,97 @@ def open_server(uri: str) -> Iterator[RestStore | None]:
 
 
 class RestStore:
-    """A `Store` that sends HTTP requests."""
+    """A `Store` that sends HTTP requests. That interface says what the methods return.
+
+    `session`: an open `requests.Session`, which the caller closes.
+    """
 
     def __init__(self, session: Any, uri: str) -> None:
         self._session, self._uri = session, uri.rstrip("/")
-        self._how = {**settings(), "timeout": _number("MLFLOW_HTTP_REQUEST_TIMEOUT", 120)}
+        self._options = {**settings(), "timeout": _number("MLFLOW_HTTP_REQUEST_TIMEOUT", 120)}
 
     def model(self, name: str) -> StoredModel | None:
+        """As `Store.model`: the server gives a prompt too, which is left out here."""
         answer = self._get("registered-models/get", name=name)
         if answer is None or PROMPT in _tags(answer["registered_model"]):
             return None
         return _model(answer["registered_model"])
 
     def models(self) -> list[StoredModel]:
-        place, asked = "registered-models/search", {"max_results": 100}
-        return [_model(each) for each in self._pages("GET", place, "registered_models", asked)]
+        """As `Store.models`: the server leaves prompts out."""
+        query = {"max_results": 100}
+        models = self._search("GET", "registered-models/search", "registered_models", query)
+        return [_model(model) for model in models]
 
     def versions(self, name: str) -> list[StoredVersion]:
-        asked = {"filter": f"name = '{name}'", "max_results": 10_000}
-        pages = self._pages("GET", "model-versions/search", "model_versions", asked)
-        return [_version(each) for each in pages]
+        """As `Store.versions`: the server leaves prompts out."""
+        query = {"filter": f"name = '{name}'", "max_results": 10_000}
+        versions = self._search("GET", "model-versions/search", "model_versions", query)
+        return [_version(version) for version in versions]
 
     def version(self, name: str, number: int) -> StoredVersion | None:
+        """As `Store.version`: the server gives a prompt's version too, which is left out here."""
         answer = self._get("model-versions/get", name=name, version=number)
         version = None if answer is None else _version(answer["model_version"])
         return None if version is None or PROMPT in version.tags else version
 
     def experiment(self, name: str) -> StoredExperiment | None:
+        """As `Store.experiment`: the server also finds a deleted one."""
         answer = self._get("experiments/get-by-name", experiment_name=name)
         if answer is None:
             return None
-        known = answer["experiment"]
-        return StoredExperiment(str(known["experiment_id"]), known["lifecycle_stage"] == "active")
+        experiment = answer["experiment"]
+        active = experiment["lifecycle_stage"] == "active"
+        return StoredExperiment(str(experiment["experiment_id"]), active)
 
     def runs(self, query: RunQuery) -> list[StoredRun]:
-        asked: dict[str, Any] = {
+        """As `Store.runs`: deleted runs are searched too."""
+        body: dict[str, Any] = {
             "experiment_ids": [query.experiment],
             "filter": query.filter,
             "run_view_type": "ALL",
             "order_by": query.order_by,
             "max_results": query.limit or PAGE,
         }
-        pages = self._pages("POST", "runs/search", "runs", asked)
-        return [_run(each) for each in islice(pages, query.limit)]
+        runs = self._search("POST", "runs/search", "runs", body)
+        return [_run(run) for run in islice(runs, query.limit)]
 
-    def _pages(self, method: str, place: str, what: str, asked: Mapping[str, Any]) -> Iterator[Any]:
-        """The objects `what` of every page, each of which is asked for when it is needed."""
-        sent = "params" if method == "GET" else "json"
+    def _search(
+        self, method: str, path: str, field: str, query: Mapping[str, Any]
+    ) -> Iterator[Any]:
+        """The objects in `field` of every page. A page is requested when its first object is
+        needed."""
+        argument = "params" if method == "GET" else "json"
         while True:
-            page = self._answer(method, place, **{sent: asked})
-            yield from page.get(what, ())
+            page = self._request(method, path, **{argument: query})
+            yield from page.get(field, ())
             if not page.get("next_page_token"):
                 return
-            asked = {**asked, "page_token": page["next_page_token"]}
+            query = {**query, "page_token": page["next_page_token"]}
 
-    def _get(self, place: str, **asked: Any) -> Any | None:
+    def _get(self, path: str, **query: Any) -> Any | None:
         """The server's answer, or None if the requested object does not exist."""
         try:
-            return self._answer("GET", place, params=asked)
+            return self._request("GET", path, params=query)
         except RestError as error:
             if error.error_code == _MISSING:
                 return None
             raise
 
-    def _answer(self, method: str, place: str, **sent: Any) -> Any:
-        """The JSON answer of MLflow's server. Raises RestError."""
-        answer = self._session.request(method, f"{self._uri}/{_API}/{place}", **self._how, **sent)
+    def _request(self, method: str, path: str, **content: Any) -> Any:
+        """The JSON answer of MLflow's server. Raises RestError. `content`: `params` or `json`."""
+        url = f"{self._uri}/{_API}/{path}"
+        response = self._session.request(method, url, **self._options, **content)
         try:
-            content = answer.json()
+            answer = response.json()
         except ValueError:
-            content = None
-        if isinstance(content, dict) and answer.status_code == 200:
-            return content
-        if not isinstance(content, dict):
-            content = {"message": f"HTTP {answer.status_code}, and no JSON, for {answer.url}"}
-        code = content.get("error_code", f"HTTP_{answer.status_code}")
-        raise RestError(f"{code}: {content.get('message')}", str(code))
+            answer = None
+        if isinstance(answer, dict) and response.status_code == 200:
+            return answer
+        if not isinstance(answer, dict):
+            answer = {"message": f"HTTP {response.status_code}, and no JSON, for {response.url}"}
+        code = answer.get("error_code", f"HTTP_{response.status_code}")
+        raise RestError(f"{code}: {answer.get('message')}", str(code))
 
 
 def settings() -> dict[str, Any]:
@@ -186,9 +202,9 @@ def _authorization() -> dict[str, str]:
     token."""
     file = configparser.ConfigParser(interpolation=None)
     file.read(Path.home() / ".mlflow" / "credentials")
-    known = file["mlflow"] if file.has_section("mlflow") else {}
-    user = os.environ.get("MLFLOW_TRACKING_USERNAME") or known.get("mlflow_tracking_username")
-    password = os.environ.get("MLFLOW_TRACKING_PASSWORD") or known.get("mlflow_tracking_password")
+    saved = file["mlflow"] if file.has_section("mlflow") else {}
+    user = os.environ.get("MLFLOW_TRACKING_USERNAME") or saved.get("mlflow_tracking_username")
+    password = os.environ.get("MLFLOW_TRACKING_PASSWORD") or saved.get("mlflow_tracking_password")
     if user and password:
         text = base64.standard_b64encode(f"{user}:{password}".encode()).decode()
         return {"Authorization": f"Basic {text}"}
@@ -198,6 +214,7 @@ def _authorization() -> dict[str, str]:
 
 
 def _number(name: str, default: float) -> float:
+    """The value of an environment variable. Raises RegistryError if it is no number."""
     text = os.environ.get(name, str(default))
     try:
         return float(text)
@@ -206,36 +223,41 @@ def _number(name: str, default: float) -> float:
 
 
 def _is_true(name: str, default: str) -> bool:
+    """True if an environment variable is `true` or `1`, as MLflow reads it."""
     return os.environ.get(name, default).lower() in _TRUE
 
 
-def _model(found: Mapping[str, Any]) -> StoredModel:
-    aliases = {str(e["alias"]): int(e["version"]) for e in found.get("aliases", ())}
-    return StoredModel(str(found["name"]), found.get("description", ""), aliases)
+def _model(model: Mapping[str, Any]) -> StoredModel:
+    """A `registered_model` of an answer. The server leaves out a field that is empty."""
+    aliases = {str(entry["alias"]): int(entry["version"]) for entry in model.get("aliases", ())}
+    return StoredModel(str(model["name"]), model.get("description", ""), aliases)
 
 
-def _version(found: Mapping[str, Any]) -> StoredVersion:
+def _version(version: Mapping[str, Any]) -> StoredVersion:
+    """A `model_version` of an answer. The server leaves out a field that is empty."""
     return StoredVersion(
-        str(found["name"]),
-        int(found["version"]),
-        created=int(found["creation_timestamp"]),
-        run_id=found.get("run_id", ""),
-        source=str(found.get("source")),
-        tags=_tags(found),
+        str(version["name"]),
+        int(version["version"]),
+        created=int(version["creation_timestamp"]),
+        run_id=version.get("run_id", ""),
+        source=str(version.get("source")),
+        tags=_tags(version),
     )
 
 
-def _run(found: Mapping[str, Any]) -> StoredRun:
-    info = found["info"]
+def _run(run: Mapping[str, Any]) -> StoredRun:
+    """A `run` of an answer; a run that has not ended has no `end_time`."""
+    info = run["info"]
     start, end = info.get("start_time"), info.get("end_time")
     return StoredRun(
         str(info["run_id"]),
         str(info["status"]),
         start=None if start is None else int(start),
         end=None if end is None else int(end),
-        tags=_tags(found["data"]),
+        tags=_tags(run["data"]),
     )
 
 
-def _tags(found: Mapping[str, Any]) -> dict[str, str]:
-    return {str(each["key"]): str(each.get("value", "")) for each in found.get("tags", ())}
+def _tags(tagged: Mapping[str, Any]) -> dict[str, str]:
+    """The tags of an answer's object, by key."""
+    return {str(tag["key"]): str(tag.get("value", "")) for tag in tagged.get("tags", ())}

@@ -36,6 +36,8 @@ class StoredVersion:
 
 @dataclass(frozen=True)
 class StoredExperiment:
+    """MLflow's experiment. `active`: False if it was deleted."""
+
     id: str
     active: bool
 
@@ -72,16 +74,18 @@ class RunQuery:
     @property
     def filter(self) -> str:
         """The query as a filter string of MLflow."""
-        asked = [f"tags.`{self.tag}` " + (f"= '{self.value}'" if self.value else "LIKE '%'")]
+        value = f"= '{self.value}'" if self.value else "LIKE '%'"
+        conditions = [f"tags.`{self.tag}` {value}"]
         if self.status is not None:
-            asked.append(f"attributes.status = '{self.status}'")
+            conditions.append(f"attributes.status = '{self.status}'")
         if self.started is not None:
-            asked.append(f"attributes.start_time >= {self.started[0]}")
-            asked.append(f"attributes.start_time < {self.started[1]}")
-        return " AND ".join(asked)
+            conditions.append(f"attributes.start_time >= {self.started[0]}")
+            conditions.append(f"attributes.start_time < {self.started[1]}")
+        return " AND ".join(conditions)
 
     @property
     def order_by(self) -> list[str]:
+        """The order as MLflow's search takes it."""
         return [f"attributes.{self.order}"]
 
 
@@ -98,16 +102,20 @@ class Store(Protocol):
     MLflow's search cannot quote that character.
     """
 
-    def model(self, name: str) -> StoredModel | None: ...
+    def model(self, name: str) -> StoredModel | None:
+        """The model of that name, or None."""
 
-    def models(self) -> list[StoredModel]: ...
+    def models(self) -> list[StoredModel]:
+        """All models, in any order."""
 
-    def versions(self, name: str) -> list[StoredVersion]: ...
+    def versions(self, name: str) -> list[StoredVersion]:
+        """All versions of a model that are not deleted, in any order; none for an unknown name."""
 
-    def version(self, name: str, number: int) -> StoredVersion | None: ...
+    def version(self, name: str, number: int) -> StoredVersion | None:
+        """One version of a model; None if there is no such version or model."""
 
     def experiment(self, name: str) -> StoredExperiment | None:
         """The experiment of that name, also if it was deleted, or None."""
-        ...
 
-    def runs(self, query: RunQuery) -> list[StoredRun]: ...
+    def runs(self, query: RunQuery) -> list[StoredRun]:
+        """The runs that `query` asks for, in its order."""

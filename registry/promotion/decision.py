@@ -26,6 +26,7 @@ class Decision:
 
     @property
     def lets_pass(self) -> bool:
+        """True if the gate passed, or its refusal was overridden and may be."""
         return self.passed or (self.override != "" and self.gate not in NEVER_OVERRIDDEN)
 
     @property
@@ -35,18 +36,23 @@ class Decision:
 
     @property
     def answer(self) -> str:
+        """The decision in one word, for tables."""
         if self.passed:
             return "passed"
         return "overridden" if self.lets_pass else "REFUSED"
 
 
 class PromotionRefused(RegistryError):
-    """At least one gate refused the promotion; no alias was moved."""
+    """At least one gate refused the promotion; no alias was moved.
+
+    `promotion`: the version and the alias, as `name/3 to @production`. `code` is that of the first
+    gate that refused.
+    """
 
     code = "gate"
 
-    def __init__(self, what: str, decisions: Sequence[Decision]) -> None:
-        super().__init__(what, tuple(decisions))
+    def __init__(self, promotion: str, decisions: Sequence[Decision]) -> None:
+        super().__init__(promotion, tuple(decisions))
         self.decisions = tuple(decisions)
         self.refused = tuple(decision for decision in decisions if not decision.lets_pass)
         if self.refused:
@@ -68,9 +74,13 @@ def check_override(gates: Iterable[str], reason: str) -> None:
 
 def override(decisions: Iterable[Decision], gates: Iterable[str], reason: str) -> list[Decision]:
     """The decisions; each refusal of one of the named `gates` gets `reason` as its override."""
-    kept, named = list(decisions), set(gates)
+    overridden, named = list(decisions), set(gates)
     check_override(named, reason)
-    asked = dict.fromkeys(d.gate for d in kept if d.gate not in NEVER_OVERRIDDEN)
-    if unknown := sorted(named - asked.keys()):
-        raise RegistryError(f"no gate {unknown[0]!r} was asked; there are: {', '.join(asked)}")
-    return [replace(d, override=reason) if d.gate in named and not d.passed else d for d in kept]
+    gates_asked = dict.fromkeys(decision.gate for decision in overridden)
+    known = [gate for gate in gates_asked if gate not in NEVER_OVERRIDDEN]
+    if unknown := sorted(named.difference(known)):
+        raise RegistryError(f"no gate {unknown[0]!r} was asked; there are: {', '.join(known)}")
+    for i, decision in enumerate(overridden):
+        if decision.gate in named and not decision.passed:
+            overridden[i] = replace(decision, override=reason)
+    return overridden

@@ -25,8 +25,8 @@ class SpeedPoint:
     @property
     def ratio(self) -> float:
         """Above 1: the new version is slower. NaN if a time is not positive."""
-        sane = self.old_us > 0 and self.new_us > 0
-        return self.new_us / self.old_us if sane else math.nan
+        positive = self.old_us > 0 and self.new_us > 0
+        return self.new_us / self.old_us if positive else math.nan
 
 
 @dataclass(frozen=True)
@@ -139,6 +139,7 @@ class Findings:
         return record is not None and record.status in get_args(Evidence)
 
     def excused(self, target: str) -> bool:
+        """True if the target may pass without having run on a device of its kind."""
         return target in self.allow_unverified - self.needed.named_targets
 
     def max_outside(self, output: str) -> float:

@@ -26,7 +26,8 @@ def duration(text: str) -> timedelta:
     return timedelta(seconds=float(match[1]) * _SECONDS[match[2]])
 
 
-def _a_duration(text: str) -> str:
+def _checked_duration(text: str) -> str:
+    """The text itself, if `duration` can read it; else ValueError."""
     duration(text)
     return text
 
@@ -55,7 +56,7 @@ class Policy(BaseModel):
     """`shown`: the program's graph must show that rows are independent; a trial is not enough."""
     reference: str | None = None
     """The path of a safetensors file, see `stages.reference.read_set`."""
-    min_time_in_staging: Annotated[str, AfterValidator(_a_duration)] | None = None
+    min_time_in_staging: Annotated[str, AfterValidator(_checked_duration)] | None = None
     approvals: Names | None = None
     signed_by: Names | None = None
     """Public keys in PEM format, one of which must have signed. A policy file has paths instead."""
@@ -111,22 +112,24 @@ def strictest(
     own_reproducible: bool = False,
     own_shown: bool = False,
 ) -> Requirements:
-    """The requirements of the config (the `own_...` arguments) and of all policies together.
+    """The requirements of the config (the `own_...` arguments) and of all policies together. For
+    each number the strictest limit is taken; lists are joined.
 
     `production`: True if the alias is `production`. For other aliases `min_time_in_staging`,
     `approvals` and `signed_by` are ignored.
     """
     every = [asked.policy for asked in policies]
-    for_production = every if production else []
+    for_production = every if production else []  # those whose production requirements count
     named = [target for policy in every for target in policy.targets or ()]
     by_output: dict[str, float] = {}
     for policy in every:
         for output, limit in policy.max_outside_by_output.items():
             by_output[output] = min(limit, by_output.get(output, limit))
-    outside = [p.max_outside for p in every if p.max_outside is not None]
-    slowdown = [p.max_slowdown for p in every if p.max_slowdown is not None]
+    outside = [policy.max_outside for policy in every if policy.max_outside is not None]
+    slowdown = [policy.max_slowdown for policy in every if policy.max_slowdown is not None]
     references = {asked.reference.sha256: asked.reference for asked in policies if asked.reference}
-    waits = [duration(p.min_time_in_staging) for p in for_production if p.min_time_in_staging]
+    waits = [policy.min_time_in_staging for policy in for_production if policy.min_time_in_staging]
+    approvals = [name for policy in for_production for name in policy.approvals or ()]
     return Requirements(
         targets=tuple(dict.fromkeys((*own_targets, *named))),
         named_targets=frozenset(named),
@@ -136,9 +139,9 @@ def strictest(
         reproducible=own_reproducible or any(policy.reproducible for policy in every),
         shown=own_shown or any(policy.independence == "shown" for policy in every),
         references=tuple(references.values()),
-        min_time_in_staging=max(waits, default=timedelta(0)),
-        approvals=tuple(dict.fromkeys(name for p in for_production for name in p.approvals or ())),
-        signed_by=tuple(p.signed_by for p in for_production if p.signed_by),
+        min_time_in_staging=max(map(duration, waits), default=timedelta(0)),
+        approvals=tuple(dict.fromkeys(approvals)),
+        signed_by=tuple(policy.signed_by for policy in for_production if policy.signed_by),
         origins=tuple(asked.origin for asked in policies),
         production=production,
     )

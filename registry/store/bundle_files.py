@@ -48,6 +48,7 @@ def local_folder(uri: str) -> Path | None:
 
 
 def existing_folder(version: Version) -> Path | None:
+    """The folder of the version's files, or None if that is not on this host or is missing."""
     path = local_folder(version.source)
     return path if path is not None and path.is_dir() else None
 
@@ -75,91 +76,101 @@ class Source:
     def open(self, kind: type[T], target: str | None, verify: bool) -> T:
         """Open the bundle without its annexes (`target` None), or the annex for a target."""
         version, folder = self.version, existing_folder(self.version)
-        local = None if folder is None else _beside(folder, version, target)
+        local = None if folder is None else _sealed_folder(folder, version, target)
         if local is not None and self.in_place and self.fetch:
-            return _opened(kind, version, target, local, verify)
+            return _open_registered(kind, version, target, local, verify)
 
         def fill(into: Path) -> None:
-            _fetched(kind, self.access, version, target, into)
+            """Fetch the files into a folder of the cache."""
+            _copy_registered(kind, self.access, version, target, into)
 
         try:
-            held = self.cache.hold(_digest(version, target), fill if self.fetch else None)
+            entry = self.cache.hold(_digest(version, target), fill if self.fetch else None)
         except NotCachedError:
             if local is None:
                 raise
-            return _opened(kind, version, target, local, verify)
+            return _open_registered(kind, version, target, local, verify)
         try:
-            opened = _opened(kind, version, target, held.path, verify)
+            opened = _open_registered(kind, version, target, entry.path, verify)
         except BundleError as error:
             if not self.fetch:
                 raise
             log.warning("the cache has a damaged copy, which is fetched again: %s", str(error))
-            held = self.cache.refill(held, fill)
-            opened = _opened(kind, version, target, held.path, verify)
-        return replace(opened, holds=(held,))
+            entry = self.cache.refill(entry, fill)
+            opened = _open_registered(kind, version, target, entry.path, verify)
+        return replace(opened, holds=(entry,))  # the entry stays as long as the opened folder
 
 
 def fetch(access: Access, version: Version, dest: Path) -> None:
     """Copy the bundle and its annexes to the new folder `dest`, and verify them. If that fails,
     `dest` is not created."""
-    with write_atomically(dest) as partly:
-        bundle = _fetched(Bundle, access, version, None, partly)
+    with write_atomically(dest) as partial:
+        bundle = _copy_registered(Bundle, access, version, None, partial)
         annexes = []
         for target in version.annexes:
-            (partly / ANNEXES / target).mkdir(parents=True)
-            annexes.append(_fetched(Annex, access, version, target, partly / ANNEXES / target))
-        attach(bundle, annexes)
+            into = partial / ANNEXES / target
+            into.mkdir(parents=True)
+            annexes.append(_copy_registered(Annex, access, version, target, into))
+        attach(bundle, annexes)  # raises if an annex does not belong to the bundle
 
 
-def _fetched(kind: type[T], access: Access, version: Version, target: str | None, into: Path) -> T:
+def _copy_registered(
+    kind: type[T], access: Access, version: Version, target: str | None, into: Path
+) -> T:
     """Copy the bundle (`target` None) or the annex for a target into an empty folder; verify it."""
     local = local_folder(version.source)
     if local is not None:
         if not local.is_dir():
             raise BundleError(f"{version.ref}: its files are gone, they were in {local}")
-        copy_sealed(kind.open(_beside(local, version, target), verify=False), into)
+        copy_sealed(kind.open(_sealed_folder(local, version, target), verify=False), into)
     else:
         with access.client() as client:
             if target is None:
-                where = client.get_model_version_download_uri(version.name, str(version.number))
+                uri = client.get_model_version_download_uri(version.name, str(version.number))
             else:
                 run = client.get_run(str(version.run_id)).info.artifact_uri.rstrip("/")
-                where = f"{run}/{annex_place(target, version.annexes[target])}"
-            repository(access, where).download_artifacts("", str(into))
+                uri = f"{run}/{annex_place(target, version.annexes[target])}"
+            repository(access, uri).download_artifacts("", str(into))
     if target is None:
-        # A note of promotion or annexes in these files come from another registry. Only this
+        # A promotion note or annexes among these files come from another registry. Only this
         # registry knows whether this version is promoted, and which targets were added to it.
         (into / PROMOTED).unlink(missing_ok=True)
         shutil.rmtree(into / ANNEXES, ignore_errors=True)
-    return _opened(kind, version, target, into, True)
+    return _open_registered(kind, version, target, into, True)
 
 
-def _opened(kind: type[T], version: Version, target: str | None, path: Path, verify: bool) -> T:
+def _open_registered(
+    kind: type[T], version: Version, target: str | None, path: Path, verify: bool
+) -> T:
     """Open a folder; raises BundleError if it is not what the version registered."""
-    found, registered = kind.open(path, verify=verify), _digest(version, target)
+    opened, registered = kind.open(path, verify=verify), _digest(version, target)
     # The digest covers SHA256SUMS, which covers each file.
-    another = found.digest != registered
-    if another or (isinstance(found, Annex) and found.target != target):
-        what = "bundle" if target is None else "annex"
+    another = opened.digest != registered
+    if another or (isinstance(opened, Annex) and opened.target != target):
+        noun = "bundle" if target is None else "annex"
         raise BundleError(
-            f"{version.ref}: the files in {path} are another {what} ({found.digest[:12]}…) than "
+            f"{version.ref}: the files in {path} are another {noun} ({opened.digest[:12]}…) than "
             f"the one registered ({registered[:12]}…)",
             code="bundle-altered",
         )
-    return found
+    return opened
 
 
 def _digest(version: Version, target: str | None) -> str:
+    """The registered digest of the bundle (`target` None), or of the annex for a target."""
     return version.digest if target is None else version.annexes[target]
 
 
-def _beside(bundle: Path, version: Version, target: str | None) -> Path:
+def _sealed_folder(bundle: Path, version: Version, target: str | None) -> Path:
+    """The folder of the bundle (`target` None), or of an annex, in a store on this host. `bundle`:
+    the bundle's folder, next to which the annexes are."""
     if target is None:
         return bundle
     return bundle.parent / annex_place(target, version.annexes[target])
 
 
 def copy_sealed(opened: Bundle | Annex, into: Path) -> None:
+    """Copy the files that `sealed_names` lists into the folder `into`."""
     # The folder was opened before, so it has no links or special files. shutil.copytree is not
     # used: it continues after the disk is full, and its error is a list.
     for name in sealed_names(opened):
@@ -185,8 +196,8 @@ def signature_of(access: Access, version: Version) -> bytes | None:
     if local is not None:
         return Bundle.open(local, verify=False).signature()
     with access.client() as client, tempfile.TemporaryDirectory(prefix="soa-signature-") as folder:
-        where = client.get_model_version_download_uri(version.name, str(version.number))
-        store = repository(access, where)
+        uri = client.get_model_version_download_uri(version.name, str(version.number))
+        store = repository(access, uri)
         if not any(file.path == SIGNATURE for file in store.list_artifacts()):
             return None
         store.download_artifacts(SIGNATURE, folder)
@@ -206,15 +217,15 @@ def publish_signature(access: Access, version: Version, signature: Path) -> None
 # The artifact store
 
 
-def repository(access: Access, where: str) -> Any:
+def repository(access: Access, uri: str) -> Any:
     """MLflow's ArtifactRepository for the files at a URI."""
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
     # Both URIs are given: MLflow would take a missing one from the environment.
-    return get_artifact_repository(where, tracking_uri=access.uri, registry_uri=access.uri)
+    return get_artifact_repository(uri, tracking_uri=access.uri, registry_uri=access.uri)
 
 
-def stored(access: Access, uri: str) -> dict[str, int]:
+def stored_sizes(access: Access, uri: str) -> dict[str, int]:
     """Every file below a URI of an artifact store: path relative to the URI, and size in bytes.
 
     Other processes may write and remove files meanwhile.
@@ -227,19 +238,19 @@ def stored(access: Access, uri: str) -> dict[str, int]:
                 with contextlib.suppress(FileNotFoundError):
                     sizes[path.relative_to(local).as_posix()] = path.lstat().st_size
         return sizes
-    store, pending = repository(access, uri), [""]
-    while pending:
-        for each in store.list_artifacts(pending.pop() or None):
-            if each.is_dir:
-                pending.append(each.path)
+    store, folders = repository(access, uri), [""]  # the empty path: the folder at `uri` itself
+    while folders:
+        for listed in store.list_artifacts(folders.pop() or None):
+            if listed.is_dir:
+                folders.append(listed.path)
             else:
-                sizes[str(each.path)] = int(each.file_size or 0)
+                sizes[str(listed.path)] = int(listed.file_size or 0)
     return sizes
 
 
 def remove_files(access: Access, uri: str) -> int:
     """Remove all files below a URI of an artifact store; return their size in bytes."""
-    size = sum(stored(access, uri).values())
+    size = sum(stored_sizes(access, uri).values())
     local = local_folder(uri)
     if local is not None:
         # Without SHA256SUMS it is no annex any more, even if removing the rest is interrupted.
@@ -256,9 +267,9 @@ def remove_run(access: Access, client: MlflowClient, run: str) -> int:
     If the process is killed meanwhile, `registry.housekeeping.garbage` finds the run.
     """
     info = client.get_run(run).info
-    where = info.artifact_uri.rstrip("/")
-    size = remove_files(access, where)
-    local = local_folder(where)
+    uri = info.artifact_uri.rstrip("/")
+    size = remove_files(access, uri)
+    local = local_folder(uri)
     if local is not None and local.parent.name == run:
         remove_tree(local.parent)
     if info.lifecycle_stage == "active":
@@ -267,10 +278,11 @@ def remove_run(access: Access, client: MlflowClient, run: str) -> int:
 
 
 def remove_tree(folder: Path) -> None:
+    """Remove a folder on this host, if it exists. Other processes may remove it or write into it
+    meanwhile: then it is tried again."""
     while folder.exists():
         try:
             shutil.rmtree(folder)
         except OSError as error:
-            # Another process may be removing the same folder, or still be writing into it.
             if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
                 raise

@@ -37,12 +37,16 @@ FETCH_WAIT_S = 1800.0
 Fill = Callable[[Path], object]
 """Writes the sealed folder into an empty one, and raises if it is not the requested one."""
 
+_UNITS = {"kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_LEFTOVER = re.compile(r"\.([0-9a-f]{64})\.[0-9a-f]{8}\.(?:partial|old)")
+_LEFTOVER = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{8}\.(?:partial|old)")
 
 
 class EntryInUse:
-    """An entry in use. It is not evicted until `release`, or until this object is deleted."""
+    """An entry in use. It is not evicted until `release`, or until this object is deleted.
+
+    `handle`: the open `SHA256SUMS` of the entry, which this object closes.
+    """
 
     def __init__(self, path: Path, handle: int) -> None:
         self.path = path
@@ -73,16 +77,16 @@ class Cache:
         """
         if not _DIGEST.fullmatch(digest):
             raise BundleError(f"{digest!r} is not a digest")
-        held = self._held(digest)
-        if held is not None:
-            return held
+        entry = self._hold_existing(digest)
+        if entry is not None:
+            return entry
         if fill is None:
             raise NotCachedError(f"{digest[:12]}… is not in the cache {self.root}")
-        while held is None:
+        while entry is None:  # another process may evict it before we hold it
             self._fill(digest, fill, None)
-            held = self._held(digest)
+            entry = self._hold_existing(digest)
         self.shrink(size_bound())
-        return held
+        return entry
 
     def refill(self, damaged: EntryInUse, fill: Fill) -> EntryInUse:
         """Replace a damaged entry, unless another process has replaced it already."""
@@ -96,25 +100,25 @@ class Cache:
         for path in self._children(_DIGEST):
             with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
                 used = datetime.fromtimestamp(path.stat().st_mtime, UTC)
-                with self._unused(path) as alone:
-                    entries.append(Entry(path.name, _size(path), used, not alone))
+                with self._unused(path) as unused:
+                    entries.append(Entry(path.name, _size(path), used, not unused))
         return sorted(entries, key=lambda entry: entry.used)
 
-    def shrink(self, most: int) -> list[Entry]:
-        """Evict unused entries until at most `most` bytes are left; return the evicted entries."""
+    def shrink(self, limit: int) -> list[Entry]:
+        """Evict unused entries until at most `limit` bytes are left; return the evicted entries."""
         self._sweep_all()
         entries = self.entries()
         total = sum(entry.size for entry in entries)
-        gone = []
+        evicted = []
         for entry in entries:
-            if total <= most:
+            if total <= limit:
                 break
-            if self._evicted(entry.digest):
+            if self._evict(entry.digest):
                 total -= entry.size
-                gone.append(entry)
-        return gone
+                evicted.append(entry)
+        return evicted
 
-    def _held(self, digest: str) -> EntryInUse | None:
+    def _hold_existing(self, digest: str) -> EntryInUse | None:
         """The entry, in use from now on; None if there is no complete one, with `SHA256SUMS`."""
         path = self.root / digest
         while True:
@@ -124,16 +128,17 @@ class Cache:
                 return None
             except OSError as error:
                 raise BundleError(f"cannot read {path / SUMS}: {error.strerror}") from error
-            held = EntryInUse(path, handle)
+            entry = EntryInUse(path, handle)
             fcntl.flock(handle, fcntl.LOCK_SH)
-            if inode_of(path / SUMS) == held.inode:
+            if inode_of(path / SUMS) == entry.inode:
                 with contextlib.suppress(OSError):  # a read-only cache
                     os.utime(path)
-                return held
-            held.release()  # evicted or replaced while we waited
+                return entry
+            entry.release()  # evicted or replaced while we waited
 
     def _fill(self, digest: str, fill: Fill, instead_of: Inode | None) -> None:
-        """Fill an entry unless another process has done it meanwhile."""
+        """Fill an entry unless another process has done it meanwhile. `instead_of`: the inode of
+        the `SHA256SUMS` to be replaced; None if the entry does not exist."""
         size_bound()  # raises for a wrong setting before anything is fetched
         path = self.root / digest
         with self._fetching(digest):
@@ -152,7 +157,7 @@ class Cache:
         lock = FileLock(self.root / f".{digest}.lock", timeout=wait_s)
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            held = lock.acquire()
+            acquired = lock.acquire()
         except Timeout:
             raise RegistryUnavailableError(
                 f"cache {self.root}: another process has been fetching {digest[:12]}… for "
@@ -163,7 +168,7 @@ class Cache:
                 f"cannot use the cache {self.root}: {error.strerror}: name another folder with "
                 f"{CACHE_VARIABLE}"
             ) from error
-        with held:
+        with acquired:
             yield
 
     @contextlib.contextmanager
@@ -186,12 +191,12 @@ class Cache:
         finally:
             os.close(handle)
 
-    def _evicted(self, digest: str) -> bool:
-        """Remove an entry that nobody uses; False if it is in use."""
+    def _evict(self, digest: str) -> bool:
+        """Remove an entry that nobody uses; False if it is in use or cannot be removed."""
         path = self.root / digest
         aside = self.root / f".{digest}.{os.urandom(4).hex()}.old"
-        with self._unused(path) as alone:
-            if not alone:
+        with self._unused(path) as unused:
+            if not unused:
                 return False
             try:
                 path.rename(aside)
@@ -208,7 +213,8 @@ class Cache:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _sweep_all(self) -> None:
-        for digest in {path.name[1:65] for path in self._children(_LEFTOVER)}:
+        """Remove the files that killed processes left, except of entries that are being filled."""
+        for digest in {path.name.split(".")[1] for path in self._children(_LEFTOVER)}:
             with (
                 contextlib.suppress(RegistryUnavailableError, BundleError),
                 self._fetching(digest, 0),  # raises if another process is filling the entry
@@ -216,6 +222,7 @@ class Cache:
                 self._sweep(digest)
 
     def _children(self, pattern: re.Pattern[str]) -> list[Path]:
+        """The paths in the cache's folder with such a name; none if there is no folder."""
         try:
             return [path for path in self.root.iterdir() if pattern.fullmatch(path.name)]
         except (FileNotFoundError, NotADirectoryError):
@@ -244,10 +251,8 @@ def parse_size(text: str, where: str) -> int:
     return int(float(match[1]) * _UNITS[match[2]])
 
 
-_UNITS = {"kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-
-
 def _size(folder: Path) -> int:
+    """The bytes of all files below `folder`."""
     return sum(
-        Path(place, name).stat().st_size for place, _, names in os.walk(folder) for name in names
+        Path(parent, name).stat().st_size for parent, _, names in os.walk(folder) for name in names
     )

@@ -52,13 +52,14 @@ class Reader(Access):
         with self.reading() as store:
             for model in store.models():
                 # A model with another kind of name is not ours, even if it has our tags.
-                named = re.fullmatch(NAME_PATTERN, model.name)
-                if ours := models.our_versions(store, model) if named else []:
-                    summaries.append(
-                        ModelSummary(
-                            model.name, model.description, len(ours), ours[-1], model.aliases
-                        )
+                if not re.fullmatch(NAME_PATTERN, model.name):
+                    continue
+                ours = models.our_versions(store, model)
+                if ours:
+                    summary = ModelSummary(
+                        model.name, model.description, len(ours), ours[-1], model.aliases
                     )
+                    summaries.append(summary)
         return sorted(summaries, key=lambda summary: summary.name)
 
     def versions(self, name: str) -> Sequence[Version]:
@@ -73,34 +74,34 @@ class Reader(Access):
             return models.our_versions(store, model)
 
     def find(self, ref: str | Ref) -> Version:
-        """Find `name/3`, `name@alias`, or `name` for the latest version.
+        """Find `name/3`, `name@alias`, or `name` for the latest version. Raises NotFoundError.
 
         Examples
         --------
         >>> registry.find("jet-tagger@staging").ref
         'jet-tagger/4'
         """
-        wanted = parse_ref(ref) if isinstance(ref, str) else ref
-        if isinstance(wanted, Path):
+        parsed = parse_ref(ref) if isinstance(ref, str) else ref
+        if isinstance(parsed, Path):
             raise RegistryError(f"{ref}: the path of a folder, a version of the registry is needed")
-        with self._model(wanted.name) as (store, model):
+        with self._model(parsed.name) as (store, model):
             aliases = model.aliases
-            if wanted.alias is not None and wanted.alias not in aliases:
-                have = ", ".join(f"@{alias}" for alias in sorted(aliases)) or "none"
+            if parsed.alias is not None and parsed.alias not in aliases:
+                known = ", ".join(f"@{alias}" for alias in sorted(aliases)) or "none"
                 raise NotFoundError(
-                    f"{wanted}: {wanted.name} has no such alias; its aliases: {have}"
+                    f"{parsed}: {parsed.name} has no such alias; its aliases: {known}"
                 )
-            number = wanted.version if wanted.alias is None else aliases[wanted.alias]
+            number = parsed.version if parsed.alias is None else aliases[parsed.alias]
             if number is None:
                 ours = models.our_versions(store, model)
                 if not ours:
-                    raise NotFoundError(f"{wanted}: the model has no versions")
+                    raise NotFoundError(f"{parsed}: the model has no versions")
                 return ours[-1]
-            there = {version.number: version for version in store.versions(wanted.name)}
-            if number not in there:
-                have = models.ranges(sorted(there))
-                raise NotFoundError(f"{wanted}: no such version; there are: {have}")
-            return Version.of(there[number], aliases)
+            by_number = {version.number: version for version in store.versions(parsed.name)}
+            if number not in by_number:
+                known = models.ranges(sorted(by_number))
+                raise NotFoundError(f"{parsed}: no such version; there are: {known}")
+            return Version.of(by_number[number], aliases)
 
     def local_path(self, version: Version) -> Path | None:
         """The version's folder in the artifact store, or None if that is not on this host."""
@@ -142,11 +143,11 @@ class Reader(Access):
         >>> registry.open(version).digest == version.digest
         True
         """
-        place = Cache(cache_root(cache))
-        source = bundle_files.Source(self, version, place, in_place, fetch)
-        wanted = [t for t in version.annexes if annexes is None or t in annexes]
+        host_cache = Cache(cache_root(cache))
+        source = bundle_files.Source(self, version, host_cache, in_place, fetch)
+        targets = [target for target in version.annexes if annexes is None or target in annexes]
         bundle = source.open(Bundle, None, verify)
-        return attach(bundle, [source.open(Annex, target, verify) for target in wanted])
+        return attach(bundle, [source.open(Annex, target, verify) for target in targets])
 
     def require_signature(
         self, version: Version, bundle: Bundle, keys: Sequence[Trusted], *, fetch: bool = True
@@ -214,7 +215,9 @@ class Reader(Access):
         >>> list(registry.policies("jet-tagger"))
         []
         """
-        return policy_store.kept(self, None if model is None else Ref(model).name, into)
+        return policy_store.policies_in_force(
+            self, None if model is None else Ref(model).name, into
+        )
 
     @contextlib.contextmanager
     def _model(self, name: str) -> Iterator[tuple[Store, StoredModel]]:
@@ -223,6 +226,6 @@ class Reader(Access):
         with self.reading() as store:
             model = store.model(name)
             if model is None:
-                have = ", ".join(summary.name for summary in self.list()) or "none"
-                raise NotFoundError(f"{name}: no such model in {self.shown}; its models: {have}")
+                known = ", ".join(summary.name for summary in self.list()) or "none"
+                raise NotFoundError(f"{name}: no such model in {self.shown}; its models: {known}")
             yield store, model

@@ -58,16 +58,7 @@ class LookupCache:
         """The record, or None. Raises RegistryError if it is damaged."""
         path = self._path(ref)
         try:
-            record = as_record(dict[str, Any], parse_json(read_plain(path)))
-            content = as_record(dict[str, Any], record.get("content"))
-            if record.get("sha256") != _digest(content):
-                raise ValueError("it is not what was written")
-            if (content.get("schema"), content.get("ref")) != (_SCHEMA, ref):
-                raise ValueError("it is of another kind")
-            signers = as_record(list[dict[str, Any]], content.get("signers"))
-            fields = {name: content.get(name) for name in ("version", "at")}
-            fields["signers"] = {str(each.get("origin")): each.get("keys") for each in signers}
-            return as_record(Lookup, fields)
+            return _parse(read_plain(path), ref)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -77,19 +68,21 @@ class LookupCache:
                 f"{path}: damaged: {error}: remove it, or load with lookup='fresh'"
             ) from error
 
-    def write(self, ref: str, found: Lookup) -> None:
+    def write(self, ref: str, lookup: Lookup) -> None:
         """Write a record, unless there is a newer one. Raises OSError if that is not possible."""
-        with contextlib.suppress(RegistryError):
-            last = self.read(ref)
-            if last is not None and last.at > found.at:
+        with contextlib.suppress(RegistryError):  # a damaged record is replaced
+            recorded = self.read(ref)
+            if recorded is not None and recorded.at > lookup.at:
                 return
         content = {
             "schema": _SCHEMA,
             **self._key,
             "ref": ref,
-            "at": found.at.isoformat(),
-            "version": as_data(found.version),
-            "signers": [{"origin": o, "keys": list(k)} for o, k in found.signers.items()],
+            "at": lookup.at.isoformat(),
+            "version": as_data(lookup.version),
+            "signers": [
+                {"origin": origin, "keys": list(keys)} for origin, keys in lookup.signers.items()
+            ],
         }
         path = self._path(ref)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,12 +90,29 @@ class LookupCache:
         write_whole(path, text + "\n")
 
     def forget(self, ref: str) -> None:
+        """Remove the record of `ref`, if there is one and this user may."""
         with contextlib.suppress(OSError):  # it does not exist, or belongs to another user
             self._path(ref).unlink()
 
     def _path(self, ref: str) -> Path:
+        """The record's file. Its name is a digest, since a URI may have any character."""
         return self._root / f"{_digest({**self._key, 'ref': ref})}.json"
 
 
+def _parse(text: bytes, ref: str) -> Lookup:
+    """The lookup of `ref` in the text of a record. Raises ValueError."""
+    record = as_record(dict[str, Any], parse_json(text))
+    content = as_record(dict[str, Any], record.get("content"))
+    if record.get("sha256") != _digest(content):
+        raise ValueError("it is not what was written")
+    if (content.get("schema"), content.get("ref")) != (_SCHEMA, ref):
+        raise ValueError("it is of another kind")
+    signers = as_record(list[dict[str, Any]], content.get("signers"))
+    fields = {name: content.get(name) for name in ("version", "at")}
+    fields["signers"] = {str(entry.get("origin")): entry.get("keys") for entry in signers}
+    return as_record(Lookup, fields)
+
+
 def _digest(content: Any) -> str:
+    """The sha256 of JSON data, whatever the order of its keys."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

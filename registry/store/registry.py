@@ -33,7 +33,6 @@ from registry.store import bundle_files, upload
 from registry.store.reading import Reader
 from registry.trust import Trusted
 from registry.version import ORIGIN, SHADOW, Version
-from soa.text import in_markdown
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -65,8 +64,10 @@ class Registry(Reader):
         password: str | None = None,
         chain: Sequence[Path] = (),
     ) -> Trusted:
-        """Verify and sign the version's files; returns the public key that verifies them."""
-        public = trust.sign(bundle := self.open(version), key, password, chain)
+        """Verify and sign the version's files; returns the public key that verifies them. `key`,
+        `password` and `chain`: as in `registry.trust.sign`. Raises TrustError."""
+        bundle = self.open(version)
+        public = trust.sign(bundle, key, password, chain)
         if self.local_path(version) is None:
             bundle_files.publish_signature(self, version, bundle.path / SIGNATURE)
         return public
@@ -112,14 +113,10 @@ class Registry(Reader):
                         upload.discard(client, run)
                         return known
                     upload.require_open(self, client, run, bundle)
-                    if store.model(model) is None:
-                        client.create_registered_model(
-                            model,
-                            description=in_markdown(bundle.manifest.description)[:5000] or None,
-                        )
+                    models.ensure_model(client, model, bundle.manifest.description)
                     client.set_terminated(run.info.run_id, "FINISHED")
                     lock.check()
-                    made = client.create_model_version(
+                    created = client.create_model_version(
                         model,
                         source,
                         run_id=run.info.run_id,
@@ -129,7 +126,7 @@ class Registry(Reader):
             except BaseException:
                 upload.discard(client, run)
                 raise
-            return self.find(Ref(model, int(made.version)))
+            return self.find(Ref(model, int(created.version)))
 
     def keep_report(self, version: Version, name: str, text: str) -> None:
         """Store a page in a version's run, where MLflow shows it; a failure is ignored."""
@@ -146,26 +143,28 @@ class Registry(Reader):
         version.require_free(annex.target)
         with self.client(write=True) as client:
             bundle = self.open(version, verify=False, annexes=())
-            attach(bundle, [annex])
+            attach(bundle, [annex])  # raises if the annex does not fit the bundle
             annex.verify()
             try:
                 upload.upload_annex(client, str(version.run_id), annex)
-                with self._changing(version) as (writer, found):
-                    found.require_free(annex.target)
+                with self._changing(version) as (writer, current):
+                    current.require_free(annex.target)
                     upload.require_annex(self, client, str(version.run_id), annex)
                     built, engine = {annex.target: annex.digest}, str(annex.record.record.chosen)
-                    writer.apply(writer.event("build", found, annexes=built, engine=engine))
-                    upload.describe_annex(client, found, annex)
+                    writer.apply(writer.event("build", current, annexes=built, engine=engine))
+                    upload.describe_annex(client, current, annex)
             except BaseException:
-                self._discard(client, version, annex)
+                self._discard_annex(client, version, annex)
                 raise
-        return self._again(version)
+        return self._read_again(version)
 
-    def _discard(self, client: MlflowClient, version: Version, annex: Annex) -> None:
-        """Remove the files of an annex, unless the version has that annex after all."""
+    def _discard_annex(self, client: MlflowClient, version: Version, annex: Annex) -> None:
+        """Remove the files of an annex, unless the version has that annex after all. A failure is
+        ignored: the caller raises an error of its own."""
         with contextlib.suppress(Exception), write_lock(self, client, version.name):
-            has = {v.number: v.annexes.get(annex.target) for v in self.versions(version.name)}
-            if has.get(version.number) != annex.digest:  # also if the version was removed
+            by_number = {current.number: current for current in self.versions(version.name)}
+            current = by_number.get(version.number)  # None: the version was removed
+            if current is None or current.annexes.get(annex.target) != annex.digest:
                 upload.discard_annex(self, client, version, annex)
 
     def set_alias(self, version: Version, alias: str) -> Version:
@@ -181,9 +180,9 @@ class Registry(Reader):
                 f"{version.ref}: only a promotion or a rollback moves the alias '{alias}'"
             )
         checked_alias(alias)
-        with self._changing(version) as (writer, found):
-            writer.apply(writer.event("alias", found, alias))
-            return self._again(version)
+        with self._changing(version) as (writer, current):
+            writer.apply(writer.event("alias", current, alias))
+            return self._read_again(version)
 
     def promote(
         self,
@@ -206,33 +205,38 @@ class Registry(Reader):
         earlier promotion to this alias stay promoted. `reason`: a text for the history.
         """
         check_promotable(alias)
-        with self._changing(version) as (writer, found):
-            asked = (
+        with self._changing(version) as (writer, current):
+            every_decision = (
                 *decisions,
                 *writer.still_in_place(alias, replacing),
-                *(
-                    Decision("policy", False, "not asked", p.origin, f"{p.origin}, was not asked")
-                    for p in self.policies(version.name)
-                    if p.origin not in policies
-                ),
+                *self._policies_not_asked(version.name, policies),
             )
-            passed = bool(decisions) and all(d.lets_pass for d in asked)
-            before = writer.promotion(found.number, alias) if found.annexes else None
-            seen = {*annexes, *(before.annexes if before else ())}
+            # Without any decision of a gate nothing was judged.
+            passed = bool(decisions) and all(decision.lets_pass for decision in every_decision)
+            earlier = writer.promotion(current.number, alias) if current.annexes else None
+            seen = {*annexes, *(earlier.annexes if earlier else ())}
             event = writer.event(
                 "promotion" if passed else "refusal",
-                found,
+                current,
                 alias,
-                decisions=asked,
+                decisions=every_decision,
                 policies=tuple(policies),
                 reason=reason,
-                annexes={t: digest for t, digest in found.annexes.items() if t in seen},
+                annexes={t: digest for t, digest in current.annexes.items() if t in seen},
             )
             if not passed:
                 writer.record(event)
-                raise PromotionRefused(f"{version.ref} to @{alias}", asked)
+                raise PromotionRefused(f"{version.ref} to @{alias}", every_decision)
             writer.apply(event)
-            return self._again(version)
+            return self._read_again(version)
+
+    def _policies_not_asked(self, model: str, origins: Sequence[str]) -> Sequence[Decision]:
+        """A refusal for each policy of this registry whose origin is not among `origins`."""
+        return [
+            Decision("policy", False, "not asked", asked.origin, f"{asked.origin}, was not asked")
+            for asked in self.policies(model)
+            if asked.origin not in origins
+        ]
 
     def rollback(self, name: str, reason: str = "") -> Version:
         """Put `previous` back in production; the version replaced becomes `previous`.
@@ -266,10 +270,11 @@ class Registry(Reader):
                     f"a version instead{before}"
                 ) from error
             writer.apply(writer.event("rollback", target, PRODUCTION, reason=reason))
-            return self._again(target)
+            return self._read_again(target)
 
     def approve(self, version: Version, approver: str, reason: str = "") -> Event:
-        """Record that `approver` approves this version, with this digest, for production.
+        """Record that `approver` approves this version, with this digest, for production. Raises
+        RegistryError if that is no name.
 
         Examples
         --------
@@ -278,8 +283,8 @@ class Registry(Reader):
         """
         if not approver.strip() or not approver.isprintable() or len(approver) > 100:
             raise RegistryError(f"{approver!r} cannot be a name: up to 100 characters on a line")
-        with self._changing(version) as (writer, found):
-            event = writer.event("approval", found, reason=reason, approver=approver)
+        with self._changing(version) as (writer, current):
+            event = writer.event("approval", current, reason=reason, approver=approver)
             return writer.record(event)
 
     def add_shadow(self, record: ShadowRecord) -> None:
@@ -288,15 +293,15 @@ class Registry(Reader):
 
         Raises RegistryError if the digest of the version is not that of the record.
         """
-        with self._changing(self.find(record.version)) as (writer, found):
-            if found.digest != record.digest:
-                raise RegistryError(f"{found.ref}: the record is of a shadow with other files")
+        with self._changing(self.find(record.version)) as (writer, current):
+            if current.digest != record.digest:
+                raise RegistryError(f"{current.ref}: the record is of a shadow with other files")
             key = SHADOW + record.production.rpartition("/")[2]
-            whole = record.plus(each for tag, each in found.shadows.items() if tag == key)
-            writer.tag(found.number, key, record_to_json(whole))
+            earlier = [shadow for tag, shadow in current.shadows.items() if tag == key]
+            writer.tag(current.number, key, record_to_json(record.plus(earlier)))
             if record.withdrawals:
                 why = f"withdrawn as a canary beside {record.production}: {record.withdrawn}"
-                writer.record(writer.event("refusal", found, PRODUCTION, reason=why))
+                writer.record(writer.event("refusal", current, PRODUCTION, reason=why))
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[ModelWriter]:
@@ -316,14 +321,15 @@ class Registry(Reader):
     def _changing(self, version: Version) -> Iterator[tuple[ModelWriter, Version]]:
         """The writer of the version's model, and the version as it is now."""
         with self.writing(version.name) as writer:
-            yield writer, self._again(version)
+            yield writer, self._read_again(version)
 
-    def _again(self, version: Version) -> Version:
+    def _read_again(self, version: Version) -> Version:
+        """The version as the registry describes it now."""
         return self.find(Ref(version.name, version.number))
 
     def experiment(self, client: MlflowClient, name: str) -> str:
         """The id of a model's MLflow experiment, which is created if it does not exist."""
-        return models.made_experiment(self, client, name, name)
+        return models.ensure_experiment(self, client, name, name)
 
     def set_policy(
         self, policy: Policy, model: str | None = None, reference: Path | None = None
@@ -340,4 +346,4 @@ class Registry(Reader):
         """
         if model is not None:
             self.versions(model)  # raises NotFoundError if there is no such model
-        policy_store.keep(self, policy, model, reference)
+        policy_store.set_policy(self, policy, model, reference)

@@ -20,7 +20,7 @@ from registry.store.bundle_files import (
     local_folder,
     remove_files,
     sealed_names,
-    stored,
+    stored_sizes,
 )
 from registry.version import DIGEST, Version, tag_of
 
@@ -36,6 +36,7 @@ value is the time (UTC)."""
 
 
 def begin(client: MlflowClient, experiment: str, name: str, bundle: Bundle) -> Run:
+    """Create the run of a new version of model `name`. The run is open: its status is RUNNING."""
     tags = {
         DIGEST: bundle.digest,
         "mlflow.user": stamp.user(),
@@ -53,7 +54,7 @@ def upload(client: MlflowClient, run: Run, bundle: Bundle) -> str:
     run_id = run.info.run_id
     source = _upload(client, run_id, bundle, FOLDER)
     manifest = bundle.manifest
-    params = [Param(k, v) for k, v in description.parameters(manifest).items()]
+    params = [Param(name, text) for name, text in description.parameters(manifest).items()]
     for start in range(0, len(params), 100):  # MLflow accepts at most 100 at once
         client.log_batch(run_id, params=params[start : start + 100])
     _log_targets(client, run_id, manifest.targets)
@@ -105,7 +106,7 @@ def _log_targets(client: MlflowClient, run: str, targets: Mapping[str, TargetRec
 
     now = stamp.milliseconds(datetime.now(UTC))
     metrics = [Metric(name, value, now, step) for name, value, step in description.metrics(targets)]
-    for start in range(0, len(metrics), 1000):
+    for start in range(0, len(metrics), 1000):  # MLflow accepts at most 1000 at once
         client.log_batch(run, metrics[start : start + 1000])
 
 
@@ -113,8 +114,8 @@ def require_annex(access: Access, client: MlflowClient, run: str, annex: Annex) 
     """Raise BundleError if a file of an annex is not in the store. To be called before a tag or a
     version names the annex."""
     place = annex_place(annex.target, annex.digest)
-    there = stored(access, f"{client.get_run(run).info.artifact_uri.rstrip('/')}/{place}")
-    if missing := sorted({*annex.files, SUMS} - there.keys()):
+    sizes = stored_sizes(access, f"{client.get_run(run).info.artifact_uri.rstrip('/')}/{place}")
+    if missing := sorted({*annex.files, SUMS} - sizes.keys()):
         raise BundleError(
             f"{annex.path}: {missing[0]} is not in the registry any more: it took so long that "
             "`pipeline registry gc` took it for abandoned; run the command again"
@@ -139,6 +140,7 @@ def describe_annex(client: MlflowClient, version: Version, annex: Annex) -> None
     record, run = annex.record.record, str(version.run_id)
     with contextlib.suppress(Exception):
         _log_targets(client, run, {annex.target: record})
+        # MLflow's entity is read again: `Version` has no description.
         text = client.get_model_version(version.name, str(version.number)).description or ""
         longer = description.with_target(text, annex.target, record)
         client.update_model_version(version.name, str(version.number), longer)
@@ -147,8 +149,8 @@ def describe_annex(client: MlflowClient, version: Version, annex: Annex) -> None
 
 def discard_annex(access: Access, client: MlflowClient, version: Version, annex: Annex) -> None:
     """Remove the files of an annex that was not added to its version."""
-    where = client.get_run(str(version.run_id)).info.artifact_uri.rstrip("/")
-    remove_files(access, f"{where}/{annex_place(annex.target, annex.digest)}")
+    uri = client.get_run(str(version.run_id)).info.artifact_uri.rstrip("/")
+    remove_files(access, f"{uri}/{annex_place(annex.target, annex.digest)}")
 
 
 def discard(client: MlflowClient, run: Run) -> None:

@@ -42,7 +42,7 @@ def trusted(pem: str | bytes, origin: str) -> Trusted:
     require_library()
     content = pem.encode() if isinstance(pem, str) else pem
     if b"BEGIN CERTIFICATE-----" in content:
-        return _root(content, origin)
+        return _root_certificate(content, origin)
     return _public_key(content, origin)
 
 
@@ -65,7 +65,7 @@ def _public_key(content: bytes, origin: str) -> Trusted:
     return Trusted(pem.decode(), hashlib.sha256(pem).hexdigest(), origin)
 
 
-def _root(content: bytes, origin: str) -> Trusted:
+def _root_certificate(content: bytes, origin: str) -> Trusted:
     """A trusted root certificate from the content of a PEM file. Raises TrustError."""
     from cryptography.hazmat.primitives import hashes, serialization
 
@@ -87,6 +87,7 @@ def _root(content: bytes, origin: str) -> Trusted:
 
 
 def read_trusted(path: str | Path) -> Trusted:
+    """The key or root in a file, whose path becomes its origin. Raises TrustError."""
     return trusted(read_file(Path(path)), str(path))
 
 
@@ -100,10 +101,10 @@ def trusted_keys(
     name of the setting for the message.
     """
     keys: list[Trusted] = []
-    for each in [given] if isinstance(given, str | Path) else given:
-        if each == "":
+    for entry in [given] if isinstance(given, str | Path) else given:
+        if entry == "":
             raise TrustError(f"{asked}: an empty path: name a file or a folder")
-        path = Path(each)
+        path = Path(entry)
         files = [path]
         if path.is_dir():
             files = sorted(file for file in path.iterdir() if file.suffix in (".pem", ".pub"))
@@ -121,7 +122,7 @@ def host_keys() -> tuple[Trusted, ...] | None:
     text = os.environ.get(TRUSTED_KEYS_VARIABLE)
     if text is None:
         return None
-    return trusted_keys([part for part in text.split(os.pathsep) if part], TRUSTED_KEYS_VARIABLE)
+    return trusted_keys([path for path in text.split(os.pathsep) if path], TRUSTED_KEYS_VARIABLE)
 
 
 def read_certificates(content: bytes, origin: str) -> list[Any]:
@@ -135,10 +136,12 @@ def read_certificates(content: bytes, origin: str) -> list[Any]:
 
 
 def name_of(certificate: Any) -> str:
+    """The subject of an X.509 certificate, for messages."""
     return certificate.subject.rfc4514_string() or "somebody without a name"
 
 
 def read_file(path: Path) -> bytes:
+    """The content of a key's or certificate's file, or of that behind a link. Raises TrustError."""
     try:
         return read_plain(path, links=True)
     except OSError as error:

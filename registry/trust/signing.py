@@ -53,15 +53,7 @@ def sign(
     from model_signing import signing
 
     secret = None if password is None else password.encode()
-    content = read_file(key)
-    try:
-        private: Any = serialization.load_pem_private_key(content, secret)
-    except TypeError as error:  # a password that is missing, or not needed
-        needs = "needs a password" if password is None else "has no password"
-        raise TrustError(f"{key}: this key {needs}") from error
-    except Exception as error:
-        wrong = "" if password is None else ", or the password is wrong"
-        raise TrustError(f"{key}: not a private key in PEM format{wrong}") from error
+    private = _private_key(key, secret)
     public = private.public_key().public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
@@ -83,6 +75,21 @@ def sign(
         config.sign(bundle.path, Path(folder, SIGNATURE))
         put_signature(read_plain(Path(folder, SIGNATURE)), bundle.path)
     return signer
+
+
+def _private_key(file: Path, secret: bytes | None) -> Any:
+    """The private key in a PEM file. `secret`: its password, or None. Raises TrustError."""
+    from cryptography.hazmat.primitives import serialization
+
+    content = read_file(file)
+    try:
+        return serialization.load_pem_private_key(content, secret)
+    except TypeError as error:  # a password that is missing, or not needed
+        needs = "needs a password" if secret is None else "has no password"
+        raise TrustError(f"{file}: this key {needs}") from error
+    except Exception as error:  # of several types: not PEM, or an unknown kind of key
+        wrong = "" if secret is None else ", or the password is wrong"
+        raise TrustError(f"{file}: not a private key in PEM format{wrong}") from error
 
 
 def put_signature(signature: bytes, folder: Path) -> None:
@@ -114,16 +121,16 @@ def _require_chain(files: Sequence[Path], public: Any) -> None:
         )
     if own[0].public_key() != public:
         raise TrustError(f"{files[0]}: the certificate of another key ({name_of(own[0])})")
-    usages = {type(each.value): each.value for each in own[0].extensions}
-    usage, extended = usages.get(x509.KeyUsage), usages.get(x509.ExtendedKeyUsage, ())
+    extensions = {type(extension.value): extension.value for extension in own[0].extensions}
+    usage, extended = extensions.get(x509.KeyUsage), extensions.get(x509.ExtendedKeyUsage, ())
     signs = usage is not None and usage.digital_signature
     if not signs and x509.oid.ExtendedKeyUsageOID.CODE_SIGNING not in extended:
         raise TrustError(
             f"{files[0]}: not for signing: it needs the key usage digitalSignature, or the "
             "extended one codeSigning"
         )
-    chain = [each for part in others for each in part]
-    if chain and own[0].issuer not in [each.subject for each in chain]:
+    chain = [certificate for certificates in others for certificate in certificates]
+    if chain and own[0].issuer not in [certificate.subject for certificate in chain]:
         issuer = own[0].issuer.rfc4514_string()
         raise TrustError(f"{files[0]}: its issuer, {issuer}, is not in the chain")
 
@@ -133,43 +140,52 @@ def require_signature(bundle: Bundle, keys: Iterable[Trusted], called: str = "")
     signer. Raises TrustError if there is none. `called`: the name of the bundle in the error; by
     default its folder."""
     require_library()
-    what = called or bundle.path
+    name = called or bundle.path
     allowed = list({key.fingerprint: key for key in keys}.values())
-    names = ", ".join(map(str, allowed))
     content = bundle.signature()
     if content is None:
-        raise TrustError(f"{what}: not signed; trusted keys: {names}")
+        raise TrustError(f"{name}: not signed; trusted keys: {', '.join(map(str, allowed))}")
     signer = _signer_named_in(bundle, content)
-    if signer.certified:
-        able = [key for key in allowed if key.is_root]
-        how = (
-            f"with a certificate, of {signer.certified}, and no root certificate is trusted, "
-            f"only: {names}"
-        )
-    else:
-        able = [key for key in allowed if not key.is_root and key.fingerprint == signer.key]
-        how = f"with the key {signer.key[:16]}, which is none of those trusted: {names}"
-    if not able:
-        raise TrustError(f"{what}: signed {how}")
-    why: Exception | None = None
-    for key in able:
+    candidates = _keys_of(signer, allowed, name)
+    failure: Exception | None = None
+    for key in candidates:
         try:
             _verify(bundle, content, key)
         except Exception as error:  # the library raises exceptions of many types
-            why = error
+            failure = error
         else:
             return replace(key, signer=signer.certified)
-    by, chain = ", ".join(map(str, able)), ""
+    by, chain = ", ".join(map(str, candidates)), ""
     if signer.certified:
         by, chain = f"{signer.certified} under {by}", ", or no chain leads to such a root"
     raise TrustError(
-        f"{what}: {SIGNATURE} is not a signature of these files by {by}: it is forged, "
+        f"{name}: {SIGNATURE} is not a signature of these files by {by}: it is forged, "
         f"damaged or of another bundle{chain}"
-    ) from why
+    ) from failure
+
+
+def _keys_of(signer: _Signer, allowed: Sequence[Trusted], name: str | Path) -> list[Trusted]:
+    """The trusted keys that can have made a signature of `signer`: its key, or any root.
+
+    Raises TrustError if there is none. `name`: that of the bundle, for the error.
+    """
+    trusted_names = ", ".join(map(str, allowed))
+    if signer.certified:
+        keys = [key for key in allowed if key.is_root]
+        how = (
+            f"with a certificate, of {signer.certified}, and no root certificate is trusted, "
+            f"only: {trusted_names}"
+        )
+    else:
+        keys = [key for key in allowed if not key.is_root and key.fingerprint == signer.key]
+        how = f"with the key {signer.key[:16]}, which is none of those trusted: {trusted_names}"
+    if not keys:
+        raise TrustError(f"{name}: signed {how}")
+    return keys
 
 
 def _verify(bundle: Bundle, content: bytes, by: Trusted) -> None:
-    """Verify a signature by one key or root. Raises the errors of model_signing."""
+    """Verify the signature `content` by one key or root. Raises the errors of model_signing."""
     from model_signing import verifying
 
     with tempfile.TemporaryDirectory(prefix="soa-signature-") as folder:
@@ -186,7 +202,7 @@ def _verify(bundle: Bundle, content: bytes, by: Trusted) -> None:
 
 
 class _Signer(NamedTuple):
-    """The fingerprint of a key, or the subject of the signer's certificate."""
+    """The fingerprint of a key, or the subject of the signer's certificate; the other is empty."""
 
     key: str = ""
     certified: str = ""
@@ -205,7 +221,7 @@ def _signer_named_in(bundle: Bundle, content: bytes) -> _Signer:
         if isinstance(hint, str) and hint.isalnum():
             return _Signer(key=hint)
     except (ValueError, KeyError, TypeError, IndexError):
-        pass
+        pass  # not of a form that a signer writes: refused below, as an odd hint is
     raise TrustError(f"{bundle.path}: {SIGNATURE} is not a signature made with a key")
 
 
@@ -225,8 +241,12 @@ class _Hashed:
             }
         )
         # Annexes were added later: the signature does not cover them.
-        own = {n: d for n, d in bundle.files.items() if not n.startswith(f"{ANNEXES}/")}
-        digests = {**own, SUMS: bundle.digest}
+        covered = {
+            name: digest
+            for name, digest in bundle.files.items()
+            if not name.startswith(f"{ANNEXES}/")
+        }
+        digests = {**covered, SUMS: bundle.digest}
         items = [
             kind.new_item(name, Digest("sha256", bytes.fromhex(digest)))
             for name, digest in digests.items()
@@ -234,6 +254,7 @@ class _Hashed:
         self._manifest = manifest.Manifest(bundle.manifest.name, items, kind)
 
     def hash(self, model_path: Any, *, files_to_hash: Any = None) -> Any:
+        """The manifest of the bundle, whatever the library asks for. No file is read."""
         return self._manifest
 
     def add_ignored_paths(self, *, model_path: Any, paths: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from itertools import zip_longest
+from typing import NamedTuple
 
 import torch
 
@@ -28,48 +29,68 @@ _INTEGER_OF = {
 def compare(
     found: torch.Tensor, reference: torch.Tensor, tolerance: Tolerance, classifier: bool
 ) -> Deviation:
-    """Compare two CPU tensors of one shape. The reference is first rounded to the dtype of
-    `found`."""
+    """Compare two CPU tensors of one shape; rows come first. The reference is first rounded to the
+    dtype of `found`. `classifier`: compare the classes of the rows too. Raises ValueError if the
+    shapes differ."""
     if found.shape != reference.shape:
         raise ValueError(f"shapes differ: {tuple(found.shape)} and {tuple(reference.shape)}")
     floating = found.is_floating_point()
     rounded = reference.to(found.dtype)
     if found.numel() == 0:
-        ulp = 0.0 if floating else None
-        agreement = 1.0 if classifier else None
-        return Deviation(0, ulp_p50=ulp, ulp_p99=ulp, ulp_max=ulp, argmax=agreement)
-    a, b = found.double(), rounded.double()
-    same = (found == rounded) | (a.isnan() & b.isnan())
-    finite = a.isfinite() & b.isfinite()
+        distance = 0.0 if floating else None
+        all_agree = 1.0 if classifier else None
+        return Deviation(0, ulp_p50=distance, ulp_p99=distance, ulp_max=distance, argmax=all_agree)
+    found64, rounded64 = found.double(), rounded.double()
+    same = (found == rounded) | (found64.isnan() & rounded64.isnan())
+    finite = found64.isfinite() & rounded64.isfinite()
     mismatch = ~finite & ~same
-    gap = torch.where(finite, (a - b).abs(), 0.0)
+    gap = torch.where(finite, (found64 - rounded64).abs(), 0.0)
     if not floating:  # different large int64 may be the same float64
         gap = torch.where(same, 0.0, gap.clamp_min(1.0))
-    outside = mismatch | (gap > tolerance.atol + tolerance.rtol * torch.where(finite, b.abs(), 0.0))
-    scale = torch.where(finite, b.abs(), 0.0)
+    scale = torch.where(finite, rounded64.abs(), 0.0)
+    outside = mismatch | (gap > tolerance.atol + tolerance.rtol * scale)
     relative = torch.where(scale > 0, gap / scale.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
     worst = int((mismatch.double() if mismatch.any() else gap).argmax())
-    quantiles: tuple[float | None, ...] = (None, None, None)
-    bins: tuple[int, ...] = ()
-    if floating:
-        distances = _ulp_distances(found, rounded, finite)
-        quantiles, bins = _quantiles(distances), _bins(distances)
-    agreement, reclassified = _classes(a, b) if classifier else (None, ())
+    ulp = _ulp_statistics(found, rounded, finite) if floating else _UlpStatistics()
+    agreement, reclassified = _classes(found64, rounded64) if classifier else (None, ())
     return Deviation(
         elements=found.numel(),
         max_abs=float(gap.max()),
         max_rel=float(relative.max()),
         outside=float(outside.double().mean()),
         nonfinite_mismatches=int(mismatch.sum()),
-        ulp_p50=quantiles[0],
-        ulp_p99=quantiles[1],
-        ulp_max=quantiles[2],
+        ulp_p50=ulp.p50,
+        ulp_p99=ulp.p99,
+        ulp_max=ulp.max,
         argmax=agreement,
         worst_row=worst // max(1, found[0].numel()) if found.ndim else 0,
-        ulp_bins=bins,
+        ulp_bins=ulp.bins,
         error_bins=_error_bins(gap[finite]),
         reclassified=reclassified,
     )
+
+
+class _UlpStatistics(NamedTuple):
+    """Distances in units in the last place: quantiles, and `Deviation.ulp_bins`. None and empty for
+    integers."""
+
+    p50: float | None = None
+    p99: float | None = None
+    max: float | None = None
+    bins: tuple[int, ...] = ()
+
+
+def _ulp_statistics(
+    found: torch.Tensor, rounded: torch.Tensor, finite: torch.Tensor
+) -> _UlpStatistics:
+    """The distances between the finite elements of two tensors of one floating dtype."""
+    distances = _ulp_distances(found, rounded, finite)
+    bins = tuple(torch.bincount(torch.frexp(distances).exponent).tolist())  # by power of two above
+    last = distances.numel() - 1
+    if last < 0:
+        return _UlpStatistics(0.0, 0.0, 0.0, bins)
+    p50, p99 = float(distances[last // 2]), float(distances[round(0.99 * last)])
+    return _UlpStatistics(p50, p99, float(distances[last]), bins)
 
 
 def _ulp_distances(
@@ -78,7 +99,8 @@ def _ulp_distances(
     """Distances in units in the last place between the finite elements, ascending."""
 
     def ordered(values: torch.Tensor) -> torch.Tensor:
-        """Bit patterns as integers whose order is the order of the values."""
+        """Bit patterns as integers whose order is the order of the values: neighbours differ by 1.
+        Those of negative values, which grow with the magnitude, are reversed."""
         bits = values.contiguous().view(_INTEGER_OF[values.dtype])
         lowest = torch.iinfo(bits.dtype).min
         return torch.where(bits < 0, lowest - bits.long(), bits.long())
@@ -90,67 +112,60 @@ def _ulp_distances(
     return distance.sort().values
 
 
-def _quantiles(values: torch.Tensor) -> tuple[float, float, float]:
-    last = values.numel() - 1
-    if last < 0:
-        return (0.0, 0.0, 0.0)
-    return (float(values[last // 2]), float(values[round(0.99 * last)]), float(values[last]))
-
-
-def _bins(values: torch.Tensor) -> tuple[int, ...]:
-    """The counts of Deviation.ulp_bins; frexp gives the power of two above a number."""
-    return tuple(torch.bincount(torch.frexp(values).exponent).tolist())
-
-
 def _error_bins(gaps: torch.Tensor) -> tuple[int, ...]:
-    """The counts of Deviation.error_bins."""
+    """The counts of Deviation.error_bins: bin 0 for no difference, then one for each decade."""
     decades = torch.bucketize(gaps, _DECADES, right=True) + 1
     return tuple(torch.bincount(torch.where(gaps > 0, decades, 0)).tolist())
 
 
-def _classes(a: torch.Tensor, b: torch.Tensor) -> tuple[float, tuple[tuple[int, int, int], ...]]:
-    """The fraction of rows that have the same class in both, and Deviation.reclassified."""
-    found, wanted = (rows.reshape(rows.shape[0], -1).argmax(1) for rows in (a, b))
-    differ = found != wanted
-    pairs = Counter(zip(wanted[differ].tolist(), found[differ].tolist(), strict=True))
-    return float((~differ).double().mean()), _most(pairs)
+def _classes(
+    found: torch.Tensor, reference: torch.Tensor
+) -> tuple[float, tuple[tuple[int, int, int], ...]]:
+    """The fraction of rows that have the same class in both, and Deviation.reclassified. The class
+    of a row is the place of its largest element."""
+    ours, theirs = (rows.reshape(rows.shape[0], -1).argmax(1) for rows in (found, reference))
+    differ = ours != theirs
+    pairs = Counter(zip(theirs[differ].tolist(), ours[differ].tolist(), strict=True))
+    return float((~differ).double().mean()), _most_frequent(pairs)
 
 
-def _most(pairs: Counter[tuple[int, int]]) -> tuple[tuple[int, int, int], ...]:
+def _most_frequent(pairs: Counter[tuple[int, int]]) -> tuple[tuple[int, int, int], ...]:
+    """`Deviation.reclassified` from the rows of each pair of classes."""
     return tuple((*pair, rows) for pair, rows in pairs.most_common(MOST_PAIRS))
 
 
-def combine(parts: list[Deviation]) -> Deviation:
+def combine(cases: list[Deviation]) -> Deviation:
     """Combine the cases of one output, of which there may be none.
 
     Counts are added, and `outside` is for all elements. Of every other value the worst is kept.
     """
-    full = [p for p in parts if p.elements] or parts
-    elements = sum(p.elements for p in full)
-
-    def worst(name: str) -> float | None:
-        values = [getattr(p, name) for p in full if getattr(p, name) is not None]
-        return max(values) if values else None
-
-    agreements = [p.argmax for p in full if p.argmax is not None]
+    full = [case for case in cases if case.elements] or cases
+    elements = sum(case.elements for case in full)
+    agreements = [case.argmax for case in full if case.argmax is not None]
     pairs: Counter[tuple[int, int]] = Counter()
-    for part in full:
-        pairs.update({(wanted, found): rows for wanted, found, rows in part.reclassified})
-
-    def summed(bins: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
-        return tuple(map(sum, zip_longest(*bins, fillvalue=0)))
-
+    for case in full:
+        pairs.update({(expected, found): rows for expected, found, rows in case.reclassified})
     return Deviation(
         elements=elements,
-        max_abs=max((p.max_abs for p in full), default=0.0),
-        max_rel=max((p.max_rel for p in full), default=0.0),
-        outside=sum(p.outside * p.elements for p in full) / max(elements, 1),
-        nonfinite_mismatches=sum(p.nonfinite_mismatches for p in full),
-        ulp_p50=worst("ulp_p50"),
-        ulp_p99=worst("ulp_p99"),
-        ulp_max=worst("ulp_max"),
+        max_abs=max((case.max_abs for case in full), default=0.0),
+        max_rel=max((case.max_rel for case in full), default=0.0),
+        outside=sum(case.outside * case.elements for case in full) / max(elements, 1),
+        nonfinite_mismatches=sum(case.nonfinite_mismatches for case in full),
+        ulp_p50=_largest(case.ulp_p50 for case in full),
+        ulp_p99=_largest(case.ulp_p99 for case in full),
+        ulp_max=_largest(case.ulp_max for case in full),
         argmax=min(agreements) if agreements else None,
-        ulp_bins=summed(p.ulp_bins for p in full),
-        error_bins=summed(p.error_bins for p in full),
-        reclassified=_most(pairs),
+        ulp_bins=_summed(case.ulp_bins for case in full),
+        error_bins=_summed(case.error_bins for case in full),
+        reclassified=_most_frequent(pairs),
     )
+
+
+def _largest(values: Iterable[float | None]) -> float | None:
+    """The largest value that is not None; None if there is none."""
+    return max((value for value in values if value is not None), default=None)
+
+
+def _summed(bins: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    """The sums of counts bin by bin; a tuple that is shorter has none in the other bins."""
+    return tuple(map(sum, zip_longest(*bins, fillvalue=0)))

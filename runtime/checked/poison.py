@@ -45,24 +45,25 @@ def poisoned(
         collection = guarded_collection(layout, n, capacity, guard)
     else:
         collection = Collection(layout, n, device, capacity=capacity)
-    for piece in collection.spans():
-        if piece.device.type == "cpu":
-            ctypes.memset(piece.address, pattern, piece.nbytes)
+    for span in collection.spans():
+        if span.device.type == "cpu":
+            ctypes.memset(span.address, pattern, span.nbytes)
         else:
-            piece.raw().tensor().fill_(pattern)
+            span.raw().tensor().fill_(pattern)
     return collection
 
 
-def same_bytes(one: Collection, other: Collection) -> bool:
-    """Whether two collections of one layout and capacity hold the same bytes, also in the
+def same_bytes(first: Collection, second: Collection) -> bool:
+    """Whether two collections of one layout, capacity and device hold the same bytes, also in the
     padding."""
-    return all(map(_same, one.spans(), other.spans()))
+    return all(map(_same_span, first.spans(), second.spans()))
 
 
-def _same(one: Span, other: Span) -> bool:
-    if one.device.type == "cpu":
-        return bool(_libc.memcmp(one.address, other.address, one.nbytes) == 0)
-    return torch.equal(one.raw().tensor(), other.raw().tensor())
+def _same_span(first: Span, second: Span) -> bool:
+    """Whether two spans of one size, on one device, hold the same bytes."""
+    if first.device.type == "cpu":
+        return bool(_libc.memcmp(first.address, second.address, first.nbytes) == 0)
+    return torch.equal(first.raw().tensor(), second.raw().tensor())
 
 
 def wrote_outside(signature: Signature, name: str, before: Collection, after: Collection) -> bool:
@@ -80,15 +81,16 @@ def wrote_outside(signature: Signature, name: str, before: Collection, after: Co
 
 def memory_faults(
     signature: Signature,
-    given: Mapping[str, Collection],
+    inputs: Mapping[str, Collection],
     written: Mapping[str, Collection],
     before: Mapping[str, Collection],
 ) -> Iterator[str]:
     """A message for each collection in which a run changed what it must not change.
 
-    `before`: copies of the whole collections, from before the run.
+    `written`: the output collections. `before`: copies of the whole collections, from before the
+    run.
     """
-    for name, collection in given.items():
+    for name, collection in inputs.items():
         if name not in written and not same_bytes(before[name], collection.whole):
             yield f"the artifact changed its input collection {name!r}"
     for name, collection in written.items():
@@ -116,6 +118,9 @@ def poisoned_run(
 ) -> PoisonedRun:
     """Run once in fresh memory: inputs padded with `pad`, outputs filled with `poison`.
 
+    `inputs`: by collection and column, at least as many rows as `case` has, which gives the rows by
+    dimension. `spare`: rows of capacity beyond them. `guard`: as in `poisoned`.
+
     `moved`: run on windows that begin at different odd rows of larger collections. Separate
     columns then begin an odd number of elements after a page boundary. In a buffer the padding of
     the last column reaches into a page without access.
@@ -124,6 +129,7 @@ def poisoned_run(
     starts = {name: 2 * i + 1 if moved else 0 for i, name in enumerate(signature.layouts)}
 
     def memory(name: str, pattern: int, device: str) -> Collection:
+        """New memory of a collection, for the case's rows from its first row on."""
         layout, n = signature.layouts[name], starts[name] + case[signature.rows_of[name]]
         side = guard
         if moved:
@@ -131,9 +137,10 @@ def poisoned_run(
         return poisoned(layout, n, n + spare, pattern, device, side)
 
     def window(name: str, whole: Collection) -> Collection:
+        """The part of a collection that the run gets."""
         return whole.window(starts[name], whole.n) if moved else whole
 
-    given: dict[str, Collection] = {}
+    read: dict[str, Collection] = {}
     for name in signature.input_collections:
         whole = memory(name, pad, "cpu")
         for column in whole.layout.numbers:
@@ -141,21 +148,29 @@ def poisoned_run(
         _poison_outputs(signature, name, whole, poison)
         if session.device.type != "cpu":
             whole = whole.to(session.device)
-        given[name] = window(name, whole)
+        read[name] = window(name, whole)
     written = {
-        name: given.get(name) or window(name, memory(name, poison, session.device))
+        name: read.get(name) or window(name, memory(name, poison, session.device))
         for name in signature.output_collections
     }
-    before = {name: c.whole.to(c.device) for name, c in {**given, **written}.items()}
-    session.run(given, written)
-    if session.device.type == "cuda":
-        torch.cuda.synchronize(session.device)
-    faults = list(memory_faults(signature, given, written, before))
+    faults = _faults_of_run(session, read, written)
     outputs = {
-        bound.name: read_block(bound, written[bound.block.collection])
-        for bound in signature.outputs
+        output.name: read_block(output, written[output.block.collection])
+        for output in signature.outputs
     }
     return PoisonedRun(outputs, faults)
+
+
+def _faults_of_run(
+    session: Session, inputs: Mapping[str, Collection], written: Mapping[str, Collection]
+) -> list[str]:
+    """Run, wait for the end, and return the messages of `memory_faults`."""
+    bound = {**inputs, **written}
+    before = {name: collection.whole.to(collection.device) for name, collection in bound.items()}
+    session.run(inputs, written)
+    if session.device.type == "cuda":
+        torch.cuda.synchronize(session.device)
+    return list(memory_faults(session.signature, inputs, written, before))
 
 
 def _poison_outputs(signature: Signature, name: str, collection: Collection, pattern: int) -> None:
@@ -166,19 +181,20 @@ def _poison_outputs(signature: Signature, name: str, collection: Collection, pat
                 collection.span(column, k).raw().tensor().fill_(pattern)
 
 
-def same_answers(one: PoisonedRun, other: PoisonedRun) -> bool:
+def same_answers(first: PoisonedRun, second: PoisonedRun) -> bool:
+    """Whether two runs gave the same bits, NaN included."""
     return all(
         torch.equal(
-            one.outputs[name].contiguous().view(torch.uint8),
-            other.outputs[name].contiguous().view(torch.uint8),
+            first.outputs[name].contiguous().view(torch.uint8),
+            second.outputs[name].contiguous().view(torch.uint8),
         )
-        for name in one.outputs
+        for name in first.outputs
     )
 
 
 def guarded_collection(layout: Layout, n: int, capacity: int, side: Side) -> Collection:
     """A collection in CPU memory whose start ("front") or end ("back") touches a page without
-    access.
+    access; of separate columns, that of each column.
 
     Before a page at the back, separate columns may leave a gap smaller than the alignment.
     """
@@ -186,25 +202,26 @@ def guarded_collection(layout: Layout, n: int, capacity: int, side: Side) -> Col
         memory = guarded(layout.nbytes(capacity), layout.alignment, side)
         return Collection.wrap(layout, memory, n, capacity=capacity)
     columns: dict[str, Span | list[Span]] = {}
-    for member in layout.columns:
-        rows = 1 if member.kind == "scalar" else capacity
-        nbytes, alignment = rows * itemsize(member.dtype), layout.alignment_of(member.name)
-        parts = [
-            guarded(nbytes, alignment, side).at(0, member.dtype, rows)
-            for _ in range(member.components)
+    for column in layout.columns:
+        rows = 1 if column.kind == "scalar" else capacity
+        nbytes, alignment = rows * itemsize(column.dtype), layout.alignment_of(column.name)
+        components = [
+            guarded(nbytes, alignment, side).at(0, column.dtype, rows)
+            for _ in range(column.components)
         ]
-        columns[member.name] = parts if member.kind == "eigen" else parts[0]
+        columns[column.name] = components if column.kind == "eigen" else components[0]
     return Collection.from_columns(layout, columns, n)
 
 
 def guarded(nbytes: int, alignment: int, side: Side) -> Span:
-    """Zeroed bytes between two pages without access; the start or the end touches one of them."""
-    pages = -(-nbytes // _PAGE)
+    """Zeroed bytes between two pages without access; the start or the end touches one of them.
+    `alignment`, in bytes, divides the size of a page; at the back it may leave a gap."""
+    pages = -(-nbytes // _PAGE)  # rounded up
     mapping = mmap.mmap(-1, (pages + 2) * _PAGE)
     first = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
     for closed in (first, first + (1 + pages) * _PAGE):
         if _libc.mprotect(closed, _PAGE, _NO_ACCESS) != 0:
             raise OSError(ctypes.get_errno(), "mprotect failed")
-    spare = pages * _PAGE - nbytes if side == "back" else 0
-    start = first + _PAGE + spare // alignment * alignment
+    unused = pages * _PAGE - nbytes if side == "back" else 0
+    start = first + _PAGE + unused // alignment * alignment
     return Span(start, "uint8", (nbytes,), owner=mapping)

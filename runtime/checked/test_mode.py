@@ -42,6 +42,7 @@ class CheckReport:
     worst: dict[str, Deviation] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
+        """JSON data; the mean time is None before the first event."""
         return {
             "events": self.events,
             "mean_us": self.total_us / self.events if self.events else None,
@@ -83,18 +84,20 @@ class CheckedSession(Session):
     ) -> None:
         """Add an event to the report. `bad_in`, `bad_out`: the values that are NaN or infinite."""
         with self._lock:
-            seen = self.report
-            seen.events += 1
-            seen.total_us += us
-            seen.slowest_us = max(seen.slowest_us, us)
-            seen.nonfinite_inputs += bad_in
-            seen.nonfinite_outputs += bad_out
+            report = self.report
+            report.events += 1
+            report.total_us += us
+            report.slowest_us = max(report.slowest_us, us)
+            report.nonfinite_inputs += bad_in
+            report.nonfinite_outputs += bad_out
             for name, deviation in deviations.items():
-                earlier = [seen.worst[name]] if name in seen.worst else []
-                seen.worst[name] = combine([deviation, *earlier])
+                earlier = [report.worst[name]] if name in report.worst else []
+                report.worst[name] = combine([deviation, *earlier])
 
 
 class _CheckedBinding(Binding):
+    """A binding that also runs the reference, and compares."""
+
     def __init__(
         self,
         session: CheckedSession,
@@ -105,39 +108,46 @@ class _CheckedBinding(Binding):
         self._session = session
 
     def __call__(self, rows: Rows | None = None, *, stream: Any = None) -> None:
-        self._measured(self._checked_call)(rows, stream)
+        self._instrumented(self._checked_call)(rows, stream)
 
     def _checked_call(self, rows: Rows | None, stream: Any) -> None:
+        """A call as `Binding._run`, with the comparison. Raises RunError for a second thread."""
         with self._alone:
-            self._use(rows)
+            self._use_rows(rows)
             self._run_checked(stream)
 
     def _run_checked(self, stream: Any) -> None:
         """Run the artifact and the reference on the same rows. Raises DeviationError if they
         differ."""
-        every = {**self.inputs, **self.outputs}
+        bound = {**self.inputs, **self.outputs}
         rows_of = self.signature.rows_of
-        given = {name: c.rows(self.rows[rows_of[name]]) for name, c in every.items()}
-        before = {name: c.whole.to(c.device) for name, c in given.items()}
-        begun = time.perf_counter()
-        self._launch(stream)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        us = (time.perf_counter() - begun) * 1e6
-        inputs = {name: given[name] for name in self.inputs}
-        outputs = {name: given[name] for name in self.outputs}
-        faults = list(memory_faults(self.signature, inputs, outputs, before))
-        if faults:
-            raise DeviationError(faults[0], code="deviation-memory")
-        answers = _read(self.signature.outputs, given)
-        expected = _read(self.signature.outputs, self._run_reference(given))
+        memory = {name: bound[name].rows(self.rows[rows_of[name]]) for name in bound}
+        us = self._timed_run(memory, stream)
+        answers = _read(self.signature.outputs, memory)
+        expected = _read(self.signature.outputs, self._run_reference(memory))
         deviations = {
             name: compare(answer, expected[name], self._session.tolerances[name], classifier=False)
             for name, answer in answers.items()
         }
-        bad_in = _nonfinite(_read(self.signature.inputs, given))
+        bad_in = _nonfinite(_read(self.signature.inputs, memory))
         self._session.add(us, bad_in, _nonfinite(answers), deviations)
         self._require_within(deviations)
+
+    def _timed_run(self, memory: Mapping[str, Collection], stream: Any) -> float:
+        """Run the artifact; return its time in microseconds. `memory`: the rows in use of each
+        collection. Raises DeviationError if the run changed anything but its outputs."""
+        before = {name: rows.whole.to(rows.device) for name, rows in memory.items()}
+        start = time.perf_counter()
+        self._launch(stream)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        us = (time.perf_counter() - start) * 1e6
+        inputs = {name: memory[name] for name in self.inputs}
+        outputs = {name: memory[name] for name in self.outputs}
+        faults = list(memory_faults(self.signature, inputs, outputs, before))
+        if faults:
+            raise DeviationError(faults[0], code="deviation-memory")
+        return us
 
     def _require_within(self, deviations: Mapping[str, Deviation]) -> None:
         """Raises DeviationError for the first output that is out of its tolerance."""
@@ -151,10 +161,11 @@ class _CheckedBinding(Binding):
                     f"its elements outside atol {allowed.atol:g} + rtol {allowed.rtol:g}"
                 )
 
-    def _run_reference(self, given: Mapping[str, Collection]) -> dict[str, Collection]:
-        """The answers of the portable program, in fresh memory."""
+    def _run_reference(self, memory: Mapping[str, Collection]) -> dict[str, Collection]:
+        """The answers of the portable program, in fresh memory. Its inputs are copied from
+        `memory`."""
         fresh: dict[str, Collection] = {}
-        for name, collection in given.items():
+        for name, collection in memory.items():
             n, layout = collection.n, collection.layout
             fresh[name] = poisoned(layout, n, n + _SPARE_ROWS, _CANARY, collection.device)
             if name in self.inputs:

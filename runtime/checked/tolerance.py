@@ -20,7 +20,8 @@ def default_tolerance(dtype: str) -> Tolerance:
 
 
 def recorded_tolerances(manifest: Manifest) -> dict[str, Tolerance]:
-    """The tolerances a version was validated with, by output."""
+    """The tolerances a version was validated with, by output. Raises LoadError if one is
+    missing."""
     for bound in Signature.from_dict(manifest.signature).outputs:
         if bound.name not in manifest.tolerances:
             raise LoadError(f"{manifest.name}: its manifest has no tolerance for {bound.name!r}")

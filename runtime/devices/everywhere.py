@@ -40,29 +40,31 @@ class MultiDeviceSession(Session):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
+        """Raises RunError: each event has a device of its own."""
         raise RunError("the session runs on every device: ask a binding or `on(device)`")
 
     @property
     def executable(self) -> Executable:
+        """Raises RunError: each device has an artifact of its own."""
         raise RunError("this session has an artifact for each device: use `on(device)`")
 
     def on(self, device: torch.device | str) -> Session:
         """The session of a device. If the model is not yet deployed there, it is deployed now."""
-        where = _with_index(device)
+        indexed = _with_index(device)
         with self._lock:
             self._require_open()
-            there = self._by_device.setdefault(where, _OnDevice())
-        with there.lock:
-            if there.session is None:
+            deployed = self._by_device.setdefault(indexed, _OnDevice())
+        with deployed.lock:
+            if deployed.session is None:
                 self._require_open()  # `close` may have come while this thread waited
-                there.session = self._open_on(where)
-            return there.session
+                deployed.session = self._open_on(indexed)
+            return deployed.session
 
     @property
     def devices(self) -> list[torch.device]:
         """The devices on which the model is deployed so far."""
         with self._lock:
-            return [device for device, there in self._by_device.items() if there.session]
+            return [device for device, deployed in self._by_device.items() if deployed.session]
 
     def collection(
         self,
@@ -93,21 +95,23 @@ class MultiDeviceSession(Session):
             self.on(device).run_many(group, threads, stream=stream)
 
     def _require_open(self) -> None:
+        """Raise RunError if the session is closed."""
         if self.closed:
             raise RunError("the session is closed")
 
     def close(self) -> None:
+        """Close the session of every device. One that is being opened is closed afterwards."""
         with self._lock:
             self.closed = True
-            everywhere = list(self._by_device.values())
-        for there in everywhere:
-            with there.lock:
-                if there.session is not None:
-                    there.session.close()
+            every = list(self._by_device.values())
+        for deployed in every:
+            with deployed.lock:
+                if deployed.session is not None:
+                    deployed.session.close()
 
 
 class _OnDevice:
-    """The session of one device, opened once."""
+    """The session of one device, opened once. `lock`: hold it to read or set `session`."""
 
     def __init__(self) -> None:
         self.lock = Lock()
@@ -120,8 +124,8 @@ def _with_index(device: torch.device | str) -> torch.device:
         return cast("torch.device", Device(device))  # torch accepts it
     import torch
 
-    where = torch.device(device)
-    if where.type == "cpu":
+    parsed = torch.device(device)
+    if parsed.type == "cpu":
         return torch.device("cpu")
-    index = torch.cuda.current_device() if where.index is None else where.index
-    return torch.device(where.type, index)
+    index = torch.cuda.current_device() if parsed.index is None else parsed.index
+    return torch.device(parsed.type, index)

@@ -26,6 +26,8 @@ WhenFull = Literal["wait", "spill", "raise"]
 
 @dataclass(frozen=True)
 class _Event:
+    """A submitted call. `done`: its future."""
+
     inputs: Collections
     outputs: Collections
     done: Future[None]
@@ -47,6 +49,7 @@ class Workload:
         return ahead * (self.seconds or unmeasured)
 
     def took(self, seconds: float) -> None:
+        """Take the time of a run into the mean, with a weight of a tenth."""
         self.seconds = 0.9 * self.seconds + 0.1 * seconds if self.seconds else seconds
 
 
@@ -106,7 +109,7 @@ class Scheduler:
         self._closed = False
         self._process = OwnProcess("scheduler")
         # Made here, so that an error of a GPU is the caller's.
-        runners = [(lane, _runner(lane.session)) for lane in self._lanes for _ in range(workers)]
+        runners = [(lane, _Runner(lane.session)) for lane in self._lanes for _ in range(workers)]
         self._threads = [
             threading.Thread(target=self._serve, args=runner, name="soa-scheduler", daemon=True)
             for runner in runners
@@ -133,16 +136,19 @@ class Scheduler:
             ready.record(torch.cuda.current_stream(device))
         event = _Event(inputs, outputs, Future(), ready)
         with self._changed:
-            while True:
-                if self._closed:
-                    raise RunError("the scheduler is closed")
-                lane = self._choose(device)
-                if lane is not None:
-                    break
-                self._changed.wait()
-            lane.waiting.append(event)
+            self._free_lane(device).waiting.append(event)
             self._changed.notify_all()
         return event.done
+
+    def _free_lane(self, device: Device) -> _Lane:
+        """The lane for an event's data, waited for if necessary. The caller holds `_changed`."""
+        while True:
+            if self._closed:
+                raise RunError("the scheduler is closed")
+            lane = self._choose(device)
+            if lane is not None:
+                return lane
+            self._changed.wait()
 
     @property
     def waiting(self) -> list[int]:
@@ -184,14 +190,14 @@ class Scheduler:
     def _serve(self, lane: _Lane, run: Callable[[_Event], None]) -> None:
         """Run the events of a lane, one after the other, until it is closed."""
         while (event := self._next_event(lane)) is not None:
-            begun = time.perf_counter()
-            wanted = _complete(event, run)
-            took = time.perf_counter() - begun
+            start = time.perf_counter()
+            has_run = _complete(event, run)
+            seconds = time.perf_counter() - start
             del event  # an idle thread keeps no memory of a caller alive
             with self._changed:
                 lane.running -= 1
-                if wanted:
-                    lane.took(took)
+                if has_run:
+                    lane.took(seconds)
                 self._changed.notify_all()
 
     def _next_event(self, lane: _Lane) -> _Event | None:
@@ -219,34 +225,36 @@ def _complete(event: _Event, run: Callable[[_Event], None]) -> bool:
     return True
 
 
-def _runner(session: Session) -> Callable[[_Event], None]:
-    """A function that runs the events of one thread, with its staging memory and GPU stream."""
-    staging = Staging(session)
+class _Runner:
+    """Runs the events of one thread, with its staging memory and GPU stream. A call returns when
+    the outputs are written."""
 
-    def run(event: _Event) -> None:
-        if data_device(event.inputs, event.outputs) == session.device:
-            session.run(event.inputs, event.outputs)
-        else:
-            staging.run(event.inputs, event.outputs)
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._staging = Staging(session)
+        self._stream: Any = None  # on a CPU
+        if session.device.type != "cpu":
+            import torch
 
-    if session.device.type == "cpu":
+            self._stream = torch.cuda.Stream(session.device)
 
-        def when_ready(event: _Event) -> None:
+    def __call__(self, event: _Event) -> None:
+        if self._stream is None:
             if event.ready is not None:
                 event.ready.synchronize()
-            run(event)
+            self._run(event)
+            return
+        import torch
 
-        return when_ready
-
-    import torch
-
-    stream = torch.cuda.Stream(session.device)
-
-    def in_stream(event: _Event) -> None:
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(self._stream):
             if event.ready is not None:
-                stream.wait_event(event.ready)
-            run(event)
-            stream.synchronize()
+                self._stream.wait_event(event.ready)
+            self._run(event)
+            self._stream.synchronize()
 
-    return in_stream
+    def _run(self, event: _Event) -> None:
+        """Run in the caller's memory, or by way of the staging memory."""
+        if data_device(event.inputs, event.outputs) == self._session.device:
+            self._session.run(event.inputs, event.outputs)
+        else:
+            self._staging.run(event.inputs, event.outputs)

@@ -40,37 +40,46 @@ class Staging:
         Raises BindError as `Session.bind` does.
         """
         signature = self.session.signature
-        given, written = by_name(signature, inputs, outputs)
-        rows = check_memory(signature, given, written, any_start=True)
-        there = {
+        read, written = by_name(signature, inputs, outputs)
+        rows = check_memory(signature, read, written, any_start=True)
+        staged = {
             name: self._collection(name, rows[signature.rows_of[name]], self.session.device)
-            for name in {**given, **written}
+            for name in {**read, **written}
         }
-        for name, theirs in given.items():
-            pinned = self._pinned(theirs, there[name], name)
-            _copy_blocks(signature.inputs, name, theirs, pinned or there[name])
-            if pinned is None:
-                _wait(theirs, there[name])
-            else:
-                _bytes(there[name]).copy_(_bytes(pinned), non_blocking=True)
+        for name, theirs in read.items():
+            self._copy_in(name, theirs, staged[name])
         self.session.run(
-            {name: there[name] for name in given}, {name: there[name] for name in written}
+            {name: staged[name] for name in read}, {name: staged[name] for name in written}
         )
         for name, theirs in written.items():
-            pinned = self._pinned(theirs, there[name], name)
-            if pinned is not None:
-                _bytes(pinned).copy_(_bytes(there[name]), non_blocking=True)
-                _wait(there[name])
-            _copy_blocks(signature.outputs, name, pinned or there[name], theirs)
-            _wait(there[name], theirs)
+            self._copy_out(name, staged[name], theirs)
 
-    def _pinned(self, theirs: Collection, mine: Collection, name: str) -> Collection | None:
+    def _copy_in(self, name: str, theirs: Collection, staged: Collection) -> None:
+        """Copy the columns that the model reads of the caller's collection `name`. A transfer from
+        pinned memory may end later, but before the run, which is behind it in the stream."""
+        pinned = self._pinned(theirs, staged, name)
+        _copy_blocks(self.session.signature.inputs, name, theirs, pinned or staged)
+        if pinned is None:
+            _wait(theirs, staged)
+        else:
+            _bytes(staged).copy_(_bytes(pinned), non_blocking=True)
+
+    def _copy_out(self, name: str, staged: Collection, theirs: Collection) -> None:
+        """Copy the output rows into the caller's collection `name`, and wait for them."""
+        pinned = self._pinned(theirs, staged, name)
+        if pinned is not None:
+            _bytes(pinned).copy_(_bytes(staged), non_blocking=True)
+            _wait(staged)
+        _copy_blocks(self.session.signature.outputs, name, pinned or staged, theirs)
+        _wait(staged, theirs)
+
+    def _pinned(self, theirs: Collection, staged: Collection, name: str) -> Collection | None:
         """The pinned memory for a copy between host and GPU in one transfer; None if none is
         needed."""
-        one_side = theirs.device.type == "cpu" and mine.device.type != "cpu"
-        if not one_side or mine.layout.storage != "buffer":
+        to_or_from_gpu = theirs.device.type == "cpu" and staged.device.type != "cpu"
+        if not to_or_from_gpu or staged.layout.storage != "buffer":
             return None
-        return self._collection(name, mine.n, Device())
+        return self._collection(name, staged.n, Device())
 
     def _collection(self, name: str, n: int, device: Device) -> Collection:
         """A collection of exactly n rows, so that only these are transferred. Its memory grows if
@@ -81,11 +90,11 @@ class Staging:
             if separate is None or separate.capacity < n:
                 separate = self._separate[key] = Collection(layout, n, device)
             return separate.rows(n)
-        need = layout.nbytes(n)
+        nbytes = layout.nbytes(n)
         buffer = self._buffers.get(key)
-        if buffer is None or buffer.nbytes < need:
-            buffer = self._buffers[key] = _allocate(need, layout.alignment, device)
-        return Collection.wrap(layout, buffer.first(need).tensor(), n)
+        if buffer is None or buffer.nbytes < nbytes:
+            buffer = self._buffers[key] = _allocate(nbytes, layout.alignment, device)
+        return Collection.wrap(layout, buffer.first(nbytes).tensor(), n)
 
 
 def _allocate(nbytes: int, alignment: int, device: Device) -> Span:
@@ -100,19 +109,22 @@ def _allocate(nbytes: int, alignment: int, device: Device) -> Span:
 def _copy_blocks(
     blocks: tuple[BoundBlock, ...], name: str, source: Collection, into: Collection
 ) -> None:
+    """Copy the columns of those blocks that are of the collection `name`."""
     for bound in blocks:
         if bound.block.collection == name:
             into.copy_from(source, bound.plan.components)
 
 
 def _bytes(collection: Collection) -> torch.Tensor:
+    """The whole memory of a collection, which must have the storage "buffer"."""
     assert collection.buffer is not None
     return collection.buffer
 
 
-def _wait(*ends: Collection) -> None:
+def _wait(*collections: Collection) -> None:
     """Wait until copies between the collections have arrived. On a CPU they already have."""
-    for device in {c.device for c in ends if c.device.type != "cpu"}:
+    devices = {collection.device for collection in collections if collection.device.type != "cpu"}
+    for device in devices:
         import torch
 
         torch.cuda.current_stream(device).synchronize()

@@ -47,12 +47,12 @@ def open_artifact(
                     f"{opened.bundle.path}: rows of {dim!r} are unbounded, and {name} has tile "
                     f"{tile}; 1 to {rows.max // 2} are possible: build the version again"
                 )
-        whole = _open(opened.bundle, name, files, device, threads, instances)
-        by_engine[name] = in_tiles(whole, opened.signature, tile, threads)
-    largest = by_engine[str(engine_name or record.chosen)]
+        executable = _open(opened.bundle, name, files, device, threads, instances)
+        by_engine[name] = in_tiles(executable, opened.signature, tile, threads)
+    main = by_engine[str(engine_name or record.chosen)]
     if engine_name is not None or not record.below:
-        return largest
-    return RangedExecutable([(each.rows, by_engine[each.engine]) for each in record.below], largest)
+        return main
+    return RangedExecutable([(below.rows, by_engine[below.engine]) for below in record.below], main)
 
 
 def open_program(opened: Opened, device: torch.device) -> Executable:
@@ -73,7 +73,7 @@ def copy_artifact(opened: Opened, target: str, engine_name: str, into: Path) -> 
 
 def copy_files(bundle: Bundle, files: Sequence[str], into: Path) -> None:
     """Copy files of a bundle, as they were hashed, into a folder."""
-    with _held(bundle, files) as pinned:
+    with _pinned_files(bundle, files) as pinned:
         for name in files:
             (into / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(pinned.file(name), into / name)
@@ -86,7 +86,7 @@ def held_files(opened: Opened, target: str, engine_name: str) -> Iterator[Pinned
     that validates the candidate. They are checked again at the end."""
     manifest = opened.bundle.manifest
     names = [*_files(opened, target, engine_name), manifest.program, manifest.reference]
-    with _held(opened.bundle, names, for_others=True) as pinned:
+    with _pinned_files(opened.bundle, names, for_others=True) as pinned:
         yield pinned
         pinned.check()
 
@@ -99,6 +99,8 @@ def open_candidate(
 
 
 def _files(opened: Opened, target: str, engine_name: str) -> Sequence[str]:
+    """The names of a candidate's files, of which the engine opens the first. Raises LoadError if
+    there are none."""
     files = opened.bundle.manifest.targets[target].candidates[engine_name].files
     if not files:
         raise LoadError(f"{opened.bundle.path}: {engine_name} made no artifact for {target}")
@@ -119,9 +121,9 @@ def _open(
     it was opened. Files in the cache stay there as long as the executable lives.
     """
     try:
-        made = engine(engine_name)
-        with _held(bundle, files, close=device.type == "cpu") as pinned:
-            executable = made.open(pinned.file(files[0]), device, threads, instances)
+        opening_engine = engine(engine_name)
+        with _pinned_files(bundle, files, close=device.type == "cpu") as pinned:
+            executable = opening_engine.open(pinned.file(files[0]), device, threads, instances)
             pinned.check()
     except ModuleNotFoundError as error:
         if error.name != "torch":
@@ -134,12 +136,12 @@ def _open(
     if device.type != "cpu":  # for recorded runs a GPU's artifact is opened a second time
         weakref.finalize(executable, pinned.close)
     if bundle.holds:
-        weakref.finalize(executable, _let_go, bundle.holds)
+        weakref.finalize(executable, _release, bundle.holds)
     return executable
 
 
 @contextmanager
-def _held(
+def _pinned_files(
     bundle: Bundle, files: Sequence[str], *, close: bool = True, for_others: bool = False
 ) -> Iterator[Pinned]:
     """Open the files; errors name the bundle's folder. With `close` false they stay open."""
@@ -159,5 +161,5 @@ def _held(
         pinned.close()
 
 
-def _let_go(holds: tuple[object, ...]) -> None:
+def _release(holds: tuple[object, ...]) -> None:
     """Called when the executable is deleted. Until then `holds` keeps the files in the cache."""

@@ -28,7 +28,7 @@ WAITING = ("compiles", "emulated")
 """Statuses of targets that wait for such a validation."""
 
 
-def proven(opened: Opened, target: str, device: torch.device, prover: Prover) -> Opened:
+def validated_here(opened: Opened, target: str, device: torch.device, prover: Prover) -> Opened:
     """Validate `target` if it waits for that, and return `opened` with the target as verified.
 
     Raises LoadError with the deviations if the artifact gives wrong answers.
@@ -43,17 +43,18 @@ def proven(opened: Opened, target: str, device: torch.device, prover: Prover) ->
                 f"it is refused on this device: {why}",
                 code="load-not-verified",
             )
-    targets = {**opened.bundle.manifest.targets, target: _verified(record)}
+    targets = {**opened.bundle.manifest.targets, target: _as_verified(record)}
     manifest = replace(opened.bundle.manifest, targets=targets)
     return replace(opened, bundle=replace(opened.bundle, manifest=manifest))
 
 
-def _verified(record: TargetRecord) -> TargetRecord:
-    ran = record.engines()
-    candidates = {
-        name: replace(each, status="valid") if each.status in WAITING or name in ran else each
-        for name, each in record.candidates.items()
-    }
+def _as_verified(record: TargetRecord) -> TargetRecord:
+    """The record with its target as verified: the artifacts that run, which were validated, and all
+    that wait are valid."""
+    candidates = dict(record.candidates)
+    for name, candidate in record.candidates.items():
+        if candidate.status in WAITING or name in record.engines():
+            candidates[name] = replace(candidate, status="valid")
     return replace(record, status="verified", candidates=candidates)
 
 
@@ -63,13 +64,14 @@ def _verdict(
     """Why the artifact is refused here; None if it is valid."""
 
     def validated() -> str | None:
+        """Validate the artifact now, which may take minutes."""
         log.info("%s: %s for %s is validated here at its first use", opened.label, engine, target)
         return prover(opened, target, engine)
 
-    return remembered("first-use", opened, target, engine, _kind(device), validated)
+    return remembered("first-use", opened, target, engine, _device_kind(device), validated)
 
 
-def _kind(device: torch.device) -> str:
+def _device_kind(device: torch.device) -> str:
     """The kind of device for which a verdict counts."""
     if device.type == "cpu":
         return " ".join(sorted(cpu_flags()))

@@ -23,14 +23,15 @@ def remembered(
     processor: str,
     find_out: Callable[[], str | None],
 ) -> str | None:
-    """The result of `find_out`, for this bundle, artifact and kind of processor. `kind` is the
-    folder of such notes. An exception of `find_out` is not kept."""
+    """The result of `find_out`, for this bundle, artifact and kind of processor. `find_out` is
+    called if this host has no note of it. `kind` is the folder of such notes. An exception of
+    `find_out` is not kept."""
     from registry.store import cache_root
 
     digest = hashlib.sha256(processor.encode()).hexdigest()[:16]
     name = "-".join([opened.bundle.digest, target.replace("/", "."), engine, digest])
     note = cache_root() / f"{kind}-notes" / name  # earlier releases wrote others into `kind`
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError):  # no note yet, or a damaged one: find out
         return read_record(str | None, read_plain(note))  # type: ignore[arg-type]
     result = find_out()
     with suppress(OSError):  # without a cache the next load finds out again

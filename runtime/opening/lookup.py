@@ -51,10 +51,9 @@ def open_version(
     """A version, or the bundle of a folder, after all checks of its mode.
 
     `annexes`: the only targets to use of those that were built later; None: all of them. `canary`:
-    see `Name`.
-    Raises LoadError, or the error of the registry.
+    see `Name`. Raises LoadError, or the error of the registry.
     """
-    ref = _parsed(opening)
+    ref = _ref_or_folder(opening)
     if isinstance(ref, Path):
         return _open_folder(ref, opening)
     name = Name(ref, opening, canary)
@@ -63,11 +62,12 @@ def open_version(
 
 def name_of(opening: Opening) -> Name | None:
     """The name to look up; None for a folder."""
-    ref = _parsed(opening)
+    ref = _ref_or_folder(opening)
     return None if isinstance(ref, Path) else Name(ref, opening)
 
 
-def _parsed(opening: Opening) -> Ref | Path:
+def _ref_or_folder(opening: Opening) -> Ref | Path:
+    """The version that is to be opened, or the folder of a bundle. Raises RegistryError."""
     return opening.ref if isinstance(opening.ref, Path) else parse_ref(opening.ref)
 
 
@@ -104,8 +104,10 @@ class Name:
                     f"from {self._store.shown}"
                 )
             return recorded
-        if policy == "prefer-cache" and not now and (young := self._young()) is not None:
-            return young
+        if policy == "prefer-cache" and not now:
+            young = self._young()
+            if young is not None:
+                return young
         try:
             return self._ask()
         except (NoRegistryError, RegistryUnavailableError) as error:
@@ -116,32 +118,39 @@ class Name:
                 raise
             return self._recorded_or(error)
 
-    def open(self, found: Lookup, annexes: Collection[str] | None = None) -> Opened:
-        """Open the found version; if its files cannot be fetched, open the recorded version."""
+    def open(self, lookup: Lookup, annexes: Collection[str] | None = None) -> Opened:
+        """Open the version that was looked up; if its files cannot be fetched, open the recorded
+        version."""
         try:
-            return self._judged(found, annexes)
+            return self._open_allowed(lookup, annexes)
         except RegistryUnavailableError as error:
-            if not found.asked:
+            if not lookup.asked:
                 raise
-            return self._judged(self._recorded_or(error), annexes)
+            return self._open_allowed(self._recorded_or(error), annexes)
 
-    def _judged(self, found: Lookup, annexes: Collection[str] | None) -> Opened:
-        """Open the version that was found, if it may be used. Raises LoadError, TrustError."""
-        opening, version = self.opening, found.version
-        fetch = opening.lookup != "offline" and found.stale is None
+    def _open_allowed(self, lookup: Lookup, annexes: Collection[str] | None) -> Opened:
+        """Open the version that was looked up, if it may be used. Raises LoadError, TrustError.
+
+        An answer of the registry is recorded once it has passed; if it is refused, the record is
+        removed.
+        """
+        opening, version = self.opening, lookup.version
+        fetch = opening.lookup != "offline" and lookup.stale is None
         usable: Collection[str] = version.annexes
         withheld: dict[str, str] = {}
-        asked = []
+        key_groups = []
         try:
             if opening.production:
-                promotion = require_promoted(version, found.history, self._gate(version))
-                found = replace(found, version=version.promoted(promotion))
-                asked = keys_asked_for(found.signers, opening.trusted_keys)
-                usable, withheld = usable_annexes(version, promotion, bool(asked))
-            wanted = [target for target in usable if annexes is None or target in annexes]
+                promotion = require_promoted(version, lookup.history, self._gate(version))
+                lookup = replace(lookup, version=version.promoted(promotion))
+                key_groups = keys_asked_for(lookup.signers, opening.trusted_keys)
+                usable, withheld = usable_annexes(version, promotion, bool(key_groups))
+            targets = [target for target in usable if annexes is None or target in annexes]
             in_place = opening.lookup != "prefer-cache"
-            bundle = self._store.open(found.version, annexes=wanted, in_place=in_place, fetch=fetch)
-            for keys in asked:
+            bundle = self._store.open(
+                lookup.version, annexes=targets, in_place=in_place, fetch=fetch
+            )
+            for keys in key_groups:
                 self._store.require_signature(version, bundle, keys, fetch=fetch)
         except NotCachedError as error:
             raise LoadError(
@@ -149,31 +158,31 @@ class Name:
                 "lookup='prefer-cache' where the registry can be asked"
             ) from error
         except (LoadError, TrustError):
-            if found.asked:
+            if lookup.asked:
                 self._record.forget(str(self.ref))
             raise
-        if found.asked:
+        if lookup.asked:
             with contextlib.suppress(OSError):  # a cache that cannot be written is no error
-                self._record.write(str(self.ref), found)
-        return Opened(bundle, version.name, version.number, found, opening, withheld)
+                self._record.write(str(self.ref), lookup)
+        return Opened(bundle, version.name, version.number, lookup, opening, withheld)
 
     def _gate(self, version: Version) -> str:
-        """The alias into which gates must have let the version."""
+        """The alias into which gates must have let the version. For a canary: `production` or
+        `staging`, if the version has such a promotion, else the alias named."""
         from registry.history import PRODUCTION, STAGING
 
         if not self._canary:
             return PRODUCTION
-        named = self.ref.alias or STAGING
         for alias in (PRODUCTION, STAGING):
             if version.promotion(alias) is not None:
                 return alias
-        return named
+        return self.ref.alias or STAGING
 
     def _ask(self) -> Lookup:
         """Ask the registry for the version; in production also for its policies and promotions."""
         from registry.store import Lookup
 
-        at = datetime.now(UTC)
+        at = datetime.now(UTC)  # before the answer: it is no older than this
         try:
             version = self._store.find(self.ref)
         except NotFoundError as error:
@@ -182,15 +191,20 @@ class Name:
                     f"{error}; for the folder of that name write ./{self.ref}"
                 ) from None
             raise
-        asked = Lookup(version, {}, at, self.opening.lookup, asked=True)
+        lookup = Lookup(version, {}, at, self.opening.lookup, asked=True)
         if not self.opening.production:
-            return asked
-        policies = self._store.policies(version.name)
-        signers = {each.origin: each.policy.signed_by for each in policies if each.policy.signed_by}
+            return lookup
+        signers = {
+            stated.origin: stated.policy.signed_by
+            for stated in self._store.policies(version.name)
+            if stated.policy.signed_by
+        }
         history = self._store.promotions(version, self._gate(version))
-        return replace(asked, signers=signers, history=history)
+        return replace(lookup, signers=signers, history=history)
 
     def _recorded(self) -> Lookup | None:
+        """This host's record of an earlier lookup, or None. Raises RegistryError for a damaged
+        one."""
         last = self._record.read(str(self.ref))
         return None if last is None else replace(last, policy=self.opening.lookup)
 
@@ -206,13 +220,17 @@ class Name:
         return replace(last, stale=str(error))
 
     def _young(self) -> Lookup | None:
+        """The recorded lookup if it is younger than `max_age_s`, else None. One that seems to be of
+        the future, after the clock was changed, does not count."""
         try:
             last = self._recorded()
         except RegistryError as error:
             log.warning("%s: no usable record, so the registry is asked: %s", self.ref, str(error))
             return None
-        age = None if last is None else (datetime.now(UTC) - last.at).total_seconds()
-        return last if age is not None and 0 <= age < self.opening.max_age_s else None
+        if last is None:
+            return None
+        age = (datetime.now(UTC) - last.at).total_seconds()
+        return last if 0 <= age < self.opening.max_age_s else None
 
 
 def _open_folder(folder: Path, opening: Opening) -> Opened:
@@ -220,18 +238,18 @@ def _open_folder(folder: Path, opening: Opening) -> Opened:
     withheld: dict[str, str] = {}
     if opening.production:
         note = read_note(folder) if folder.is_dir() else None
-        asked = keys_asked_for({}, opening.trusted_keys)
+        key_groups = keys_asked_for({}, opening.trusted_keys)
         promoted: Mapping[str, str] = note.annexes if note else {}
-        if asked:
+        if key_groups:  # no signature covers an annex
             promoted, withheld = {}, dict.fromkeys(promoted, NOT_SIGNED)
         bundle = open_folder(folder, only=promoted)
         require_vouched(opening.ref, note, bundle)
-        for keys in asked:
+        for keys in key_groups:
             require_signature(bundle, keys)
     else:
         bundle = open_folder(folder)
         note = _note_of(folder, bundle.digest)
-    ref = _named(note)
+    ref = _ref_in(note)
     if ref is None:
         return Opened(bundle, bundle.manifest.name, None, None, opening, withheld)
     return Opened(bundle, ref.name, ref.version, None, opening, withheld)
@@ -246,7 +264,7 @@ def _note_of(folder: Path, digest: str) -> PulledNote | None:
     return note if note and note.digest == digest else None
 
 
-def _named(note: PulledNote | None) -> Ref | None:
+def _ref_in(note: PulledNote | None) -> Ref | None:
     """The version of which a pulled folder is a copy, by its note; None if it names none."""
     try:
         ref = parse_ref(note.ref) if note else None

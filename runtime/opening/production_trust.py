@@ -46,11 +46,11 @@ def usable_annexes(
     """
     passed = [t for t, digest in version.annexes.items() if promotion.annexes.get(t) == digest]
     withheld = dict.fromkeys(passed, NOT_SIGNED) if signed else {}
-    why = (
+    not_promoted = (
         f"was built after the promotion: to allow it, run `pipeline promote {version.ref} --to "
         f"{promotion.alias}` on a host that can run this target"
     )
-    withheld |= {target: why for target in version.annexes if target not in passed}
+    withheld |= {target: not_promoted for target in version.annexes if target not in passed}
     return [target for target in passed if target not in withheld], withheld
 
 
@@ -76,8 +76,8 @@ def keys_asked_for(
     """Groups of keys; one key of each group must have signed. The groups: the host's keys, the
     given keys, and the keys of each policy in `signers`. Empty if no signature is required."""
     host = host_keys()
-    asked = [] if host is None else [host]
+    groups = [] if host is None else [host]
     if given is not None:
-        asked.append(trusted_keys(given))
-    asked += [tuple(trusted(pem, origin) for pem in keys) for origin, keys in signers.items()]
-    return asked
+        groups.append(trusted_keys(given))
+    groups += [tuple(trusted(pem, origin) for pem in keys) for origin, keys in signers.items()]
+    return groups

@@ -115,7 +115,6 @@ class Opening:
         for name, count in (("threads", self.threads), ("instances", self.instances)):
             if count is not None and not 1 <= count <= MOST_THREADS:
                 raise LoadError(f"{name}={count}: 1 to {MOST_THREADS} are possible")
-
         if self.watch is not None and not 0 <= self.watch <= 1:
             raise LoadError(f"watch={self.watch}: give the share of calls to count, from 0 to 1")
 
@@ -124,6 +123,7 @@ class Opening:
         return self.mode == "production"
 
     def store(self) -> Registry:
+        """The registry to ask: the one given, or that of a URI, by default of this host."""
         from registry.store import Registry
 
         return self.registry if isinstance(self.registry, Registry) else Registry(self.registry)
@@ -153,14 +153,17 @@ class Opened:
 
     @property
     def version(self) -> Version | None:
+        """The registry's description of the version; None for a folder."""
         return None if self.lookup is None else self.lookup.version
 
     @property
     def label(self) -> str:
+        """Its name in messages: `name/3`, or only the model's name."""
         return self.name if self.number is None else f"{self.name}/{self.number}"
 
     @cached_property
     def signature(self) -> Signature:
+        """The model's signature, as the manifest records it."""
         return Signature.from_dict(self.bundle.manifest.signature)
 
     @property
@@ -175,5 +178,6 @@ class Opened:
         return self.bundle.manifest.targets[target].engines()
 
     def origin(self, target: str, engine: str) -> Origin:
+        """The origin of a session of this version. `engine`: the engines as text."""
         number = None if self.number is None else str(self.number)
         return Origin(self.name, number, self.bundle.digest, target, engine, self.lookup)

@@ -48,7 +48,7 @@ def answer_bits(session: Session, reference: Path, *, every: bool = False) -> st
     """
     signature = session.signature
     layouts = [signature.layouts[name] for name in signature.input_collections]
-    if any(c.dtype == "bfloat16" for layout in layouts for c in layout.numbers):
+    if any(column.dtype == "bfloat16" for layout in layouts for column in layout.numbers):
         return None
     digest = hashlib.sha256()
     for trial in _trials(signature, reference, every):
@@ -76,11 +76,13 @@ def _answers(session: Session, trial: Trial) -> dict[str, Collection]:
     if session.device.type == "cpu":
         session.run(trial.given, trial.written)
         return trial.written
-    every = {**trial.given, **trial.written}
-    there = {name: each.to(str(session.device)) for name, each in every.items()}
-    outputs = {name: there[name] for name in trial.written}
-    session.run({name: there[name] for name in trial.given}, outputs)
-    return {name: each.to("cpu") for name, each in outputs.items()}
+    on_device = {
+        name: collection.to(str(session.device))
+        for name, collection in {**trial.given, **trial.written}.items()
+    }
+    outputs = {name: on_device[name] for name in trial.written}
+    session.run({name: on_device[name] for name in trial.given}, outputs)
+    return {name: collection.to("cpu") for name, collection in outputs.items()}
 
 
 def few_rows(signature: Signature, reference: Path) -> Trial:
@@ -90,34 +92,35 @@ def few_rows(signature: Signature, reference: Path) -> Trial:
 
 def case_of_bits(cases: Sequence[Mapping[str, int]]) -> Mapping[str, int]:
     """The case used for the digest: the largest one with up to 33 rows, else the smallest one."""
-    some = [case for case in cases if min(case.values()) > 0]
-    few = [case for case in some if max(case.values()) <= FEW]
-    return max(few, key=_size) if few else min(some, key=_size)
+    with_rows = [case for case in cases if min(case.values()) > 0]
+    few = [case for case in with_rows if max(case.values()) <= FEW]
+    return max(few, key=_size) if few else min(with_rows, key=_size)
 
 
 def _size(case: Mapping[str, int]) -> int:
+    """The rows of all dimensions together."""
     return sum(case.values())
 
 
 def _trials(signature: Signature, reference: Path, every: bool) -> Iterator[Trial]:
-    """Cases of a stored reference (stages/reference)."""
+    """Cases with rows of a stored reference (stages/reference): all, or that of `case_of_bits`."""
     from safetensors import safe_open
 
     with safe_open(reference, framework="np") as stored:
-        cases = [c for c in parse_json(stored.metadata()["cases"]) if min(c.values()) > 0]
+        every_case = parse_json(stored.metadata()["cases"])
+        cases = [case for case in every_case if min(case.values()) > 0]
         for case in cases if every else [case_of_bits(cases)]:
+            rows = {name: case[dim] for name, dim in signature.rows_of.items()}
             given = {
-                name: _inputs(stored, name, signature.layouts[name], case[signature.rows_of[name]])
+                name: _inputs(stored, name, signature.layouts[name], rows[name])
                 for name in signature.input_collections
             }
-            for name in signature.jagged:
-                end = case[signature.rows_of[name]]
+            for name in signature.jagged:  # the offsets are those of all items: keep fewer
                 for edge in ("begin", "end"):
                     values = given[offsets_of(name)][edge]
-                    np.minimum(values, end, out=values)
+                    np.minimum(values, rows[name], out=values)
             written = {
-                name: given.get(name)
-                or Collection(signature.layouts[name], case[signature.rows_of[name]])
+                name: given.get(name) or Collection(signature.layouts[name], rows[name])
                 for name in signature.output_collections
             }
             yield Trial(case, given, written)
@@ -125,12 +128,12 @@ def _trials(signature: Signature, reference: Path, every: bool) -> Iterator[Tria
 
 def _inputs(stored: Any, name: str, layout: Layout, n: int) -> Collection:
     """The first n rows of a stored input collection; columns that the model writes stay empty."""
-    collection, there = Collection(layout, n), set(stored.keys())
+    collection, keys = Collection(layout, n), set(stored.keys())
     for column in layout.numbers:
         key = f"input/{name}/{column.name}"
-        if key in there:
-            shared = column.kind == "scalar"
-            values = stored.get_tensor(key) if shared else stored.get_slice(key)[:n]
+        if key in keys:
+            has_rows = column.kind != "scalar"
+            values = stored.get_slice(key)[:n] if has_rows else stored.get_tensor(key)
             collection.fill(column.name, values)
     return collection
 
@@ -142,23 +145,25 @@ def check_bits(opened: Opened, executable: Executable, target: str) -> None:
     """
     manifest = opened.bundle.manifest
     name = opened.opening.engine_name or str(manifest.targets[target].chosen)
-    known = manifest.targets[target].candidates[name].bits
-    if known is None:
+    recorded = manifest.targets[target].candidates[name].bits
+    if recorded is None:
         return
 
-    def computed() -> str | None:
-        runs = executable
-        if isinstance(runs, RangedExecutable):
-            runs = runs.at(sys.maxsize)  # the chosen artifact
-        return answer_bits(Session(opened.signature, runs), opened.bundle.file(manifest.reference))
+    def compute() -> str | None:
+        """The digest of the chosen artifact's answers on this host."""
+        chosen = executable
+        if isinstance(chosen, RangedExecutable):
+            chosen = chosen.at(sys.maxsize)  # no other artifact runs so many rows
+        session = Session(opened.signature, chosen)
+        return answer_bits(session, opened.bundle.file(manifest.reference))
 
     processor = " ".join(sorted(cpu_flags()))
     try:
-        bits_here = remembered("bits", opened, target, name, processor, computed)
+        bits_here = remembered("bits", opened, target, name, processor, compute)
     except Exception as error:  # the first event raises the error again, to the user
         log.warning("%s: its bits were not compared: %s", opened.label, first_line(error))
         return
-    if bits_here != known:
+    if bits_here != recorded:
         log.warning(
             "%s: %s (%s) gives other bits on this processor than where it was validated; "
             "`pipeline check` shows how far it is from the reference here",
@@ -168,9 +173,9 @@ def check_bits(opened: Opened, executable: Executable, target: str) -> None:
 
 def main(job: dict[str, Any]) -> str | None:
     """Compute an artifact's digest in this process. `job` has its files, engine and signature."""
-    opened = open_candidate(job["engine"], Path(job["file"]), cast("torch.device", CPU))
+    executable = open_candidate(job["engine"], Path(job["file"]), cast("torch.device", CPU))
     signature = Signature.from_dict(job["signature"])
-    return answer_bits(Session(signature, opened), Path(job["reference"]))
+    return answer_bits(Session(signature, executable), Path(job["reference"]))
 
 
 if __name__ == "__main__":

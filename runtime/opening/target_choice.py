@@ -13,7 +13,7 @@ from engines.target import Target, best_target, check_host_runs, choose_target, 
 from registry.bundle import Manifest, TargetRecord, attach
 from runtime.errors import LoadError
 from runtime.opening.artifact import open_artifact
-from runtime.opening.first_use import WAITING, proven
+from runtime.opening.first_use import WAITING, validated_here
 from runtime.opening.request import Builder, Opened
 from runtime.opening.same_bits import check_bits
 from runtime.process import settle_tf32, settle_threads, torch_runs_on
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from runtime.session import Origin
 
 
-# A lower CPU level is taken if it needs less than this multiple of the highest level's time.
 _WORTH = 1.03
+"""A lower CPU level is taken if it needs less than this multiple of the highest level's time."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def open_here(opened: Opened, device: torch.device) -> OpenedHere:
     """Choose the artifact to run on a device of this host, and open it."""
     opening = opened.opening
     if opening.builder is not None:
-        opened = _completed(opened, device, opening.target, opening.builder)
+        opened = _with_target_built(opened, device, opening.target, opening.builder)
     by_torch = torch_runs_on(device)
     if opening.engine_name is None and not by_torch:
         opened = _without_torch(opened, device)
@@ -50,7 +50,7 @@ def open_here(opened: Opened, device: torch.device) -> OpenedHere:
     if device.type == "cuda" and not by_torch:
         _require_no_torch(opened, target)
     if opening.prover is not None:
-        opened = proven(opened, target, device, opening.prover)
+        opened = validated_here(opened, target, device, opening.prover)
     _require_engine(opened, target, opening.engine_name)
     manifest = opened.bundle.manifest
     if device.type == "cuda" and by_torch:
@@ -70,22 +70,25 @@ def open_here(opened: Opened, device: torch.device) -> OpenedHere:
 
 def choose(opened: Opened, device: torch.device, wanted: str | None) -> str:
     """The target `wanted`, or the best one for this host, of the targets that may be used."""
-    name, targets = opened.bundle.manifest.name, opened.bundle.manifest.targets
+    targets = opened.bundle.manifest.targets
     if wanted is None:
         usable = {target: record for target, record in targets.items() if record.chosen}
-        verified = {t: record for t, record in usable.items() if record.status == "verified"}
+        verified = {name: record for name, record in usable.items() if record.status == "verified"}
         try:
-            proven = best_target(verified, str(device))
-            best = proven or choose_target(usable, str(device))
+            best = best_target(verified, str(device))
+            if best is not None:
+                return _fastest(best, verified)
+            return _fastest(choose_target(usable, str(device)), usable)
         except TargetError as error:
             raise TargetError(f"{error}{withheld(opened)}") from None
-        return _fastest(best, verified if proven else usable)
     parsed = Target.parse(wanted)
     target = str(parsed)
     if target not in targets:
-        have = ", ".join(targets) or "none"
+        known = ", ".join(targets) or "none"
         raise LoadError(
-            f"{name} has no target {target}; it has: {have}{withheld(opened)}", code="load-target"
+            f"{opened.bundle.manifest.name} has no target {target}; it has: {known}"
+            f"{withheld(opened)}",
+            code="load-target",
         )
     check_host_runs(parsed)
     if device.type != parsed.torch_device:
@@ -97,22 +100,24 @@ def choose(opened: Opened, device: torch.device, wanted: str | None) -> str:
 
 def _fastest(best: str, usable: Mapping[str, TargetRecord]) -> str:
     """Return `best`, the highest CPU level of this host, or a lower one that was as fast in the
-    same race: a lower level gives the same bits on more hosts."""
-
-    def taken(record: TargetRecord) -> dict[str, float]:
-        return {
-            case: record.candidates[record.engine_at(case)].benchmark[case].median_us
-            for case in record.candidates[str(record.chosen)].benchmark
-        }
-
-    highest = taken(usable[best])
+    same race: a lower level gives the same bits on more hosts. As fast: the geometric mean over the
+    row counts of the ratio of their times is below `_WORTH`."""
+    highest = _medians(usable[best])
     for target in usable[best].raced_with:
-        times = taken(usable[target]) if target in usable else {}
+        times = _medians(usable[target]) if target in usable else {}
         if times and times.keys() == highest.keys():
-            gain = math.fsum(math.log(times[case] / highest[case]) for case in times) / len(times)
-            if gain < math.log(_WORTH):
+            logarithms = [math.log(times[case] / highest[case]) for case in times]
+            if math.fsum(logarithms) / len(logarithms) < math.log(_WORTH):
                 return target
     return best
+
+
+def _medians(record: TargetRecord) -> dict[str, float]:
+    """By case of the benchmark: the median time in microseconds of the engine that runs it."""
+    return {
+        case: record.candidates[record.engine_at(case)].benchmark[case].median_us
+        for case in record.candidates[str(record.chosen)].benchmark
+    }
 
 
 def engine_without_torch(record: TargetRecord, statuses: Sequence[str] = ("valid",)) -> str | None:
@@ -128,17 +133,18 @@ def engine_without_torch(record: TargetRecord, statuses: Sequence[str] = ("valid
 
 def why_torch(manifest: Manifest) -> str | None:
     """Why a version does not run on a CPU without torch; None if it does."""
-    needs = {
-        target: ", ".join(record.engines())
+    verified = {
+        target: record
         for target, record in manifest.targets.items()
         if target.startswith("cpu/") and record.status == "verified"
     }
-    if any(engine_without_torch(manifest.targets[target]) for target in needs):
+    if any(engine_without_torch(record) for record in verified.values()):
         return None
-    have = "; ".join(f"{target} has {engines}" for target, engines in needs.items())
+    engines = [f"{target} has {', '.join(record.engines())}" for target, record in verified.items()]
     return (
-        f"{manifest.name} runs on torch ({have or 'no CPU target is verified'}): install it (pip "
-        f"install torch), or build the version with {WITHOUT_TORCH[0]} among its engines"
+        f"{manifest.name} runs on torch ({'; '.join(engines) or 'no CPU target is verified'}): "
+        f"install it (pip install torch), or build the version with {WITHOUT_TORCH[0]} among its "
+        "engines"
     )
 
 
@@ -156,12 +162,13 @@ def _without_torch(opened: Opened, device: torch.device) -> Opened:
         engine = engine_without_torch(record, statuses)
         if engine and not set(record.engines()) <= set(WITHOUT_TORCH):
             record = replace(record, chosen=engine, below=[])
-        if engine or device.type != "cpu":  # refused later, with its name
+        if engine or device.type != "cpu":  # without an engine: refused later, with its name
             targets[target] = record
         elif target.startswith("cpu/"):
-            waits = engine_without_torch(record, WAITING) is not None
-            why = f"is {record.status}: its first use, with torch, has to validate it"
-            left_out[target] = why if waits else "runs on torch"
+            left_out[target] = "runs on torch"
+            if engine_without_torch(record, WAITING) is not None:
+                why = f"is {record.status}: its first use, with torch, has to validate it"
+                left_out[target] = why
     reduced = replace(manifest, targets=targets)
     return replace(opened, bundle=replace(opened.bundle, manifest=reduced), withheld=left_out)
 
@@ -193,14 +200,15 @@ def _require_engine(opened: Opened, target: str, wanted: str | None) -> None:
         )
     chosen = record.chosen if wanted is None else wanted
     if chosen is None:
-        reasons = "; ".join(f"{e}: {c.reason}" for e, c in record.candidates.items())
+        reasons = [f"{engine}: {tried.reason}" for engine, tried in record.candidates.items()]
         raise LoadError(
-            f"{name} has no valid artifact on {target}: {reasons}", code="load-not-verified"
+            f"{name} has no valid artifact on {target}: {'; '.join(reasons)}",
+            code="load-not-verified",
         )
     if chosen not in record.candidates:
-        have = ", ".join(record.candidates)
+        known = ", ".join(record.candidates)
         raise LoadError(
-            f"{name} has no artifact of {chosen!r} on {target}; it has: {have}", code="load-target"
+            f"{name} has no artifact of {chosen!r} on {target}; it has: {known}", code="load-target"
         )
     candidate = record.candidates[chosen]
     if opened.production and candidate.status != "valid":
@@ -210,10 +218,11 @@ def _require_engine(opened: Opened, target: str, wanted: str | None) -> None:
         )
 
 
-def _completed(
+def _with_target_built(
     opened: Opened, device: torch.device, wanted: str | None, builder: Builder
 ) -> Opened:
-    """The version with a verified target for this host; if it has none, one is built now."""
+    """The version with a verified target for this host; if it has none, one is built now and
+    attached. `wanted`: the target asked for, or None."""
     targets = opened.bundle.manifest.targets
     verified = [name for name, record in targets.items() if record.status == "verified"]
     if wanted is None:

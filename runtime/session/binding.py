@@ -96,20 +96,22 @@ class Binding:
         self.prepared = self._executable.prepare(self._arguments)
         """The engine's call behind this binding."""
         self._on_cpu = self.device.type == "cpu"
-        self._take(checked)
+        self._adopt(checked)
 
-    def _take(self, tied: _Checked) -> None:
-        self._checked = tied
-        self.inputs = tied.inputs
-        self.outputs = tied.outputs
-        self.bound = tied.rows
+    def _adopt(self, checked: _Checked) -> None:
+        """Make checked collections the bound ones. The prepared call already has their memory."""
+        self._checked = checked
+        self.inputs = checked.inputs
+        self.outputs = checked.outputs
+        self.bound = checked.rows
         """The row counts of a call without an argument."""
-        self._tied_to(tied.rows)
+        self._set_rows(checked.rows)
 
-    def _tied_to(self, rows: dict[str, int]) -> None:
+    def _set_rows(self, rows: dict[str, int]) -> None:
+        """Note the rows of the prepared call, and what follows from them."""
         self.rows = rows
         """The rows of the last or the running call; before the first call, the bound rows."""
-        self.writes = _writes(self.signature, rows)
+        self.writes = _has_output(self.signature, rows)
         """Whether there is an output element. If there is none, a call does nothing."""
         self._native = self._native_call() if rows == self.bound else None
 
@@ -122,11 +124,12 @@ class Binding:
         if rows is None and stream is None and self._native is not None:
             self._native()
             return
-        self._measured(self._run)(rows, stream)
+        self._instrumented(self._run)(rows, stream)
 
     def _run(self, rows: Rows | None, stream: Any) -> None:
+        """Run on all bound rows, or on `rows`. Raises RunError for a second thread."""
         with self._alone:
-            self._use(rows)
+            self._use_rows(rows)
             self._launch(stream)
 
     def _launch(self, stream: Any) -> None:
@@ -141,6 +144,7 @@ class Binding:
             self._run_on(handle)
 
     def _run_on(self, handle: int) -> None:
+        """Run on the stream with this raw handle."""
         self.prepared.run(handle)
 
     def _native_call(self) -> Callable[[], object] | None:
@@ -150,9 +154,9 @@ class Binding:
         call = self.prepared.current
         if not self._on_cpu or not isinstance(call, PreparedCall):
             return None
-        return self._measured(call.run) if self.writes else _nothing
+        return self._instrumented(call.run) if self.writes else _nothing
 
-    def _measured(self, run: Callable[P, None]) -> Callable[P, None]:
+    def _instrumented(self, run: Callable[P, None]) -> Callable[P, None]:
         """Add telemetry and the watcher to a call. Without them, as by default, the call is not
         changed."""
         if self._watcher is not None:
@@ -177,21 +181,35 @@ class Binding:
         {'n': 3}
         """
         with self._alone:
-            self._use(rows)
+            self._use_rows(rows)
             self.bound = self.rows
-            self._tied_to(self.rows)
+            self._set_rows(self.rows)  # again: these rows are the bound ones now
 
     def use_all(self) -> None:
         """Go back to all bound rows. For callers that run `prepared` themselves."""
         if self.rows != self.bound:
             with self._alone:
-                self._use(None)
+                self._use_rows(None)
 
-    def _use(self, rows: Rows | None) -> None:
-        """Tie the arguments to these rows; None means the rows that were bound."""
+    def _use_rows(self, rows: Rows | None) -> None:
+        """Give the prepared call the arguments for these rows; None: for the bound rows. Raises
+        BindError, without any change, for rows that do not fit. The caller holds `_alone`."""
         wanted = self.bound if rows is None else _row_counts(rows, self.bound)
         if wanted == self.rows:
             return
+        self._require_rows(wanted)
+        changes = {}
+        for argument in self._checked.by_rows:
+            n = wanted[argument.dim]
+            if argument.column is None:
+                changes[argument.position] = carrier(n, self.device)
+            else:
+                changes[argument.position] = argument.column.first(n)
+        self._replace(changes)
+        self._set_rows(wanted)
+
+    def _require_rows(self, wanted: Mapping[str, int]) -> None:
+        """Raise BindError for other dimensions, or for more or fewer rows than are possible."""
         if wanted.keys() != self.rows.keys():
             raise BindError(
                 f"rows for {sorted(map(str, wanted))}, this model has {sorted(self.rows)}",
@@ -205,15 +223,6 @@ class Binding:
                     f"{self.signature.ranges[dim].max}, and the bound memory holds {high})",
                     code="bind-rows",
                 )
-        changes = {}
-        for argument in self._checked.by_rows:
-            n = wanted[argument.dim]
-            if argument.column is None:
-                changes[argument.position] = carrier(n, self.device)
-            else:
-                changes[argument.position] = argument.column.first(n)
-        self._replace(changes)
-        self._tied_to(wanted)
 
     def rebind(self, inputs: Collections, outputs: Collections) -> None:
         """Bind other collections of the same layouts, checked as in `Session.bind`.
@@ -231,7 +240,7 @@ class Binding:
         with self._alone:
             checked = self._check(*by_name(self.signature, inputs, outputs))
             self._replace(dict(enumerate(checked.arguments)))
-            self._take(checked)
+            self._adopt(checked)
 
     def _check(
         self, inputs: Mapping[str, Collection], outputs: Mapping[str, Collection]
@@ -251,12 +260,12 @@ class Binding:
             dim = signature.rows_of[name]
             limits[dim] = min(limits[dim], collection.capacity)
         by_rows = []
-        for i, a in enumerate(signature.arguments):
-            if a.kind == "carrier":
-                by_rows.append(_RowArgument(i, a.rows))
-            elif a.kind == "column":
-                column = every[a.collection].span(a.column, a.component)
-                by_rows.append(_RowArgument(i, a.rows, column))
+        for position, argument in enumerate(signature.arguments):
+            if argument.kind == "carrier":
+                by_rows.append(_RowArgument(position, argument.rows))
+            elif argument.kind == "column":
+                column = every[argument.collection].span(argument.column, argument.component)
+                by_rows.append(_RowArgument(position, argument.rows, column))
         arguments = argument_spans(signature, every, rows)
         return _Checked(dict(inputs), dict(outputs), rows, limits, arguments, by_rows)
 
@@ -266,6 +275,8 @@ class Binding:
         return f"Binding of {self.origin or 'an artifact'} on {self.device}: {names}, {rows}"
 
     def _replace(self, changes: Mapping[int, Span]) -> None:
+        """Give the prepared call other arguments, by position. Raises RunError, without any change,
+        while a thread is running it."""
         self.prepared.replace(changes)
         for i, argument in changes.items():
             self._arguments[i] = argument
@@ -333,7 +344,9 @@ class _Checked:
     outputs: dict[str, Collection]
     rows: dict[str, int]
     limits: dict[str, int]
+    """By row dimension: the most rows of a call, by the compiled range and the memory."""
     arguments: list[Span]
+    """The artifact's arguments, in its order, for `rows`."""
     by_rows: list[_RowArgument]
 
 
@@ -357,20 +370,26 @@ def _nothing() -> None:
     """The call of a binding without an output element."""
 
 
-def _writes(signature: Signature, rows: Mapping[str, int]) -> bool:
+def _has_output(signature: Signature, rows: Mapping[str, int]) -> bool:
+    """Whether a call with these rows has an output element; scalars are written at 0 rows too."""
     return any(bound.plan.kind == "scalars" or rows[bound.rows] for bound in signature.outputs)
 
 
 def _row_counts(rows: Rows, dims: Mapping[str, int]) -> dict[str, int]:
     """Row counts by dimension as plain ints; NumPy's integers are accepted."""
-    if type(rows) is int:
+    if type(rows) is int:  # the usual case, in a call that should take no time
         return dict.fromkeys(dims, rows)
-    given = rows if isinstance(rows, Mapping) else dict.fromkeys(dims, rows)
+    by_dim = rows if isinstance(rows, Mapping) else dict.fromkeys(dims, rows)
+    if any(isinstance(n, bool) for n in by_dim.values()):  # an integer of Python, but no number
+        raise _no_rows(rows)
     try:
-        if any(isinstance(n, bool) for n in given.values()):
-            raise TypeError
-        return {dim: operator.index(n) for dim, n in given.items()}
+        return {dim: operator.index(n) for dim, n in by_dim.items()}
     except TypeError:
-        raise BindError(
-            f"rows are an integer, or integers by dimension; found {rows!r}", code="bind-rows"
-        ) from None
+        raise _no_rows(rows) from None
+
+
+def _no_rows(rows: object) -> BindError:
+    """The error for what is no number of rows."""
+    return BindError(
+        f"rows are an integer, or integers by dimension; found {rows!r}", code="bind-rows"
+    )

@@ -18,11 +18,11 @@ Collections = Collection | Mapping[str, Collection]
 def data_device(*given: Collections) -> Device:
     """The device that all collections lie on; raises BindError if there are several."""
     devices = set[Device]()
-    for part in given:
-        for collection in part.values() if isinstance(part, Mapping) else [part]:
+    for argument in given:
+        for collection in argument.values() if isinstance(argument, Mapping) else [argument]:
             if not isinstance(collection, Collection):
-                what = type(collection).__name__
-                raise BindError(f"a {what} was given: give a Collection, or a dict of them by name")
+                kind = type(collection).__name__
+                raise BindError(f"a {kind} was given: give a Collection, or a dict of them by name")
             devices.add(collection.device)
     if len(devices) != 1:
         names = ", ".join(sorted(devices)) or "no device"
@@ -43,6 +43,8 @@ def by_name(
 
 
 def _by_name(given: Collections, names: tuple[str, ...], role: str) -> dict[str, Collection]:
+    """The collections given as `role`, "input" or "output", by the model's names. Raises
+    BindError."""
     if isinstance(given, Collection):
         if len(names) != 1:
             raise BindError(f"the model has {role} collections {', '.join(names)}: give a dict")
@@ -83,6 +85,16 @@ def check_memory(
                 "build the version again (pipeline run, then promote)",
                 code="bind-rows",
             )
+    _check_outputs(inputs, outputs)
+    _check_overlap(inputs, outputs)
+    rows = _common_rows(signature, {**inputs, **outputs})
+    _check_range(signature, rows)
+    return rows
+
+
+def _check_outputs(inputs: Mapping[str, Collection], outputs: Mapping[str, Collection]) -> None:
+    """Raise BindError for an output that cannot be written, or is another collection than the input
+    of its name."""
     for name, collection in outputs.items():
         if inputs.get(name, collection) is not collection:
             raise BindError(
@@ -91,16 +103,15 @@ def check_memory(
                 code="bind-overlap",
             )
         if collection.readonly:
-            copied = ", ".join(collection.copied)
-            why = f": as_collection copied {copied}, so that your own arrays would not be written"
+            why = ""
+            if collection.copied:
+                copied = ", ".join(collection.copied)
+                why = (
+                    f": as_collection copied {copied}, so that your own arrays would not be written"
+                )
             raise BindError(
-                f"output collection {name!r} is read-only memory{why if copied else ''}",
-                code="bind-read-only",
+                f"output collection {name!r} is read-only memory{why}", code="bind-read-only"
             )
-    _check_overlap(inputs, outputs)
-    rows = _common_rows(signature, {**inputs, **outputs})
-    _check_range(signature, rows)
-    return rows
 
 
 def _check_layout(name: str, found: Layout, signature: Signature) -> None:
@@ -136,29 +147,30 @@ def _check_columns(where: str, found: Layout, wanted: Layout) -> None:
             f"{', '.join(wanted.by_name)}, in this order",
             code="bind-layout",
         )
-    for have, column in zip(found.columns, wanted.columns, strict=True):
-        if have.dtype != column.dtype:
+    for column, expected in zip(found.columns, wanted.columns, strict=True):
+        if column.dtype != expected.dtype:
             raise BindError(
-                f"{where}: column {column.name!r} is {have.dtype}, "
-                f"the model was compiled for {column.dtype}",
+                f"{where}: column {expected.name!r} is {column.dtype}, "
+                f"the model was compiled for {expected.dtype}",
                 code="bind-dtype",
             )
-        if (have.kind, have.shape) != (column.kind, column.shape):
+        if (column.kind, column.shape) != (expected.kind, expected.shape):
             raise BindError(
-                f"{where}: column {column.name!r} is {have.kind} {list(have.shape)}, "
-                f"the model was compiled for {column.kind} {list(column.shape)}",
+                f"{where}: column {expected.name!r} is {column.kind} {list(column.shape)}, "
+                f"the model was compiled for {expected.kind} {list(expected.shape)}",
                 code="bind-layout",
             )
 
 
 def _check_overlap(inputs: Mapping[str, Collection], outputs: Mapping[str, Collection]) -> None:
-    """An output must not share a byte with any other bound memory."""
+    """Raise BindError if an output shares a byte with any other bound memory."""
     spans = [
         (span.address, span.address + span.nbytes, name)
         for name, collection in {**inputs, **outputs}.items()
         for span in collection.spans()
         if span.nbytes
     ]
+    # By ascending start, a span overlaps an earlier one if it begins before the largest end so far.
     largest_end, holder = 0, ""
     for start, end, name in sorted(spans):
         if start < largest_end and (name in outputs or holder in outputs):

@@ -42,6 +42,7 @@ class GraphBinding(Binding):
         """The state of the graph: "recorded at n=10", or "not recorded: …" with the reason."""
 
     def rebind(self, inputs: Collections, outputs: Collections) -> None:
+        """Bind as `Binding.rebind` does, and drop the graph, which holds the old addresses."""
         super().rebind(inputs, outputs)
         if self.device.type != "cpu":
             self._recorded, self._tried, self.graph = None, False, "not yet"
@@ -61,7 +62,7 @@ class GraphBinding(Binding):
         """Record a graph of the bound rows, or note in `graph` why there is none."""
         caller = torch_stream(handle, self.device)
         try:
-            side = torch.cuda.Stream(self.device)
+            side = torch.cuda.Stream(self.device)  # the default stream cannot be recorded
             side.wait_stream(caller)
             run = self._recordable()
             with torch.cuda.stream(side):
@@ -79,6 +80,7 @@ class GraphBinding(Binding):
 
     def _recordable(self) -> Any:
         """The artifact as a function of a raw stream, which is also made torch's current stream."""
-        other = self._executable.recordable()
-        prepared = self.prepared if other is self._executable else other.prepare(self._arguments)
-        return prepared.run
+        recordable = self._executable.recordable()
+        if recordable is self._executable:
+            return self.prepared.run
+        return recordable.prepare(self._arguments).run

@@ -27,7 +27,7 @@ class RangedExecutable(Executable):
 
     def at(self, n: int) -> Executable:
         """The artifact for n rows."""
-        return next((executable for rows, executable in self._below if n < rows), self._otherwise)
+        return next((artifact for rows, artifact in self._below if n < rows), self._otherwise)
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
         self.at(_rows(arguments[0]))(arguments)
@@ -37,17 +37,15 @@ class RangedExecutable(Executable):
 
     def recordable(self) -> RangedExecutable:
         """The same artifacts, opened for runs that are recorded into CUDA graphs."""
-        return RangedExecutable(
-            [(rows, executable.recordable()) for rows, executable in self._below],
-            self._otherwise.recordable(),
-        )
+        below = [(rows, artifact.recordable()) for rows, artifact in self._below]
+        return RangedExecutable(below, self._otherwise.recordable())
 
     def close(self) -> None:
         """Close every artifact, also if closing others fails; then raises the last error."""
         with ExitStack() as artifacts:
             artifacts.callback(self._otherwise.close)
-            for _, executable in reversed(self._below):
-                artifacts.callback(executable.close)
+            for _, artifact in reversed(self._below):
+                artifacts.callback(artifact.close)
 
 
 class _RangedCall(Prepared):
@@ -56,17 +54,19 @@ class _RangedCall(Prepared):
     def __init__(self, executable: RangedExecutable, arguments: Sequence[Span]) -> None:
         self._executable = executable
         self._arguments = list(arguments)
-        self._calls: dict[int, Prepared] = {}
+        self._calls: dict[int, Prepared] = {}  # by id of the artifact, which `executable` keeps
         self._current = self._call()
 
     @property
     def current(self) -> Prepared:
+        """The prepared call for the current number of rows."""
         return self._current
 
     def run(self, stream: int = 0, /) -> None:
         self._current.run(stream)
 
     def replace(self, changes: Mapping[int, Span]) -> None:
+        """As `Prepared.replace`; then the call for the new number of rows is the current one."""
         self._current.replace(changes)  # raises, without any change, while a thread is running it
         for i, span in changes.items():
             self._arguments[i] = span
@@ -79,6 +79,7 @@ class _RangedCall(Prepared):
         self._current = self._call()
 
     def _call(self) -> Prepared:
+        """The prepared call for the rows of the arguments, made if there is none yet."""
         chosen = self._executable.at(_rows(self._arguments[0]))
         if id(chosen) not in self._calls:
             self._calls[id(chosen)] = chosen.prepare(self._arguments)
@@ -86,4 +87,5 @@ class _RangedCall(Prepared):
 
 
 def _rows(carrier: Span | torch.Tensor) -> int:
+    """The rows of a call, from its first argument: the row carrier."""
     return carrier.shape[0]

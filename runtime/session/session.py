@@ -75,8 +75,10 @@ class Session:
         try:
             return self.signature.layouts[collection]
         except (KeyError, TypeError):  # TypeError: a list, which is no name
-            have = ", ".join(self.signature.layouts)
-            raise BindError(f"the model has no collection {collection!r}; it has: {have}") from None
+            known = ", ".join(self.signature.layouts)
+            raise BindError(
+                f"the model has no collection {collection!r}; it has: {known}"
+            ) from None
 
     def collection(self, name: str, n: int, capacity: int | None = None) -> Collection:
         """A new, zeroed collection of the model's layout on the session's device.
@@ -103,12 +105,13 @@ class Session:
         ...     jets["part_energy"][:] = energy
         ...     binding()
         """
-        kind = Binding
-        if graph and not torch_runs_on(self.device):
+        if not graph:
+            return Binding(self, *by_name(self.signature, inputs, outputs))
+        if not torch_runs_on(self.device):
             raise BindError(f"graph=True needs torch, and no torch for {self.device} is here")
-        if graph:
-            from runtime.session.cuda_graph import GraphBinding as kind  # it needs torch
-        return kind(self, *by_name(self.signature, inputs, outputs))
+        from runtime.session.cuda_graph import GraphBinding  # here: it needs torch
+
+        return GraphBinding(self, *by_name(self.signature, inputs, outputs))
 
     def run(self, inputs: Collections, outputs: Collections, *, stream: Any = None) -> None:
         """Bind and run once. Outputs are written in place; on a GPU in stream order.
@@ -117,8 +120,8 @@ class Session:
         --------
         >>> session.run({"jets": jets}, {"tags": tags})
         """
-        watched = telemetry()
-        with nullcontext() if watched is None else watched.failures(self.origin):
+        active = telemetry()  # counts a failed bind here, and a failed call in the binding
+        with nullcontext() if active is None else active.failures(self.origin):
             binding = self.bind(inputs, outputs)
         binding(stream=stream)
 
@@ -140,14 +143,15 @@ class Session:
         >>> session.run_many([event() for _ in range(8)], threads=2)
         """
         # With telemetry or a watcher, each call is wrapped.
-        plain = telemetry() is None and self.watcher is None
-        if plain and all(type(binding) is Binding for binding in bindings):
+        unwrapped = telemetry() is None and self.watcher is None
+        if unwrapped and all(type(binding) is Binding for binding in bindings):
             for binding in bindings:
                 binding.use_all()
+            # None: this binding has no output element, so there is nothing to run.
             calls = [binding.prepared.current if binding.writes else None for binding in bindings]
             if all(call is None or isinstance(call, PreparedCall) for call in calls):
-                on_gpu = stream is not None or self.device.type != "cpu"
-                handle = raw_stream(stream, self.device) if on_gpu else 0
+                needs_stream = stream is not None or self.device.type != "cpu"
+                handle = raw_stream(stream, self.device) if needs_stream else 0
                 run_many(cast(list[PreparedCall | None], calls), threads, handle)
                 return
         for binding in bindings:
@@ -174,10 +178,11 @@ class Session:
         self.close()
 
     def _repr_html_(self) -> str:
-        """The same, with the columns of each collection, for a notebook."""
+        """The session with the columns of each collection, for a notebook."""
         return signature_table(self, self.signature)
 
     def __reduce__(self) -> tuple[Callable[[], Session], tuple[()]]:
+        """Pickle the session as `reopening`. Raises LoadError if it has none."""
         if self.reopening is None:
             raise LoadError(
                 f"{self!r} cannot be pickled: only what pipeline.load opened on devices of this "
@@ -187,6 +192,6 @@ class Session:
 
     def __repr__(self) -> str:
         """The version, and the collections with their rows."""
-        here = self.signature
-        every = ", ".join(f"{name}[{here.rows_of[name]}]" for name in here.layouts)
-        return f"{type(self).__name__}({self.origin or 'an artifact'}, {every})"
+        rows_of = self.signature.rows_of
+        collections = ", ".join(f"{name}[{rows_of[name]}]" for name in self.signature.layouts)
+        return f"{type(self).__name__}({self.origin or 'an artifact'}, {collections})"

@@ -22,7 +22,7 @@ def raw_stream(stream: Any, device: Device | torch.device) -> int:
     if device.type == "cpu":
         raise BindError("stream= was given, but the model runs on the CPU, which has no streams")
     if stream is None:
-        return _current(device)
+        return _current_stream(device)
     if isinstance(stream, int) and not isinstance(stream, bool):
         if stream < 0:
             raise BindError(f"stream {stream} is no raw handle: give the address as it is")
@@ -32,7 +32,7 @@ def raw_stream(stream: Any, device: Device | torch.device) -> int:
         _require_device(stream.device, device)
         return int(stream.cuda_stream)
     if hasattr(stream, "__cuda_stream__"):
-        return int(stream.__cuda_stream__()[1])
+        return int(stream.__cuda_stream__()[1])  # (version of the protocol, handle)
     if hasattr(stream, "ptr") and hasattr(stream, "device_id"):  # CuPy without the protocol
         if stream.device_id >= 0:  # -1: the null stream, which exists on every device
             _require_device(Device(f"cuda:{stream.device_id}"), device)
@@ -42,8 +42,8 @@ def raw_stream(stream: Any, device: Device | torch.device) -> int:
     )
 
 
-def _current(device: Device | torch.device) -> int:
-    """The handle of torch's current stream."""
+def _current_stream(device: Device | torch.device) -> int:
+    """The handle of torch's current stream. Raises BindError without a torch for GPUs."""
     if not torch_drives_gpus():
         raise BindError(
             "stream= is missing: by default it is torch's current stream, and no torch that is "
@@ -54,6 +54,9 @@ def _current(device: Device | torch.device) -> int:
     return int(torch.cuda.current_stream(device).cuda_stream)
 
 
-def _require_device(found: Device | torch.device, device: Device | torch.device) -> None:
-    if Device(found) != Device(device):
-        raise BindError(f"the stream is of {found}, the model runs on {device}", code="bind-device")
+def _require_device(stream_device: Device | torch.device, device: Device | torch.device) -> None:
+    """Raise BindError if a stream is of another device than the model's."""
+    if Device(stream_device) != Device(device):
+        raise BindError(
+            f"the stream is of {stream_device}, the model runs on {device}", code="bind-device"
+        )

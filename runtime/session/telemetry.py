@@ -34,7 +34,10 @@ _BUCKETS = [step * 10.0**k for k in range(-6, 1) for step in (1, 2.5, 5)] + [10.
 
 
 class Telemetry:
-    """The counts and times of this process's bound calls. Any number of threads may add to it."""
+    """The counts and times of this process's bound calls. Any number of threads may add to it.
+
+    `where`: a port or a file, as in PIPELINE_TELEMETRY. Raises LoadError if it cannot be used.
+    """
 
     def __init__(self, where: str) -> None:
         with needs_extra("telemetry", LoadError):
@@ -55,7 +58,6 @@ class Telemetry:
             ("model", "version", "column"), registry=self.registry,
         )  # fmt: skip
         self.port: int | None = None
-        self._write = prometheus.write_to_textfile
         try:
             if where.isdecimal():
                 server, _ = prometheus.start_http_server(
@@ -63,10 +65,11 @@ class Telemetry:
                 )
                 self.port = server.server_port
             else:
+                self._write = prometheus.write_to_textfile
                 self._file = Path(where.replace("{pid}", str(os.getpid())))
-                self.write()
+                self.write()  # raises now if that is not possible
                 keep_written(self.write, "telemetry")
-        except (OSError, OverflowError) as error:
+        except (OSError, OverflowError) as error:  # OverflowError: no such port
             raise LoadError(
                 f"{VARIABLE}={where}: {error}: name a free port, or a file in a folder that is "
                 "there",
@@ -94,10 +97,11 @@ class Telemetry:
         seconds, rows = self._seconds.labels(*labels), self._rows.labels(*labels)
 
         def call(*args: P.args, **kwargs: P.kwargs) -> None:
-            begun = time.perf_counter()
+            """Run; a call that raises is counted as a failure only."""
+            start = time.perf_counter()
             with self.failures(origin):
                 run(*args, **kwargs)
-            seconds.observe(time.perf_counter() - begun)
+            seconds.observe(time.perf_counter() - start)
             rows.inc(n())
 
         return call
@@ -113,6 +117,7 @@ class Telemetry:
 
 
 def labels_of(origin: Origin | None) -> tuple[str, str, str, str]:
+    """The values of `_LABELS` for the calls of a session; empty without an origin."""
     if origin is None:
         return ("", "", "", "")
     return (origin.name, origin.version or "", origin.engine, origin.target)
@@ -127,7 +132,7 @@ def telemetry() -> Telemetry | None:
 
 def record_drift(model: str, version: str, columns: Mapping[str, float]) -> None:
     """Set how far each column's values moved, if telemetry is on."""
-    there = telemetry()
-    if there is not None:
+    active = telemetry()
+    if active is not None:
         for column, psi in columns.items():
-            there.moved(model, version, column, psi)
+            active.moved(model, version, column, psi)

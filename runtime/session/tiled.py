@@ -37,13 +37,15 @@ def in_tiles(
 
 
 class _Tiled(Executable):
+    """Runs `executable` on tiles of `rows` rows. `kinds`: see `Signature.tile_kinds`."""
+
     def __init__(self, executable: Executable, kinds: str, rows: int) -> None:
         self._executable = executable
         self._kinds = kinds
         self._rows = rows
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
-        self.prepare([span_of(a) for a in arguments]).run()
+        self.prepare([span_of(argument) for argument in arguments]).run()
 
     def prepare(self, arguments: Sequence[Span]) -> Prepared:
         return _TiledCall(self, arguments)
@@ -57,10 +59,9 @@ class _Tiled(Executable):
         return [self._tile(arguments, begin, min(size, n - begin)) for begin in range(0, n, size)]
 
     def _tile(self, arguments: Sequence[Span], begin: int, n: int) -> Prepared:
+        """The call for the n rows from `begin` on."""
         kinds = zip(self._kinds, arguments, strict=True)
-        return self._executable.prepare(
-            [span if kind == "-" else _moved(span, kind, begin, n) for kind, span in kinds]
-        )
+        return self._executable.prepare([_of_tile(span, kind, begin, n) for kind, span in kinds])
 
     def recordable(self) -> Executable:
         return _Tiled(self._executable.recordable(), self._kinds, self._rows)
@@ -82,12 +83,17 @@ class _TiledCall(Prepared):
             call.run(stream)
 
     def replace(self, changes: Mapping[int, Span]) -> None:
+        """As `Prepared.replace`; the calls of all tiles are made anew."""
         for call in self._calls:
             call.replace({})  # raises while a thread is running it
         arguments = [changes.get(i, span) for i, span in enumerate(self._arguments)]
         self._arguments, self._calls = arguments, self._executable.calls(arguments)
 
 
-def _moved(span: Span, kind: str, begin: int, n: int) -> Span:
+def _of_tile(span: Span, kind: str, begin: int, n: int) -> Span:
+    """An argument for the n rows from `begin` on. `kind`: its letter in `Signature.tile_kinds`."""
+    if kind == "-":  # all rows share it
+        return span
     address = span.address if kind == "n" else span.address + begin * itemsize(span.dtype)
+    # A matrix keeps its shape, in which the pitch is; its rows are counted by the row carrier.
     return span._replace(address=address, shape=span.shape if kind == "m" else (n, *span.shape[1:]))

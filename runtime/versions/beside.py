@@ -36,11 +36,13 @@ def shadowed(
     this session alone. Raises LoadError.
     """
     any_version = replace(opening, mode="test", builder=None)
-    opened = open_version(_asked("shadow_fraction", fraction, session, any_version, shadow))
+    opened = open_version(
+        _second_opening("shadow_fraction", fraction, session, any_version, shadow)
+    )
     if opening.production:
         for keys in keys_asked_for({}, opening.trusted_keys):
             require_signature(opened.bundle, keys, opened.label)
-    second, results = _beside(session, opened, record, _plain)
+    second, results = _open_second(session, opened, record, _unchecked_session)
     from runtime.versions.shadow import ShadowedSession
 
     return ShadowedSession(session, second, fraction, results)
@@ -65,13 +67,16 @@ def with_canary(
         raise LoadError("CanaryLimits(compare=...) needs torch: pip install torch")
     if share == 1 and limits.max_slowdown is not None:
         raise LoadError("max_slowdown with share=1: production runs no call to compare times with")
-    opened = open_version(_asked("share", share, session, opening, canary), canary=True)
-    second, results = _beside(session, opened, record, open_)
+    opened = open_version(_second_opening("share", share, session, opening, canary), canary=True)
+    second, results = _open_second(session, opened, record, open_)
     return CanarySession(session, second, share, limits, results)
 
 
-def _asked(name: str, share: float, session: Session, opening: Opening, ref: Ref) -> Opening:
-    """What to open as the second version. `name`: that of the option `share`."""
+def _second_opening(
+    name: str, share: float, session: Session, opening: Opening, ref: Ref
+) -> Opening:
+    """What to open as the second version, by the rules of `opening`, which opened `session`.
+    `name`: that of the option `share`. Raises LoadError."""
     if session.device.type != "cpu" or session.origin is None:
         raise LoadError(f"a second version runs on CPUs; found device {str(session.device)!r}")
     if not 0 <= share <= 1:
@@ -81,13 +86,14 @@ def _asked(name: str, share: float, session: Session, opening: Opening, ref: Ref
     return replace(opening, ref=ref, target=None, engine_name=None)
 
 
-def _beside(
+def _open_second(
     session: Session, opened: Opened, record: Ref | None, open_: Callable[[Opened], Session]
 ) -> tuple[Session, Results]:
-    """The session of the second version, and the results that it adds to."""
+    """The session of the second version, and the results that it adds to. `record`: the file to
+    keep them in; None: the registry. Raises LoadError."""
     origin = session.origin
     assert origin is not None
-    begun = ShadowRecord(
+    empty = ShadowRecord(
         version=opened.label,
         digest=opened.bundle.digest,
         production=f"{origin.name}/{origin.version}" if origin.version else origin.name,
@@ -95,25 +101,26 @@ def _beside(
     )
     if not can_replace(opened.signature, session.signature):
         raise LoadError(
-            f"{begun.version} has another signature than {begun.production}: "
-            f"`pipeline show {begun.production} {begun.version}` says where"
+            f"{empty.version} has another signature than {empty.production}: "
+            f"`pipeline show {empty.production} {empty.version}` says where"
         )
     offline = opened.opening.lookup == "offline"
     file = None if record is None else Path(record)
     if file is None and (opened.lookup is None or not origin.version or offline):
         raise LoadError(
-            f"{begun.version} beside {begun.production}: a folder, or lookup='offline', has no "
+            f"{empty.version} beside {empty.production}: a folder, or lookup='offline', has no "
             "registry to keep the record: write shadow_record=FILE"
         )
     second = open_(opened)
     try:
-        return second, Results(begun, _keeper(begun, file, opened.opening))
+        keep = _keep_in_registry(opened.opening) if file is None else _keep_in_file(file, empty)
     except LoadError:
         second.close()
         raise
+    return second, Results(empty, keep)
 
 
-def _plain(opened: Opened) -> Session:
+def _unchecked_session(opened: Opened) -> Session:
     """A session of an opened version on this CPU, also in test mode without a comparison."""
     import torch
 
@@ -121,25 +128,27 @@ def _plain(opened: Opened) -> Session:
     return Session(opened.signature, here.executable, "cpu", here.origin, here.any_start)
 
 
-def _keeper(
-    begun: ShadowRecord, file: Path | None, asked: Opening
-) -> Callable[[ShadowRecord], None]:
-    """A function that adds to the record in the registry or in `file`, which must be a new file."""
-    whole = begun
+def _keep_in_registry(opening: Opening) -> Callable[[ShadowRecord], None]:
+    """A function that adds to the record in the registry of `opening`."""
+    return lambda results: opening.store().add_shadow(results)
 
-    def keep(seen: ShadowRecord) -> None:
-        nonlocal whole
-        if file is None:
-            asked.store().add_shadow(seen)
-        else:
-            write_whole(file, record_to_json(whole.plus([seen])))
-        whole = whole.plus([seen])
 
-    if file is not None:
-        if file.exists():
-            raise LoadError(f"shadow_record={str(file)!r} is there already: name a new file")
-        try:
-            keep(begun)
-        except OSError as error:
-            raise LoadError(f"{file} cannot be written: {error.strerror}") from error
+def _keep_in_file(file: Path, empty: ShadowRecord) -> Callable[[ShadowRecord], None]:
+    """A function that adds to the record in `file`, which is created now. Raises LoadError if it
+    exists or cannot be written."""
+    total = empty
+
+    def keep(results: ShadowRecord) -> None:
+        """Write the total with these results. Raises OSError; then they are not in the total."""
+        nonlocal total
+        with_results = total.plus([results])
+        write_whole(file, record_to_json(with_results))
+        total = with_results
+
+    if file.exists():
+        raise LoadError(f"shadow_record={str(file)!r} is there already: name a new file")
+    try:
+        keep(empty)
+    except OSError as error:
+        raise LoadError(f"{file} cannot be written: {error.strerror}") from error
     return keep

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 log = logger("soa-pipeline")
 _WINDOW = 1000  # the calls of each version over which p99 is taken
 _ABOVE_P99 = _WINDOW // 100 + 1
-_LOOKS = 0.1  # the share of the canary's calls after which p99 is looked at
+_P99_CHECKS = 0.1  # the share of the canary's calls after which p99 is looked at
 _SPREAD = 40503  # 2**16 over the golden ratio: D. E. Knuth, TAOCP 3, section 6.4
 Key = SupportsIndex | bytes
 
@@ -101,11 +101,13 @@ class CanarySession(SecondSession):
         self.withdrawn = ""
         """Why the canary gets no more calls; empty while it gets some."""
         self._limits = limits
+        # Each of the three decides about a call.
         self._gives: Callable[[Key | None], bool] = Share(share, results.begun.digest).takes
         self._compares = Share(limits.compare).takes
-        self._looks = Share(0 if limits.max_slowdown is None else _LOOKS).takes
+        self._checks_p99 = Share(0 if limits.max_slowdown is None else _P99_CHECKS).takes
+        # The seconds of the last calls: of the canary, and of production.
         self._ours, self._theirs = deque[float](maxlen=_WINDOW), deque[float](maxlen=_WINDOW)
-        self._failures = count().__next__
+        self._failures = count().__next__  # one step, so that no two threads get one number
         self._lock = Lock()
         self._send: Callable[..., Future[Mapping[str, Collection]]] | None
         self._send = getattr(inner, "send", None)  # of a RemoteSession
@@ -113,6 +115,7 @@ class CanarySession(SecondSession):
     def bind(
         self, inputs: Collections, outputs: Collections, *, graph: bool = False
     ) -> CanaryBinding:
+        """Bind production now, and the canary at the first call that it gets."""
         return CanaryBinding(self, self.inner.bind(inputs, outputs, graph=graph))
 
     def run(
@@ -143,6 +146,7 @@ class CanarySession(SecondSession):
             self.inner.run_many(bindings, threads, stream=stream)
 
     def close(self) -> None:
+        """Close production, save the results, and close the canary."""
         super().close()
         self.canary.close()
 
@@ -150,12 +154,12 @@ class CanarySession(SecondSession):
         """Count a call that the canary answered; withdraw it if its p99 is too long."""
         self._results.canary_calls.add()
         self._ours.append(seconds)
-        if not self._looks() or len(self._theirs) < _WINDOW:
+        if not self._checks_p99() or len(self._theirs) < _WINDOW:
             return
-        ours, theirs, most = _p99(self._ours), _p99(self._theirs), self._limits.max_slowdown
-        if most is not None and ours > most * theirs:
+        ours, theirs, limit = _p99(self._ours), _p99(self._theirs), self._limits.max_slowdown
+        if limit is not None and ours > limit * theirs:
             times = f"{microseconds(ours * 1e6)} against {microseconds(theirs * 1e6)}"
-            self._withdraw(f"p99 of a call is {times}, limit {number(most)} times")
+            self._withdraw(f"p99 of a call is {times}, limit {number(limit)} times")
 
     def _agrees(self, event: Binding, expected: dict[str, Collection]) -> bool:
         """Compare an answer of the canary with production's; withdraw it if it is too far off."""
@@ -163,11 +167,11 @@ class CanarySession(SecondSession):
 
         deviations = differences(event.signature, event.outputs, expected, event.rows)
         self._results.add(events=1, **deviations)
-        for what in ("max_abs", "max_rel"):
-            limit = getattr(self._limits, what)
-            largest = max(deviations[what].values(), default=0.0)
+        limits = {"max_abs": self._limits.max_abs, "max_rel": self._limits.max_rel}
+        for measure, limit in limits.items():
+            largest = max(deviations[measure].values(), default=0.0)
             if limit is not None and largest > limit:
-                self._withdraw(f"{what} is {number(largest)}, limit {number(limit)}")
+                self._withdraw(f"{measure} is {number(largest)}, limit {number(limit)}")
                 return False
         return True
 
@@ -184,8 +188,8 @@ class CanarySession(SecondSession):
                 return
             self.withdrawn, self._gives = why, lambda key: False
         begun = self._results.begun
-        said = "the canary %s is withdrawn, and %s answers all calls: %s"
-        log.warning(said, begun.version, begun.production, why)
+        text = "the canary %s is withdrawn, and %s answers all calls: %s"
+        log.warning(text, begun.version, begun.production, why)
         at = datetime.now(UTC).isoformat(timespec="seconds")
         self._results.add(withdrawals=1, withdrawn=f"{at}: {why}")
         # In a thread: no call waits for the registry. It holds this session, so that the garbage
@@ -226,21 +230,23 @@ class CanaryBinding(WrappedBinding):
                 self._run_production(rows, stream)
 
     def _run_production(self, rows: Rows | None, stream: Any) -> None:
+        """Run production, and count the call and its time if it does not fail."""
         self.inner, session = self._production, self._session
-        begun = perf_counter()
+        start = perf_counter()
         self.inner(rows, stream=stream)
-        session._theirs.append(perf_counter() - begun)
+        session._theirs.append(perf_counter() - start)
         session._results.production_calls.add()
 
     def _canary_answers(self, rows: Rows | None, stream: Any) -> bool:
-        """Run the canary. Returns whether the caller may have the answer that is there."""
+        """Run the canary; where it fails, production. Returns whether the caller may have the
+        answer that is there: False if the canary's differs too much from production's."""
         session = self._session
-        expected = self._expected(rows, stream) if session._compares() else {}
-        begun = perf_counter()
+        expected = self._production_answer(rows, stream) if session._compares() else {}
+        start = perf_counter()
         try:
             self.inner = self._bound_canary()
             self.inner(rows, stream=stream)
-            seconds = perf_counter() - begun
+            seconds = perf_counter() - start
             agrees = not expected or session._agrees(self.inner, expected)
         except Exception as error:
             self._run_production(rows, stream)  # raises if the fault is the caller's
@@ -250,26 +256,33 @@ class CanaryBinding(WrappedBinding):
             session._answered(seconds)
         return agrees
 
-    def _expected(self, rows: Rows | None, stream: Any) -> dict[str, Collection]:
+    def _production_answer(self, rows: Rows | None, stream: Any) -> dict[str, Collection]:
         """A copy of production's answer to this call; empty if it has no element."""
-        theirs, rows_of = self._production, self.signature.rows_of
-        theirs(rows, stream=stream)
-        outputs = theirs.outputs.items() if theirs.writes else ()
-        return {name: each.rows(theirs.rows[rows_of[name]]).to("cpu") for name, each in outputs}
+        production, rows_of = self._production, self.signature.rows_of
+        production(rows, stream=stream)
+        if not production.writes:
+            return {}
+        return {
+            name: output.rows(production.rows[rows_of[name]]).to("cpu")
+            for name, output in production.outputs.items()
+        }
 
     def _bound_canary(self) -> Binding:
+        """The canary's binding to the memory and the rows that production is bound to."""
         if self._canary is None:
-            theirs = self._production
-            binding = self._session.canary.bind(theirs.inputs, theirs.outputs)
-            binding.resize(theirs.bound)
+            production = self._production
+            binding = self._session.canary.bind(production.inputs, production.outputs)
+            binding.resize(production.bound)
             self._canary = binding
         return self._canary
 
     def resize(self, rows: Rows) -> None:
+        """Bind other rows to production, and to the canary at its next call."""
         self.inner, self._canary = self._production, None
         self.inner.resize(rows)
 
     def rebind(self, inputs: Collections, outputs: Collections) -> None:
+        """Bind other memory to production, and to the canary at its next call."""
         self.inner, self._canary = self._production, None
         self.inner.rebind(inputs, outputs)
 
@@ -277,7 +290,7 @@ class CanaryBinding(WrappedBinding):
 def _p99(times: deque[float]) -> float:
     """The time that 1 % of the last `_WINDOW` calls exceed. Of fewer calls: that as many exceed,
     which is not more."""
-    longest = heapq.nlargest(_ABOVE_P99, times.copy())
+    longest = heapq.nlargest(_ABOVE_P99, times.copy())  # a copy: other threads append to it
     return longest[-1] if len(longest) == _ABOVE_P99 else 0.0
 
 
@@ -299,13 +312,18 @@ class Share:
         self._next = count().__next__  # one step, so that no two threads get one number
 
     def takes(self, key: Key | None = None) -> bool:
+        """Whether a call belongs to the share; without `key`, the next one. Raises BindError."""
         if key is not None:
             return self._takes_key(key)
         call = self._next()
-        turned = call + ((call // self._whole * _SPREAD & 65535) * self._whole >> 16)
-        return turned * self._part % self._whole >= self._least
+        # Of `whole` calls in a row, call * part % whole >= whole - part for exactly `part`, evenly
+        # spread. In each round of `whole` calls, the places are rotated by another offset: the
+        # fractions of round * _SPREAD / 2**16 spread evenly over 0 to 1.
+        rotated = call + ((call // self._whole * _SPREAD & 65535) * self._whole >> 16)
+        return rotated * self._part % self._whole >= self._least
 
     def _takes_key(self, key: Key) -> bool:
+        """Whether the hash, as a fraction of 2**64, is below the share. Raises BindError."""
         hashed = self._hash.copy()
         try:
             hashed.update(key if isinstance(key, bytes) else b"%x" % operator.index(key))

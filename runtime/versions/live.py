@@ -63,7 +63,7 @@ class LiveSession(Session):
         self._watchers: list[Watcher] = []
         self._closed = False
         opened = name.open(name.find())
-        self._found = _lookup(opened)
+        self._current_lookup = _lookup(opened)
         self.current: Session = open_(opened)
         """The session in place. Only `refresh` sets it, at once for all bindings."""
         self.signature = self.current.signature
@@ -71,7 +71,7 @@ class LiveSession(Session):
     @property
     def ref(self) -> str:
         """The version in place: `name/3`."""
-        return self._found.version.ref
+        return self._current_lookup.version.ref
 
     @property
     def origin(self) -> Origin | None:  # type: ignore[override]
@@ -106,10 +106,11 @@ class LiveSession(Session):
             if self._closed:
                 return False
             looked_up = self._name.find(now=True)
-            if not self._is_news(looked_up):
+            if not self._is_newer(looked_up):
                 return False
             opened = self._name.open(looked_up)
-            if not self._is_news(_lookup(opened)):  # files missing: the recorded version was opened
+            # If its files are missing, a recorded version was opened.
+            if not self._is_newer(_lookup(opened)):
                 return False
             coming = self._open(opened)
             try:
@@ -118,7 +119,7 @@ class LiveSession(Session):
                 coming.close()
                 raise
             log.info("%s: %s takes the place of %s", self._name.ref, opened.label, self.ref)
-            self._found = _lookup(opened)
+            self._current_lookup = _lookup(opened)
             self.current = coming
             return True
 
@@ -159,9 +160,9 @@ class LiveSession(Session):
         self, bindings: Sequence[Binding], threads: int = 1, *, stream: Any = None
     ) -> None:
         """Run as `Session.run_many` does, all bindings on one version."""
-        now = self.current
-        moved = [b.on(now) if isinstance(b, LiveBinding) else b for b in bindings]
-        now.run_many(moved, threads, stream=stream)
+        current = self.current  # read once: another thread may replace it
+        moved = [b.on(current) if isinstance(b, LiveBinding) else b for b in bindings]
+        current.run_many(moved, threads, stream=stream)
 
     def close(self) -> None:
         """End the watchers and release the artifact once running calls have ended."""
@@ -173,19 +174,20 @@ class LiveSession(Session):
             self._closed = True
             self.current.close()
 
-    def _is_news(self, found: Lookup) -> bool:
-        """True if the found version is another one, and was not found before the current one."""
-        now = self._found
-        same = (found.version.ref, found.version.digest) == (now.version.ref, now.version.digest)
-        return not same and found.at >= now.at
+    def _is_newer(self, lookup: Lookup) -> bool:
+        """True if a lookup found another version than the one in place, and the registry's answer
+        is not older."""
+        current = self._current_lookup
+        same_ref = lookup.version.ref == current.version.ref
+        same = same_ref and lookup.version.digest == current.version.digest
+        return not same and lookup.at >= current.at
 
     def _require_fits(self, opened: Opened, coming: Session) -> None:
         """Check that the new version has the same signature and devices, and that every binding
-        fits."""
-        ours, theirs = self.signature, coming.signature
-        if not can_replace(theirs, ours):
-            names = {**ours.layouts, **theirs.layouts}
-            changed = [n for n in names if ours.layouts.get(n) != theirs.layouts.get(n)]
+        fits. Raises LoadError, or the error of a device or binding."""
+        if not can_replace(coming.signature, self.signature):
+            ours, theirs = self.signature.layouts, coming.signature.layouts
+            changed = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
             difference = f" (collection {changed[0]!r} differs)" if changed else ""
             raise LoadError(
                 f"{opened.label} has another signature than {self.ref}, which goes on "
@@ -212,33 +214,35 @@ class LiveBinding(WrappedBinding):
         self._live = live
         self._graph = graph
         self._memory = (inputs, outputs)
-        self._at = live.current
+        self._at = live.current  # the session of `inner`
         super().__init__(self.bound_on(self._at))
 
     def __call__(self, rows: Rows | None = None, *, stream: Any = None) -> None:
-        now = self._live.current
-        if self._at is not now:
-            self.on(now)
+        current = self._live.current
+        if self._at is not current:
+            self.on(current)
         self.inner(rows, stream=stream)
 
     def rebind(self, inputs: Collections, outputs: Collections) -> None:
+        """Bind other memory, which moves with the session from then on."""
         super().rebind(inputs, outputs)
         self._memory = (inputs, outputs)
 
     def on(self, session: Session) -> Binding:
-        """The binding to this version of the session; it moves there if necessary."""
+        """The binding to this version of the session; it moves there if necessary. Raises RunError
+        while another thread is running it."""
         if self._at is session:
             return self.inner
-        left = self.inner
-        left.require_idle()  # raises if another thread is running it
-        moved = self.bound_on(session)
-        moved.resize(left.bound)
-        if left.device.type != "cpu":
+        old = self.inner
+        old.require_idle()
+        new = self.bound_on(session)
+        new.resize(old.bound)
+        if old.device.type != "cpu":
             import torch
 
-            torch.cuda.synchronize(left.device)  # before the old artifact may be closed
-        self.inner, self._at = moved, session
-        return moved
+            torch.cuda.synchronize(old.device)  # before the old artifact may be closed
+        self.inner, self._at = new, session
+        return new
 
     def bound_on(self, session: Session) -> Binding:
         """Bind the memory to that version, with the checks of a first bind."""
@@ -287,18 +291,21 @@ class Watcher:
 
 
 def _lookup(opened: Opened) -> Lookup:
-    assert opened.lookup is not None  # it was opened by name
+    """The lookup of a version that was opened by its name."""
+    assert opened.lookup is not None
     return opened.lookup
 
 
 def can_replace(new: Signature, old: Signature) -> bool:
     """True if every call that fits the signature `old` fits `new`, too. The typical
     sizes do not count, and the rows may become unbounded."""
-    wider = all(new.ranges[d].limit >= r.limit for d, r in old.ranges.items() if d in new.ranges)
-    return wider and _contract(new) == _contract(old)
+    if _contract(new) != _contract(old):
+        return False
+    return all(new.ranges[dim].limit >= rows.limit for dim, rows in old.ranges.items())
 
 
 def _contract(signature: Signature) -> dict[str, Any]:
-    stored = signature.to_dict()
-    stored["rows"] = {dim: (r.min, r.max) for dim, r in signature.ranges.items()}
-    return stored
+    """The signature as data, with only the least and the largest number of rows by dimension."""
+    data = signature.to_dict()
+    data["rows"] = {dim: (rows.min, rows.max) for dim, rows in signature.ranges.items()}
+    return data

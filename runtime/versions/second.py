@@ -59,7 +59,8 @@ class Results:
     """The record of a shadow or a canary since the last `save`. Any number of threads may add to
     it. It belongs to the process that made it.
 
-    `dropped`, `canary_calls` and `production_calls` are counted without a lock.
+    `dropped`, `canary_calls` and `production_calls` are counted without a lock. `begun`: an empty
+    record, which names both versions. `keep`: adds a record to those kept before.
     """
 
     def __init__(self, begun: ShadowRecord, keep: Callable[[ShadowRecord], None]) -> None:
@@ -72,16 +73,18 @@ class Results:
 
     @property
     def record(self) -> ShadowRecord:
+        """The results since the last `save`."""
         with self._lock:
-            return self._summed()
+            return self._with_counts()
 
-    def _summed(self) -> ShadowRecord:
+    def _with_counts(self) -> ShadowRecord:
+        """Move the counts into the unsaved record, and return it. The caller holds `_lock`."""
         counted: dict[str, Any] = {name: getattr(self, name).since() for name in _COUNTED}
         self._unsaved = self._unsaved.plus([replace(self.begun, **counted)])
         return self._unsaved
 
     def add(self, **seen: Any) -> None:
-        """Add fields of a record."""
+        """Add to the results; `seen`: fields of a `ShadowRecord`, as `events=1`."""
         with self._lock:
             self._unsaved = self._unsaved.plus([replace(self.begun, **seen)])
 
@@ -100,14 +103,14 @@ class Results:
         self._process.require()
         with self._saving:
             with self._lock:
-                seen, self._unsaved = self._summed(), self.begun
-            if seen == self.begun:
+                unsaved, self._unsaved = self._with_counts(), self.begun
+            if unsaved == self.begun:
                 return
             try:
-                self._keep(seen)
+                self._keep(unsaved)
             except BaseException:
                 with self._lock:
-                    self._unsaved = seen.plus([self._unsaved])
+                    self._unsaved = unsaved.plus([self._unsaved])
                 raise
 
     def end(self) -> None:
@@ -129,6 +132,6 @@ class _Count:
 
     def since(self) -> int:
         """The count since the last time it was asked for. Only one thread at a time may ask."""
-        now = self.add()
-        found, self._before = now - self._before, now + 1
-        return found
+        now = self.add()  # the only way to read it; this step itself does not count
+        difference, self._before = now - self._before, now + 1
+        return difference

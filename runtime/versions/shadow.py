@@ -52,6 +52,7 @@ class ShadowedSession(SecondSession):
     def bind(
         self, inputs: Collections, outputs: Collections, *, graph: bool = False
     ) -> ShadowedBinding:
+        """Bind as `Session.bind` does; the shadow gets copies and is not bound to this memory."""
         return ShadowedBinding(self, self.inner.bind(inputs, outputs, graph=graph))
 
     @takes_bindings
@@ -60,12 +61,11 @@ class ShadowedSession(SecondSession):
     ) -> None:
         """Run as `Session.run_many` does; the shadow may take each event after the last one has
         run."""
-        ours = [binding.inner for binding in bindings if isinstance(binding, ShadowedBinding)]
-        plain = [b.inner if isinstance(b, ShadowedBinding) else b for b in bindings]
-        self.inner.run_many(plain, threads, stream=stream)
-        for inner in ours:
-            if _draw() < self.fraction:
-                self.offer(inner)
+        production = [b.inner if isinstance(b, ShadowedBinding) else b for b in bindings]
+        self.inner.run_many(production, threads, stream=stream)
+        for binding in bindings:
+            if isinstance(binding, ShadowedBinding) and _draw() < self.fraction:
+                self.offer(binding.inner)
 
     def flush(self) -> None:
         """Wait for the copied events, and add the results to the record.
@@ -99,28 +99,33 @@ class ShadowedBinding(WrappedBinding):
 
 
 class _Copy:
-    """Memory for one event of up to `room` rows, bound to the shadow, and for production's
-    answer."""
+    """Memory for one event of up to `capacity` rows by dimension, bound to the shadow, and for
+    production's answer. `rows`: those of the event. `seconds`: the time that its copy took."""
 
-    def __init__(self, shadow: Session, room: Mapping[str, int]) -> None:
+    def __init__(self, shadow: Session, capacity: Mapping[str, int]) -> None:
         self.signature = shadow.signature
-        self.room, self.rows, self.seconds = room, dict[str, int](), 0.0
-        self._given = self._made(self.signature.input_collections)
-        self._expected = self._made(self.signature.output_collections)
-        new = self._made(n for n in self.signature.output_collections if n not in self._given)
-        self._answer = {name: self._given.get(name) or new[name] for name in self._expected}
+        self.capacity = capacity
+        self.rows: dict[str, int] = {}
+        self.seconds = 0.0
+        self._given = self._new_memory(self.signature.input_collections)
+        self._expected = self._new_memory(self.signature.output_collections)
+        only_written = [name for name in self._expected if name not in self._given]
+        memory = {**self._given, **self._new_memory(only_written)}
+        self._answer = {name: memory[name] for name in self._expected}
         self.binding = shadow.bind(self._given, self._answer)
 
-    def _made(self, names: Iterable[str]) -> dict[str, Collection]:
+    def _new_memory(self, names: Iterable[str]) -> dict[str, Collection]:
+        """New collections of these names, of the copy's capacity."""
         layouts, dims = self.signature.layouts, self.signature.rows_of
-        return {name: Collection(layouts[name], self.room[dims[name]]) for name in names}
+        return {name: Collection(layouts[name], self.capacity[dims[name]]) for name in names}
 
     def take(self, event: Binding) -> None:
         """Copy the inputs and the answer of production."""
         self.rows = dict(event.rows)
+        rows_of = self.signature.rows_of
         for memory, theirs in ((self._given, event.inputs), (self._expected, event.outputs)):
             for name, collection in memory.items():
-                collection.copy_from(theirs[name].rows(self.rows[self.signature.rows_of[name]]))
+                collection.copy_from(theirs[name].rows(self.rows[rows_of[name]]))
 
     def differences(self) -> dict[str, Any]:
         """How far the shadow's answer is from production's: part of an event's record."""
@@ -135,20 +140,21 @@ def differences(
 ) -> dict[str, Any]:
     """`max_abs` and `max_rel` of an event's record, of the answers of the second version and of
     production. The relative difference is infinite where production's answer is zero."""
-    largest: dict[str, dict[str, float]] = {"max_abs": {}, "max_rel": {}}
+    max_abs: dict[str, float] = {}
+    max_rel: dict[str, float] = {}
     for bound in signature.outputs:
         name = bound.block.collection
         n = rows[bound.rows]
         answer = read_block(bound, ours[name].rows(n))
         expected = read_block(bound, theirs[name].rows(n))
         differ = (answer != expected) & ~(answer.isnan() & expected.isnan())
-        right = expected.double()[differ]  # torch has no abs of bool and uint16
-        gap = (answer.double()[differ] - right).abs()
+        reference = expected.double()[differ]  # torch has no abs of bool and uint16
+        gap = (answer.double()[differ] - reference).abs()
         if not answer.is_floating_point():
             gap = gap.clamp_min(1)  # large integers that differ may be one double
-        largest["max_abs"][bound.name] = _largest(gap)
-        largest["max_rel"][bound.name] = _largest(gap / right.abs())
-    return largest
+        max_abs[bound.name] = _largest(gap)
+        max_rel[bound.name] = _largest(gap / reference.abs())
+    return {"max_abs": max_abs, "max_rel": max_rel}
 
 
 def _largest(values: torch.Tensor) -> float:
@@ -173,26 +179,29 @@ class _Worker:
         """Copy an event whose call has ended, if there is room."""
         if self._closed or not event.writes or not self._process.here():
             return
-        begun = perf_counter()
+        start = perf_counter()
         with self._lock:
             if not self._free:
                 self._results.dropped.add()
                 return
             copy = self._free.pop()
         try:
-            ranges = self._shadow.signature.ranges
-            if copy is None or any(n > copy.room[dim] for dim, n in event.rows.items()):
-                copy = None
-                doubled = {dim: 1 << max(n - 1, 0).bit_length() for dim, n in event.rows.items()}
-                room = {dim: min(n, ranges[dim].limit) for dim, n in doubled.items()}
-                copy = _Copy(self._shadow, room)
+            if copy is None or any(n > copy.capacity[dim] for dim, n in event.rows.items()):
+                copy = None  # freed before the new one is allocated
+                copy = _Copy(self._shadow, self._capacity(event.rows))
             copy.take(event)
-            copy.seconds = perf_counter() - begun
+            copy.seconds = perf_counter() - start
         except Exception as error:
             self._free.append(copy)
             self._results.failed(error)
         else:
             self._work.put(copy)
+
+    def _capacity(self, rows: Mapping[str, int]) -> dict[str, int]:
+        """Rows for a new copy: the next power of two, so that growing events need few new ones."""
+        ranges = self._shadow.signature.ranges
+        doubled = {dim: 1 << max(n - 1, 0).bit_length() for dim, n in rows.items()}
+        return {dim: min(n, ranges[dim].limit) for dim, n in doubled.items()}
 
     def flush(self) -> None:
         """Wait until all events so far are compared, and save the results."""
@@ -222,7 +231,7 @@ class _Worker:
             if isinstance(work, threading.Event):  # of a `flush` that waits for it
                 work.set()
                 continue
-            begun = perf_counter() - work.seconds
+            start = perf_counter() - work.seconds  # the copy counts as work, too
             try:
                 work.binding(work.rows)
                 self._results.add(events=1, **work.differences())
@@ -230,8 +239,8 @@ class _Worker:
                 self._results.failed(error)
             self._free.append(work)
             now = perf_counter()
-            rested = now + _REST * (now - begun) / self._fraction
+            rested = now + _REST * (now - start) / self._fraction
             while not (self._closed or self._flushing) and (left := rested - perf_counter()) > 0:
-                sleep(min(left, 0.05))
+                sleep(min(left, 0.05))  # short, as `close` and `flush` end the rest
         self._results.end()
         self._shadow.close()

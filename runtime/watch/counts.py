@@ -33,6 +33,7 @@ class Counts(Record):
 
     @property
     def label(self) -> str:
+        """The version in messages: `name/3`, or only the model's name."""
         return f"{self.model}/{self.version}" if self.version else self.model
 
     def plus(self, other: Counts) -> Counts:
@@ -42,21 +43,24 @@ class Counts(Record):
                 f"counts of {other.label} ({other.digest[:12]}) beside counts of {self.label} "
                 f"({self.digest[:12]}): give those of one version"
             )
-        every = dict.fromkeys((*self.columns, *other.columns))
+        keys = dict.fromkeys((*self.columns, *other.columns))
         try:
-            columns = {key: _sum(self.columns.get(key), other.columns.get(key)) for key in every}
+            columns = {key: _sum(self.columns.get(key), other.columns.get(key)) for key in keys}
             return replace(self, calls=self.calls + other.calls, columns=columns)
         except ValueError as error:
             raise LoadError(f"these are no counts of {self.label}: {error}") from None
 
     def to_json(self) -> str:
+        """The text of a file of counts, which `read_counts` reads."""
         return json.dumps(as_data(self)) + "\n"
 
 
-def _sum(one: Sequence[int] | None, other: Sequence[int] | None) -> list[int]:
-    if one is None or other is None:
-        return list(one or other or ())
-    return [a + b for a, b in zip(one, other, strict=True)]
+def _sum(first: Sequence[int] | None, second: Sequence[int] | None) -> list[int]:
+    """The sums of the counts of one column, bin by bin; None: a column without counts. Raises
+    ValueError if the numbers of bins differ."""
+    if first is None or second is None:
+        return list(first or second or ())
+    return [a + b for a, b in zip(first, second, strict=True)]
 
 
 def read_counts(places: Sequence[Path], digest: str) -> Counts:
@@ -87,6 +91,7 @@ def read_counts(places: Sequence[Path], digest: str) -> Counts:
 
 
 def _read(file: Path) -> Counts:
+    """The counts in one file. Raises LoadError."""
     try:
         return read_record(Counts, read_plain(file))
     except OSError as error:
@@ -98,8 +103,8 @@ def _read(file: Path) -> Counts:
 def sum_of(counts: Sequence[Counts]) -> Counts:
     """The sum of at least one. LoadError if they count several versions, or in other bins."""
     total, *others = counts
-    for each in others:
-        total = total.plus(each)
+    for other in others:
+        total = total.plus(other)
     return total
 
 
@@ -108,9 +113,9 @@ class Counter:
 
     def __init__(self, profile: Profile, signature: Signature) -> None:
         self._tallies = [
-            (each, Tally(profile.columns[each.key].edges))
-            for each in components(signature)
-            if each.key in profile.columns
+            (component, Tally(profile.columns[component.key].edges))
+            for component in components(signature)
+            if component.key in profile.columns
         ]
         self._lock = Lock()
         self._calls = 0
@@ -119,14 +124,15 @@ class Counter:
         """Count the first rows of each collection, by its name; a scalar once. Memory of a GPU is
         copied, after the work of torch's current stream."""
         with self._lock:
-            for each, tally in self._tallies:
-                n = rows[each.collection] if each.has_rows else 1
-                tally.add(memory[each.collection].span(each.column.name, each.number), n)
+            for component, tally in self._tallies:
+                n = rows[component.collection] if component.has_rows else 1
+                collection = memory[component.collection]
+                tally.add(collection.span(component.column.name, component.number), n)
             self._calls += 1
 
     def counts(self, model: str, version: str | None, digest: str) -> Counts:
         """What was counted so far."""
         with self._lock:
-            columns = {each.key: tally.counts() for each, tally in self._tallies}
+            columns = {component.key: tally.counts() for component, tally in self._tallies}
             calls = self._calls
         return Counts(model=model, version=version, digest=digest, calls=calls, columns=columns)

@@ -61,11 +61,11 @@ class Share:
 def shares_of(bins: Bins, counts: Sequence[int]) -> list[Share]:
     """The shares of each kind and bin that has values."""
     names = [*KINDS, *(f"{number(low)} to {number(high)}" for low, high in pairwise(bins.edges))]
-    old, new = max(sum(bins.counts), 1), max(sum(counts), 1)
+    old_total, new_total = max(sum(bins.counts), 1), max(sum(counts), 1)
     return [
-        Share(name, a / old, b / new)
-        for name, a, b in zip(names, bins.counts, counts, strict=True)
-        if a or b
+        Share(name, old / old_total, new / new_total)
+        for name, old, new in zip(names, bins.counts, counts, strict=True)
+        if old or new
     ]
 
 
@@ -77,17 +77,20 @@ def drift(profile: Profile, counts: Counts) -> list[Moved]:
         if bins is None or len(bins.counts) != len(column):
             raise LoadError(f"these are no counts of {counts.label}: its columns have other bins")
     counted = {key: column for key, column in counts.columns.items() if sum(column)}
-    moved = [_moved(key, profile.columns[key], counted[key], len(counted)) for key in counted]
-    return sorted(moved, key=lambda each: (-each.psi, each.column))
+    differences = [_moved(key, profile.columns[key], counted[key], len(counted)) for key in counted]
+    return sorted(differences, key=lambda moved: (-moved.psi, moved.column))
 
 
 def _moved(key: str, bins: Bins, counts: Sequence[int], columns: int) -> Moved:
-    """How far the counts of a column are from the reference's bins."""
-    before, now = _shares(bins.counts), _shares(counts)
-    psi = sum((b - a) * math.log(b / a) for a, b in zip(before, now, strict=True))
-    js = sum(_half(a, b) + _half(b, a) for a, b in zip(before, now, strict=True))
+    """How far the counts of a column are from the reference's bins. `columns`: how many columns are
+    judged together."""
+    shares = list(zip(_shares(bins.counts), _shares(counts), strict=True))
+    psi = sum((b - a) * math.log(b / a) for a, b in shares)
+    js = sum(_divergence(a, b) + _divergence(b, a) for a, b in shares)
     old, new = sum(bins.counts), sum(counts)
     used = sum(a + b > 0 for a, b in zip(bins.counts, counts, strict=True))
+    # For samples of one distribution psi is about chi-squared, with used - 1 degrees of freedom,
+    # times 1 / old + 1 / new; this is the mean.
     chance = (used - 1) * (1 / max(old, 1) + 1 / new)
     significant = _differ(bins.counts, counts, _BY_CHANCE / columns)
     return Moved(
@@ -102,37 +105,44 @@ def _moved(key: str, bins: Bins, counts: Sequence[int], columns: int) -> Moved:
     )
 
 
-def _differ(one: Sequence[int], other: Sequence[int], by_chance: float) -> bool:
-    """Whether two samples come from different distributions. If they do not, the answer is wrong
-    with at most the probability `by_chance`.
+def _differ(first: Sequence[int], second: Sequence[int], by_chance: float) -> bool:
+    """Whether two samples, counted in the same bins, come from different distributions. If they do
+    not, the answer is wrong with at most the probability `by_chance`.
 
-    Half of it is for Pearson's test; there, bins in which few values are expected are taken
-    together. The other half is for single bins: of its values, the share in each sample is bounded
-    by H. Chernoff (1952), which holds for any number.
+    Half of it is for Pearson's test. The other half is for single bins: of its values, the share in
+    each sample is bounded by H. Chernoff (1952), which holds for any number.
     """
-    n, m = sum(one), sum(other)
+    n, m = sum(first), sum(second)
     if not n or not m:
         return False
-    pairs = list[tuple[int, int]]()
-    few_a = few_b = 0
-    for a, b in zip(one, other, strict=True):
-        if (a + b) * min(n, m) < _FEWEST * (n + m):
-            few_a += a
-            few_b += b
-        else:
-            pairs.append((a, b))
-    if (few_a + few_b) * min(n, m) >= _FEWEST * (n + m):
-        pairs.append((few_a, few_b))
-    squares = sum((m * a - n * b) ** 2 / (a + b) for a, b in pairs) / (n * m)
-    if len(pairs) > 1 and squares > _chi_squared(len(pairs) - 1, by_chance / 2):
+    bins = list(zip(first, second, strict=True))
+    pooled = _pooled(bins, n, m)
+    # Pearson's statistic: the sum of (found - expected)**2 / expected over both samples.
+    squares = sum((m * a - n * b) ** 2 / (a + b) for a, b in pooled) / (n * m)
+    if len(pooled) > 1 and squares > _chi_squared(len(pooled) - 1, by_chance / 2):
         return True
-    most = max(_unlikely(a, b, n, m) for a, b in zip(one, other, strict=True))
-    return most > math.log(4 * len(one) / by_chance)
+    largest = max(_unlikely(a, b, n, m) for a, b in bins)
+    # The bound is tried for each bin and on both sides: 2 * len(bins) times.
+    return largest > math.log(4 * len(bins) / by_chance)
+
+
+def _pooled(bins: Sequence[tuple[int, int]], n: int, m: int) -> list[tuple[int, int]]:
+    """The counts of two samples of n and m values, with the bins in which few values are expected
+    taken together; left out if even together they have few."""
+
+    def has_few(a: int, b: int) -> bool:  # the smaller sample expects (a + b) * min / (n + m)
+        return (a + b) * min(n, m) < _FEWEST * (n + m)
+
+    pooled = [(a, b) for a, b in bins if not has_few(a, b)]
+    few = [(a, b) for a, b in bins if has_few(a, b)]
+    rest = sum(a for a, _ in few), sum(b for _, b in few)
+    return pooled if has_few(*rest) else [*pooled, rest]
 
 
 def _unlikely(a: int, b: int, n: int, m: int) -> float:
-    """The logarithm of the reciprocal of a bound for the probability that of a + b values at least
-    so many more than expected, or fewer, lie in the second sample of m values."""
+    """How unlikely the counts a and b of one bin are, in samples of n and m values of the same
+    distribution: the logarithm of the reciprocal of Chernoff's bound for the probability that of
+    the a + b values at least so many more than expected, or fewer, lie in the second sample."""
     if not a + b:
         return 0.0
     shares = ((a, n / (n + m)), (b, m / (n + m)))
@@ -140,11 +150,13 @@ def _unlikely(a: int, b: int, n: int, m: int) -> float:
 
 
 def _shares(counts: Sequence[int]) -> list[float]:
+    """The share of each bin, with half a value more in each."""
     total = sum(counts) + 0.5 * len(counts)
-    return [(each + 0.5) / total for each in counts]
+    return [(count + 0.5) / total for count in counts]
 
 
-def _half(a: float, b: float) -> float:
+def _divergence(a: float, b: float) -> float:
+    """Half the Kullback-Leibler divergence, in bits, of a share a from the mean of a and b."""
     return 0.5 * a * math.log2(2 * a / (a + b))
 
 
@@ -153,16 +165,20 @@ def _chi_squared(freedom: int, above: float) -> float:
     M. M. Hilferty, 1931)."""
     from statistics import NormalDist  # here: it takes 10 ms, and opening a version needs it not
 
-    part = 2 / (9 * freedom)
-    return float(freedom * (1 - part + NormalDist().inv_cdf(1 - above) * math.sqrt(part)) ** 3)
+    # The cube root of chi-squared / freedom is about normal, around 1 - variance.
+    variance = 2 / (9 * freedom)
+    quantile = NormalDist().inv_cdf(1 - above)
+    return float(freedom * (1 - variance + quantile * math.sqrt(variance)) ** 3)
 
 
 def _changes(bins: Bins, counts: Sequence[int]) -> Iterator[str]:
     """The three kinds of values or bins whose shares changed most."""
-    changed = [each for each in shares_of(bins, counts) if each.reference != each.counted]
-    for each in sorted(changed, key=lambda e: -abs(e.counted - e.reference))[:3]:
-        yield f"{each.name}: {_percent(each.reference)} to {_percent(each.counted)}"
+    changed = [share for share in shares_of(bins, counts) if share.reference != share.counted]
+    changed.sort(key=lambda share: -abs(share.counted - share.reference))
+    for share in changed[:3]:
+        yield f"{share.name}: {_percent(share.reference)} to {_percent(share.counted)}"
 
 
 def _percent(share: float) -> str:
+    """A share in percent, as text."""
     return f"{number(100 * share)} %"

@@ -63,6 +63,7 @@ class Profile(Record):
     columns: dict[str, Bins]
 
     def to_json(self) -> str:
+        """The text of `PROFILE`."""
         return json.dumps(as_data(self), indent=1) + "\n"
 
 
@@ -76,10 +77,12 @@ class Component:
 
     @cached_property
     def has_rows(self) -> bool:
+        """False for a scalar, which has one value for all rows."""
         return self.column.kind != "scalar"
 
     @property
     def key(self) -> str:
+        """Its key in `Profile.columns`."""
         index = f"[{self.number}]" if self.column.components > 1 else ""
         return f"{self.collection}/{self.column.name}{index}"
 
@@ -106,17 +109,17 @@ def bins_of(values: npt.NDArray[Any]) -> Bins:
     from runtime.watch.tally import counted
 
     finite = values[np.isfinite(values) & (values != 0)]
-    different = np.unique(finite)
-    if len(different) > BINS:
-        places = np.linspace(0, 1, BINS + 1)
-        different = np.unique(np.quantile(finite, places, method="lower"))[:-1]
-    edges = sorted({float(each) for each in different})
-    if edges:
-        edges.append(max(_next(finite.max()), math.nextafter(edges[-1], math.inf)))
+    starts = np.unique(finite)
+    if len(starts) > BINS:
+        shares = np.linspace(0, 1, BINS + 1)
+        starts = np.unique(np.quantile(finite, shares, method="lower"))[:-1]
+    edges = sorted({float(start) for start in starts})  # large integers may be the same float
+    if edges:  # a bin ends below its upper edge: the last one must lie above the largest value
+        edges.append(max(_next_larger(finite.max()), math.nextafter(edges[-1], math.inf)))
     return Bins(edges=edges, counts=counted(edges, values))
 
 
-def _next(value: np.generic) -> float:
+def _next_larger(value: np.generic) -> float:
     """The next larger number of the same dtype."""
     import numpy as np
 
@@ -127,6 +130,7 @@ def _next(value: np.generic) -> float:
 
 
 def has_profile(bundle: Bundle) -> bool:
+    """True unless the version is of an older release, or its reference was not the user's rows."""
     return PROFILE in bundle.files
 
 
@@ -151,4 +155,4 @@ def profiled(pieces: Iterable[Mapping[str, npt.NDArray[Any]]]) -> Profile:
     for piece in pieces:
         for key, values in piece.items():
             by_key.setdefault(key, []).append(values)
-    return Profile(columns={key: bins_of(np.concatenate(parts)) for key, parts in by_key.items()})
+    return Profile(columns={key: bins_of(np.concatenate(arrays)) for key, arrays in by_key.items()})

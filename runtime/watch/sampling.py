@@ -54,6 +54,7 @@ class Watcher:
         tell(self)
 
     def after_fork(self) -> None:
+        """Begin with no counts and a new file; called in the child of a fork too."""
         self._counter, self._written = Counter(self._profile, self._signature), 0
         name = re.sub(r"[^\w.-]", "_", f"{self._label}-{gethostname()}-{os.getpid()}")
         self.file = self._folder / f"{name}-{token_hex(4)}.json"
@@ -69,6 +70,7 @@ class Watcher:
         share = self._share
 
         def call(*args: P.args, **kwargs: P.kwargs) -> None:
+            """Run; a call that raises is not counted."""
             run(*args, **kwargs)
             if _draw() < share:
                 self._count(binding)
@@ -99,8 +101,8 @@ class Watcher:
         self._folder.mkdir(parents=True, exist_ok=True)
         write_whole(self.file, counts.to_json())
         self._written = counts.calls
-        moved = {each.column: each.psi for each in drift(self._profile, counts)}
-        record_drift(counts.model, counts.version or "", moved)
+        indices = {moved.column: moved.psi for moved in drift(self._profile, counts)}
+        record_drift(counts.model, counts.version or "", indices)
 
 
 class _Writer:
@@ -112,16 +114,18 @@ class _Writer:
         self._process = 0
 
     def add(self, watcher: Watcher) -> None:
+        """Keep the file of a watcher written from now on. This is called for each counted call."""
         if watcher in self._watchers and self._process == os.getpid():
             return
         with self._lock:
             self._watchers[watcher] = None
-            begins = self._process != os.getpid()  # the first one here, also in a child of a fork
+            is_first = self._process != os.getpid()  # in this process, which may be a fork's child
             self._process = os.getpid()
-        if begins:
+        if is_first:
             keep_written(self.write, "the counts of calls")
 
     def write(self) -> None:
+        """Write the files of all watchers that have counted something new."""
         with self._lock:
             watchers = list(self._watchers)
         for watcher in watchers:
@@ -134,12 +138,13 @@ _WRITER = _Writer()
 def watcher(opened: Opened, device: Device | torch.device) -> Watcher | None:
     """The watcher of a version on a device; None if nothing is to be counted. Raises LoadError."""
     share = opened.opening.watch
-    asked = share is not None
+    by_variable = share is None
     if share is None:
         share = _share(os.environ.get(SHARE) or "0")
     if not share:
         return None
-    if not asked and not has_profile(opened.bundle):
+    # The variable is meant for all versions of a process: one without a profile is no error then.
+    if by_variable and not has_profile(opened.bundle):
         log.warning("%s is not watched: it has no %s", opened.label, PROFILE)
         return None
     if device.type != "cpu" and not torch_runs_on(device):
@@ -153,6 +158,7 @@ def counts_folder() -> Path:
 
 
 def _share(text: str) -> float:
+    """The share in the variable's text. Raises LoadError if it is no number from 0 to 1."""
     try:
         share = float(text)
     except ValueError:

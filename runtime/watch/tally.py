@@ -21,13 +21,14 @@ class Tally:
     def __init__(self, edges: Sequence[float]) -> None:
         self._edges = np.array(edges, np.float64)
         self._counts = np.zeros(_KINDS + max(len(edges) - 1, 0), np.int64)
-        self._into = (self._edges.ctypes.data, len(edges), self._counts.ctypes.data)
+        # What `count_between` takes: the edges' address and number, and the counts' address.
+        self._bins = (self._edges.ctypes.data, len(edges), self._counts.ctypes.data)
 
     def add(self, span: Span, n: int) -> None:
-        """Count the first n values."""
+        """Count the first n values. Memory of a GPU is copied, after torch's current stream."""
         if span.dtype in _WIDER or span.device.type != "cpu":
-            span = _plain(span.first(n))
-        count_between(span.address, span.dtype, n, *self._into)
+            span = _on_cpu(span.first(n))
+        count_between(span.address, span.dtype, n, *self._bins)
 
     def counts(self) -> list[int]:
         """The numbers of values: those of `KINDS`, then one for each bin."""
@@ -37,17 +38,19 @@ class Tally:
 def counted(edges: Sequence[float], values: npt.NDArray[Any]) -> list[int]:
     """The numbers of values, `(n,)`, as `Tally.counts`."""
     tally = Tally(edges)
-    tally.add(_of_array(np.ascontiguousarray(values)), len(values))
+    tally.add(_array_span(np.ascontiguousarray(values)), len(values))
     return tally.counts()
 
 
-def _plain(span: Span) -> Span:
-    """The values on the CPU, those of 16 bits as float32."""
+def _on_cpu(span: Span) -> Span:
+    """A copy of the values on the CPU, those of 16 bits as float32. Only float16 on a CPU needs no
+    torch."""
     if span.device.type == "cpu" and span.dtype == "float16":
-        return _of_array(span.numpy().astype(np.float32))
+        return _array_span(span.numpy().astype(np.float32))
     values = span.tensor().cpu()
     return span_of(values.float() if span.dtype in _WIDER else values)
 
 
-def _of_array(values: npt.NDArray[Any]) -> Span:
+def _array_span(values: npt.NDArray[Any]) -> Span:
+    """The memory of a contiguous array, which the span keeps alive."""
     return Span(values.ctypes.data, values.dtype.name, values.shape, owner=values)

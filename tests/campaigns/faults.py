@@ -35,13 +35,13 @@ FAULTS = (
     ),
     Fault(
         "files that SHA256SUMS does not list are accepted",
-        "if extra := sorted(there - listed.keys() - _BESIDE):",
+        "if extra := sorted(present - listed.keys() - _BESIDE):",
         "if extra := []:",
         ("test_bundle.test_damage",),
     ),
     Fault(
         "the registry's digest is not compared with the files'",
-        "another = found.digest != registered",
+        "another = opened.digest != registered",
         "another = False",
         ("test_another_bundle_in_the_store_is_refused",),
     ),
@@ -72,7 +72,7 @@ FAULTS = (
     ),
     Fault(
         "the signature that a policy demands is not required",
-        "    asked += [tuple(trusted(pem, origin) for pem in keys) "
+        "    groups += [tuple(trusted(pem, origin) for pem in keys) "
         "for origin, keys in signers.items()]",
         "",
         ("test_a_policy_of_the_registry",),
@@ -98,14 +98,14 @@ FAULTS = (
     ),
     Fault(
         "a promotion counts although the history does not contain it",
-        "known = [promotion for promotion in history if promotion == promotion.of(self)]",
-        "known = [meant]",
+        "recorded = [promotion for promotion in history if promotion == promotion.of(self)]",
+        "recorded = [tagged]",
         ("test_written_by_hand",),
     ),
     Fault(
         "the trusted keys of the host are ignored",
-        "asked = [] if host is None else [host]",
-        "asked: list[tuple[Trusted, ...]] = []",
+        "groups = [] if host is None else [host]",
+        "groups: list[tuple[Trusted, ...]] = []",
         ("test_request.test_the_host",),
     ),
     Fault(
@@ -154,7 +154,7 @@ FAULTS = (
     ),
     Fault(
         "a promotion passes although the gates did not apply a policy of the registry",
-        "if p.origin not in policies",
+        "if asked.origin not in origins",
         "if False",
         ("test_a_promotion_that_did_not_ask_it",),
     ),
@@ -184,8 +184,8 @@ FAULTS = (
     ),
     Fault(
         "a version that has an alias is removed",
-        "    if version.aliases:\n        held",
-        "    if False:\n        held",
+        "    if version.aliases:\n        aliases",
+        "    if False:\n        aliases",
         ("test_a_version_with_an_alias",),
     ),
     Fault(
@@ -206,8 +206,8 @@ FAULTS = (
     ),
     Fault(
         "a version that came into production without the gates becomes @previous",
-        "        if holder != than and self._was_let_in(holder):",
-        "        if holder != than:",
+        "        if holder != other_than and self._was_let_in(holder):",
+        "        if holder != other_than:",
         (
             "test_alias_that_others_moved",
             "test_a_promotion_over_what_no_gate_saw_leaves_no_way_back_to_it",
@@ -233,8 +233,8 @@ FAULTS = (
     ),
     Fault(
         "one of several required approvals is enough",
-        'yield Decision("approvals", not missing, given, needed, detail)',
-        'yield Decision("approvals", given != "none", given, needed, detail)',
+        'yield Decision("approvals", not missing, approved, needed, detail)',
+        'yield Decision("approvals", approved != "none", approved, needed, detail)',
         ("test_approvals",),
     ),
     Fault(
@@ -245,13 +245,13 @@ FAULTS = (
     ),
     Fault(
         "a promotion covers targets that its gates did not check",
-        "annexes={t: digest for t, digest in found.annexes.items() if t in seen},",
-        "annexes=dict(found.annexes),",
+        "annexes={t: digest for t, digest in current.annexes.items() if t in seen},",
+        "annexes=dict(current.annexes),",
         ("test_a_promotion_remembers_what_its_gates_saw",),
     ),
     Fault(
         "a promotion drops the targets that an earlier promotion covered",
-        "seen = {*annexes, *(before.annexes if before else ())}",
+        "seen = {*annexes, *(earlier.annexes if earlier else ())}",
         "seen = {*annexes}",
         ("test_a_promotion_remembers_what_its_gates_saw",),
     ),
@@ -314,8 +314,9 @@ FAULTS = (
     ),
     Fault(
         "the file lock is not taken",
-        "        held = lock.acquire()\n    except Timeout:\n        raise RegistryUn",
-        "        held = contextlib.nullcontext()\n    except Timeout:\n        raise RegistryUn",
+        "        acquired = lock.acquire()\n    except Timeout:\n        raise RegistryUn",
+        "        acquired = contextlib.nullcontext()\n"
+        "    except Timeout:\n        raise RegistryUn",
         ("test_file_lock_waits_and_says_who_to_stop",),
     ),
     Fault(
@@ -326,7 +327,7 @@ FAULTS = (
     ),
     Fault(
         "a lease is taken from a writer that is alive",
-        "elif now - self._since > LEASE_S:",
+        "elif now - self._seen_since > LEASE_S:",
         "else:",
         ("test_an_owner_is_dead_when_it_was_seen_for_as_long_as_a_lease_lasts",),
     ),
@@ -370,7 +371,7 @@ FAULTS = (
     ),
     Fault(
         "a shadow does not pause between events",
-        "rested = now + _REST * (now - begun) / self._fraction",
+        "rested = now + _REST * (now - start) / self._fraction",
         "rested = now",
         ("test_it_works_for_no_more_than_its_fraction_of_the_time",),
     ),
@@ -388,8 +389,8 @@ FAULTS = (
     ),
     Fault(
         "production takes a canary that no gate let in",
-        'open_version(_asked("share", share, session, opening, canary), canary=True)',
-        'open_version(_asked("share", share, session, replace(opening, mode="test"), canary))',
+        '_second_opening("share", share, session, opening, canary), canary=True)',
+        '_second_opening("share", share, session, replace(opening, mode="test"), canary))',
         ("test_production_takes_only_what_gates_let_in",),
     ),
     Fault(
@@ -418,15 +419,15 @@ FAULTS = (
     ),
     Fault(
         "a damaged copy in the cache is used",
-        "            opened = _opened(kind, version, target, held.path, verify)\n"
+        "            opened = _open_registered(kind, version, target, entry.path, verify)\n"
         "        except BundleError as error:",
-        "            opened = _opened(kind, version, target, held.path, False)\n"
+        "            opened = _open_registered(kind, version, target, entry.path, False)\n"
         "        except BundleError as error:",
         ("test_host_cache.test_a_flipped_bit",),
     ),
     Fault(
         "an entry of the cache is removed while it is in use",
-        "            if not alone:\n                return False\n",
+        "            if not unused:\n                return False\n",
         "",
         ("test_eviction_spares_what_is_used",),
     ),
@@ -438,13 +439,14 @@ FAULTS = (
     ),
     Fault(
         "the record of a lookup is kept although the registry has refused the version",
-        "            if found.asked:\n                self._record.forget(str(self.ref))\n",
+        "            if lookup.asked:\n                self._record.forget(str(self.ref))\n",
         "",
         ("test_withdrawn",),
     ),
     Fault(
         "an older answer of the registry replaces a newer one",
-        "            if last is not None and last.at > found.at:\n                return\n",
+        "            if recorded is not None and recorded.at > lookup.at:\n"
+        "                return\n",
         "",
         ("test_an_older_answer_replaces_no_newer_one",),
     ),
@@ -547,7 +549,7 @@ FAULTS = (
     Fault(
         "NaN agrees with anything",
         "mismatch = ~finite & ~same",
-        "mismatch = ~finite & ~same & ~a.isnan()",
+        "mismatch = ~finite & ~same & ~found64.isnan()",
         ("test_nan_and_infinity",),
     ),
     Fault(
@@ -685,8 +687,8 @@ FAULTS = (
     ),
     Fault(
         "outputs may lie in read-only memory",
-        "        if collection.readonly:\n            copied",
-        "        if False:\n            copied",
+        "        if collection.readonly:\n            why",
+        "        if False:\n            why",
         ("test_read_only_memory_is_an_input_only",),
     ),
     Fault(

@@ -112,7 +112,7 @@ class Place:
         export_to(other, Ref(NAME), self.folder / "export")
 
         with registry.client(write=True) as client:
-            experiment = models.made_experiment(registry, client, NAME, NAME)
+            experiment = models.ensure_experiment(registry, client, NAME, NAME)
             upload.upload(client, upload.begin(client, experiment, NAME, self.bundle(8)),
                           self.bundle(8))  # fmt: skip
             run = str(registry.find(f"{NAME}/3").run_id)

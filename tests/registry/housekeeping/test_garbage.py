@@ -18,7 +18,7 @@ from registry.housekeeping import garbage
 from registry.housekeeping.export_import import export_to
 from registry.housekeeping.garbage import collect
 from registry.store import upload
-from registry.store.bundle_files import annex_place, stored
+from registry.store.bundle_files import annex_place, stored_sizes
 from registry.trust import sign
 from tests.models import registries
 from tests.models.bundles import PASSED, MakeBundle, write_annex
@@ -275,4 +275,4 @@ def test_a_file_that_others_remove_meanwhile_has_no_size(
 ) -> None:
     monkeypatch.setattr(os, "walk", lambda root: [(root, [], ["manifest.json", "removed"])])
     size = (bundle.path / "manifest.json").stat().st_size
-    assert stored(registry, str(bundle.path)) == {"manifest.json": size}
+    assert stored_sizes(registry, str(bundle.path)) == {"manifest.json": size}
