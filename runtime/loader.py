@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack, cast
 
+from engines.base import Executable
 from engines.errors import RunError
 from engines.native import gpus
 from engines.processes import Lock
@@ -21,7 +22,6 @@ from runtime.errors import LoadError
 from runtime.opening import (
     Mode,
     Opened,
-    OpenedHere,
     Opening,
     Options,
     name_of,
@@ -120,13 +120,12 @@ def _require_reference(opened: Opened, device: Device | torch.device) -> None:
 def _session(opened: Opened, device: torch.device) -> Session:
     """A session on one device: compared in test mode, counted if `watch` says so."""
     _require_reference(opened, device)
-    artifact = open_here(opened, device)
+    here = open_here(opened, device)
+    executable, origin, any_start = here.executable, here.origin, here.any_start
     if opened.production:
-        session = Session(
-            opened.signature, artifact.executable, device, artifact.origin, artifact.any_start
-        )
+        session = Session(opened.signature, executable, device, origin, any_start)
     else:
-        session = _checked_session(opened, artifact, device)
+        session = checked(opened, executable, device, origin, any_start)
     if opened.opening.watch is not None or "PIPELINE_WATCH" in os.environ:
         from runtime.watch import watcher
 
@@ -210,18 +209,16 @@ def _reopening(opened: Opened, device: torch.device | None, origin: Origin | Non
     return Reopening(pinned, registry, opened.bundle.digest, str(device or AUTO))
 
 
-def _checked_session(opened: Opened, artifact: OpenedHere, device: torch.device) -> CheckedSession:
+def checked(
+    opened: Opened, executable: Executable, device: torch.device, origin: Origin, any_start: bool
+) -> CheckedSession:
     """A session that compares every answer with the portable program's, on the same device."""
     from runtime.checked import CheckedSession, recorded_tolerances  # they need torch
 
+    reference = open_program(opened, device)
+    tolerances = recorded_tolerances(opened.bundle.manifest)
     return CheckedSession(
-        opened.signature,
-        artifact.executable,
-        open_program(opened, device),
-        recorded_tolerances(opened.bundle.manifest),
-        device,
-        artifact.origin,
-        artifact.any_start,
+        opened.signature, executable, reference, tolerances, device, origin, any_start
     )
 
 

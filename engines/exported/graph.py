@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +98,7 @@ def _read_as_bytes(graph: Graph, node: Node) -> None:
             number = insert(graph, aten._to_copy.default, piece, dtype=torch.float32)
         with graph.inserting_after(number):
             truth = insert(graph, aten.ne.Scalar, number, 0)
-        piece.replace_all_uses_with(truth, lambda user, own=number: user is not own)
+        piece.replace_all_uses_with(truth, partial(operator.is_not, number))
 
 
 def without_checks(graph: Graph) -> None:

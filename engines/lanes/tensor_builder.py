@@ -152,7 +152,8 @@ class Builder:
         an element's address is linear in each index."""
         base, index = tensor, tensor.variables()
         while isinstance(base, View):
-            base, index = base.base, base.where(index)
+            index = base.where(index)
+            base = base.base
         if isinstance(base, Argument | Constant | Uniform) or not is_linear(index):
             return self.copy(tensor)
         return tensor

@@ -37,7 +37,7 @@ from registry.bundle.pulled import PROMOTED, PulledNote, read_note
 from registry.history.event_log import (
     _RECORD,
     Event,
-    _read,
+    _read_event,
     aliases_at,
     approvers,
     gaps,
@@ -290,7 +290,7 @@ def cut(content: bytes) -> dict[str, str]:
 @given(altered_json(EVENT), st.one_of(st.just(1), st.integers(-(2**63), 2**63)))
 def test_event_of_the_history(content: bytes, milliseconds: int) -> None:
     with only_ours():
-        event = _read(run_with(cut(content), milliseconds), "jets")
+        event = _read_event(run_with(cut(content), milliseconds), "jets")
         with printed():
             show([describe_history("jets", [event])])
         require_plain(event_markdown(event))
@@ -413,7 +413,7 @@ def test_the_records_that_are_altered_are_sound(place: Path) -> None:
     assert record_from_json(AnnexRecord, json.dumps(ANNEX), "", 1).target == V3
     put(place / PROMOTED, json.dumps(NOTE).encode())
     assert read_note(place) == PulledNote(**NOTE)  # type: ignore[arg-type]
-    event = _read(run_with(cut(json.dumps(EVENT).encode()), 1), "jets")
+    event = _read_event(run_with(cut(json.dumps(EVENT).encode()), 1), "jets")
     assert (event.number, event.decisions) == (3, (Decision(**DECISION),))  # type: ignore[arg-type]
     assert isinstance(event, Event)
     version = version_with({"promotion.production": json.dumps(PROMOTION)})

@@ -167,7 +167,8 @@ def _phase(
     """The results of a transposed convolution at one phase; None if there are none. Only each
     `stride`-th element of the kernel, from `phase` on, meets them, in reverse order."""
     dims = range(len(phase))
-    taps = weight[(..., *(slice(phase[d], None, sizes.stride[d]) for d in dims))]
+    of_phase: tuple[Any, ...] = tuple(slice(phase[d], None, sizes.stride[d]) for d in dims)
+    taps = weight[(..., *of_phase)]
     spans = [
         _Span.of(
             phase=phase[d],
