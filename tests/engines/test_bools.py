@@ -77,7 +77,5 @@ def test_every_byte_but_0_is_true(built: Built, engine: str, n: int) -> None:
 
 def numbers(values: Tensor) -> list[float]:
     """The values of a column; of a bool column its bytes, since true must be written as 1."""
-    plain: list[float] = (
-        values.view(torch.uint8) if values.dtype == torch.bool else values
-    ).tolist()
-    return plain
+    plain = values.view(torch.uint8) if values.dtype == torch.bool else values
+    return [float(value) for value in plain.tolist()]
