@@ -501,8 +501,8 @@ def test_selections(slow: bool) -> None:
 @pytest.fixture
 def tied_images() -> Tensor:
     """Images in which several pixels of a window may be the largest."""
-    generator = torch.Generator().manual_seed(2)
-    return torch.rand(MOST, 4, 9, 7, generator=generator).mul(5).round() / 5 + 0.1
+    torch.manual_seed(2)
+    return torch.rand(MOST, 4, 9, 7).mul(5).round() / 5 + 0.1
 
 
 def test_pools(tied_images: Tensor) -> None:
@@ -556,7 +556,7 @@ CASTS: Table = {
 
 
 def test_slices_beyond_the_size_casts_and_constants() -> None:
-    """The numbers, and their signs: a wrong slice or constant may differ by the sign of a 0 only."""
+    """The numbers and their signs: a wrong answer may differ by the sign of a zero only."""
     torch.manual_seed(0)
     x = torch.randn(MOST, 6)
     x[0] = torch.tensor([0.0, -0.0, INF, -INF, NAN, 1.0])
