@@ -13,7 +13,7 @@ from engines.kinds import host_cpu_levels
 from engines.lanes.functions import FUNCTIONS, call, carrier
 from engines.lanes.planning.source_file import HEADERS
 from tests.engines.lanes.harness import MOST, compiled_row
-from tests.engines.lanes.programs import wrong
+from tests.engines.lanes.programs import wrong_programs
 
 _ON_CPU = """
 #include "prelude.h"
@@ -52,7 +52,7 @@ def test_the_headers_have_each_function_of_the_table(headers: str, tmp_path: Pat
 
 
 def test_random_programs_have_the_answers_of_eager_torch() -> None:
-    assert [program.titles for program in wrong(range(6), steps=8)] == []
+    assert [program.titles for program in wrong_programs(range(6), steps=8)] == []
 
 
 class Block(nn.Module):

@@ -31,17 +31,19 @@ class Modes:
     arguments: Mapping[str, Values] = field(default_factory=dict)
 
     def combinations(self) -> Iterator[dict[str, Any]]:
+        """Each combination of a value of every argument."""
         for values in itertools.product(*self.arguments.values()):
             yield dict(zip(self.arguments, values, strict=True))
 
 
 def _pool(function: Callable[..., Any], shape: tuple[int, ...], **more: Values) -> Modes:
+    """The modes of a pool, and `more` arguments."""
     window = {"kernel_size": (2, 3), "stride": (1, 2), "padding": (0, 1), "ceil_mode": _BOTH}
     return Modes(function, [shape], {**window, **more})
 
 
 def _resized(modes: Values, shape: tuple[int, ...], **more: Values) -> Modes:
-    """`scale_factor` makes the input larger and smaller."""
+    """The modes of `interpolate`; `scale_factor` makes the input larger and smaller."""
     scales = {"mode": modes, "scale_factor": (2.0, 1.5, 0.5)}
 
     def resized(x: Tensor, **given: Any) -> Tensor:
@@ -51,7 +53,7 @@ def _resized(modes: Values, shape: tuple[int, ...], **more: Values) -> Modes:
 
 
 def _loss(function: Callable[..., Any], **more: Values) -> Modes:
-    """The target is between 0 and 1."""
+    """A loss of two tensors of the row; inputs and targets are between 0 and 1."""
 
     def loss(x: Tensor, target: Tensor, **given: Any) -> Any:
         return function(x.sigmoid(), target.sigmoid(), **given)
@@ -249,17 +251,17 @@ MODES: dict[str, Modes] = {
 
 def cases_of_modes(name: str) -> list[Case]:
     """A case for each combination that eager torch takes."""
-    modes, made = MODES[name], list[Case]()
+    modes, cases = MODES[name], list[Case]()
     generator = torch.Generator().manual_seed(0)
     tensors = [torch.randn(shape, generator=generator) * 2 for shape in modes.shapes]
     for number, given in enumerate(modes.combinations()):
 
-        def one(*row: Tensor, given: dict[str, Any] = given) -> Any:
+        def of_row(*row: Tensor, given: dict[str, Any] = given) -> Any:
             return modes.function(*row, **given)
 
         title = ", ".join(f"{key}={value}" for key, value in given.items())
         try:
-            made.append(case_of(f"{name} {title}", number, one, tensors))
+            cases.append(case_of(f"{name} {title}", number, of_row, tensors))
         except NoSampleError:  # eager torch refuses these arguments together
             continue
-    return made
+    return cases
