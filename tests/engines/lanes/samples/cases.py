@@ -278,8 +278,8 @@ def _rows(own: Tensor, generator: torch.Generator) -> Tensor:
     """Values for each row: the sample's own, then others, then special ones.
 
     Of three rows, one has the elements in another order, one in another order and each on a scale
-    of its own, and one in the same order, all on one scale. The special values come three times: once from some element to the
-    end, then twice as one element."""
+    of its own, and one in the same order, all on one scale. The special values come three times:
+    once from some element to the end, then twice as one element."""
     rows = [own]
     for row in range(1, MOST):
         x = own.flatten().roll(row // 3 if row % 3 else 0).reshape(own.shape)
