@@ -510,7 +510,7 @@ OLDER: dict[str, tuple[bool, Case]] = {
 
 
 @pytest.mark.parametrize("name", OLDER)
-def test_a_version_that_was_not_validated_on_windows_takes_aligned_ones(
+def test_a_version_that_was_not_validated_on_windows_refuses_odd_ones(
     older: Both, name: str
 ) -> None:
     taken, case = OLDER[name]
