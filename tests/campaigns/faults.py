@@ -842,7 +842,7 @@ FAULTS = (
         "C++ accepts a signature of other files",
         "if (good && signed_here) continue;",
         "if (good || signed_here) continue;",
-        ("test_downstream.test_signatures",),
+        ("test_a_signature_is_of_exactly_these_files",),
     ),
     Fault(
         "C++ does not check the files again after it has opened them",
