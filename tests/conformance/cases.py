@@ -114,6 +114,7 @@ def rows_case(
 
 
 def classifier() -> nn.Module:
+    """Two classes of three features; both have the same score, so that both get 0.5."""
     return nn.Sequential(linear([[1, 1, 0], [1, 1, 0]], 0.0), nn.Softmax(1))
 
 
@@ -294,6 +295,7 @@ def deep_set_case() -> Case:
 
 
 def masked_case() -> Case:
+    """Particles whose feature eta is masked."""
     draw = np.random.default_rng(3)
     given: dict[str, Array] = {
         name: draw.normal(size=32).astype(np.float32) for name in ("pt", "eta", "phi")

@@ -220,12 +220,14 @@ def test_test_mode_runs_what_was_not_promoted(project: Path, jets: Built) -> Non
 
 
 def truncate(folder: Path) -> str:
+    """The library lacks its last byte."""
     (library,) = (folder / AOTI).glob("*.so")
     library.write_bytes(library.read_bytes()[:-1])
     return library.name
 
 
 def flip(folder: Path) -> str:
+    """One bit of the weights differs."""
     weights = folder / AOTI / "weights.bin"
     content = bytearray(weights.read_bytes())
     content[3] ^= 1
@@ -234,11 +236,13 @@ def flip(folder: Path) -> str:
 
 
 def remove(folder: Path) -> str:
+    """The program is missing."""
     (folder / "program.pt2").unlink()
     return "program.pt2"
 
 
 def later(folder: Path) -> str:
+    """The manifest is one of a later schema, and sealed."""
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps(manifest | {"schema_version": 2}))
     seal(folder)

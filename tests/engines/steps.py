@@ -44,6 +44,7 @@ def kill_itself() -> None:
 
 
 def end_by_a_real_time_signal() -> None:
+    """Ends by a signal for which Python has no name."""
     os.kill(os.getpid(), signal.SIGRTMIN + 6)
 
 
@@ -103,6 +104,7 @@ def raise_theirs() -> None:
 
 
 def raise_nothing_said() -> None:
+    """Raises an error without a message."""
     raise ValueError
 
 

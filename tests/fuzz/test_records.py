@@ -282,10 +282,12 @@ EVENT = {
 
 
 def run_with(tags: Mapping[str, str], milliseconds: int, status: str = "FINISHED") -> StoredRun:
+    """A run of MLflow, which began and ended at this time, with these tags."""
     return StoredRun("run", status, milliseconds, milliseconds, tags)
 
 
 def cut(content: bytes) -> dict[str, str]:
+    """The tags in which an event is kept: its text in pieces."""
     text = content.decode(errors="replace")
     return {f"{_RECORD}{i:03}": text[at : at + 50] for i, at in enumerate(range(0, len(text), 50))}
 

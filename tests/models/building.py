@@ -97,6 +97,7 @@ class Built:
         return engine(name).open(self.files[name], torch.device("cpu"))
 
     def session(self, name: str) -> Session:
+        """A session of the artifact of the engine with this name."""
         return Session(self.signature, self.executable(name))
 
     def collections(

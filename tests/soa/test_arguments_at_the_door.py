@@ -1,5 +1,5 @@
-"""Values of a wrong kind for an argument of a public function: one line of ours, and no Python
-error from inside."""
+"""Values of a wrong kind for an argument of a public function: an error of ours, of one line, and
+no Python error from inside. Some of the values are right, and may be taken."""
 
 from __future__ import annotations
 
@@ -88,12 +88,12 @@ either_load = pytest.mark.parametrize(
 @either_load
 @pytest.mark.parametrize("option", OF_LOAD)
 @pytest.mark.parametrize("source", [REF, Path("no such folder")], ids=["a reference", "a folder"])
-def test_load(load: Any, option: str, source: Any) -> None:
+def test_load_refuses_a_wrong_option(load: Any, option: str, source: Any) -> None:
     assert [*tried("load", load, source, **{option: None})] == []
 
 
 @pytest.mark.parametrize("option", OF_PIPELINES_LOAD)
-def test_load_of_pipeline(option: str) -> None:
+def test_load_of_pipeline_refuses_a_wrong_option(option: str) -> None:
     """Options that `runtime.load` does not have."""
     assert [*tried("load", pipeline.load, REF, **{option: None})] == []
 
@@ -110,7 +110,7 @@ def test_the_line_says_where_what_and_what_to_do(name: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize("several_devices", [False, True])
-def test_sessions(session: Session, several_devices: bool) -> None:
+def test_sessions_refuse_wrong_arguments(session: Session, several_devices: bool) -> None:
     jets, tags = session.collection("jets", 3), session.collection("tags", 3)
     tested: Any = session
     if several_devices:
@@ -129,7 +129,7 @@ def test_sessions(session: Session, several_devices: bool) -> None:
     assert wrong == []
 
 
-def test_collections() -> None:
+def test_collections_refuse_wrong_arguments() -> None:
     collection, zeros = Collection(LAYOUT, 3), np.zeros(3, np.float32)
     memory = np.zeros(4096, np.uint8)
     wrong = [
@@ -161,7 +161,7 @@ def test_a_run_of_more_columns_than_there_are_is_refused() -> None:
         collection.run("v", 1, 3)  # v has two components, and one column is behind it
 
 
-def test_layouts() -> None:
+def test_layouts_refuse_wrong_arguments() -> None:
     wrong = [
         *tried("Layout", Layout, LAYOUT.columns, 128, "buffer"),
         *tried("[]", LAYOUT.__getitem__, "pt"),
@@ -171,7 +171,7 @@ def test_layouts() -> None:
     assert wrong == []
 
 
-def test_builds_jobs_and_connections() -> None:
+def test_builds_jobs_and_connections_refuse_wrong_arguments() -> None:
     store = pipeline.Registry()
     wrong = [
         *tried("Registry", pipeline.Registry, None, None),

@@ -37,18 +37,19 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def standalone(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """The small model, built for this engine."""
     signature = building.mlp_signature(5000, (1000, 4099))
 
     def make(folder: Path) -> None:
-        (folder / "artifacts").mkdir()
+        (folder / "made").mkdir()
         model = mlps.PointwiseFirst()
         # Compiling headers first takes longer than one library without that.
         with torch._inductor.config.patch({"aot_inductor.precompile_headers": False}):
-            built = building.build(model, signature, folder / "artifacts", (NAME,))
+            built = building.build(model, signature, folder / "made", (NAME,))
         building.save(built, folder / "files.json")
 
     folder = made_once(tmp_path_factory, "standalone", make)
-    artifacts, note = folder / "artifacts", folder / "files.json"
+    artifacts, note = folder / "made", folder / "files.json"
     return building.opened(mlps.PointwiseFirst(), signature, artifacts, note)
 
 

@@ -74,7 +74,8 @@ def test_every_real_program_loads(mlp: Any, jets: Any) -> None:
         assert load_program(path).graph_signature == torch.export.load(path).graph_signature
 
 
-# The places of an archive in which code can stand.
+# The places of an archive in which code can stand: the members to replace, so that loading the
+# archive creates the marker.
 
 
 def in_the_samples(program: Path, marker: Path) -> dict[str, bytes | None]:
@@ -117,7 +118,7 @@ def in_a_name(program: Path, marker: Path) -> dict[str, bytes | None]:
 
 
 Changes = Callable[[Path, Path], dict[str, bytes | None]]
-"""The members of a program's archive to replace, so that loading it creates the marker."""
+"""A function of a program and the marker: the members to replace."""
 RUNS: list[Changes] = [
     in_the_samples,
     in_a_weight,

@@ -271,17 +271,21 @@ class Drawn(nn.Module):
         self.apart = self.apart and not any(ROWS in self.factors[dim] for dim in dims)
 
     def turned(self, x: Tensor, dim: int, by: int) -> Tensor:
+        """The dimension and those behind it come first."""
         order = [*range(dim, x.dim()), *range(dim)]
         self.factors = [self.factors[d] for d in order]
         return x.permute(order)
 
     def merged(self, x: Tensor, dim: int, by: int) -> Tensor:
+        """The dimension and the next one become one."""
         if dim + 1 < x.dim():
             self.factors[dim : dim + 2] = [self.factors[dim] + self.factors[dim + 1]]
             x = x.flatten(dim, dim + 1)
         return x
 
     def cut(self, x: Tensor, dim: int, by: int, swapped: bool = False) -> Tensor:
+        """The dimension becomes two; `swapped`: of the sizes in the other order, which mixes rows,
+        unless the other one is 1."""
         factors = self.factors[dim]
         if len(factors) > 1:
             at = 1 + by % (len(factors) - 1)
@@ -295,49 +299,59 @@ class Drawn(nn.Module):
         return x
 
     def cut_the_other_way(self, x: Tensor, dim: int, by: int) -> Tensor:
+        """See `cut`."""
         return self.cut(x, dim, by, swapped=True)
 
     def centred(self, x: Tensor, dim: int, by: int) -> Tensor:
+        """Less its mean along the dimension."""
         self.across(dim)
         return x - x.mean(dim, keepdim=True)
 
     def running(self, x: Tensor, dim: int, by: int) -> Tensor:
+        """Sums so far along the dimension."""
         self.across(dim)
         return x.cumsum(dim).tanh()
 
     def flipped(self, x: Tensor, dim: int, by: int) -> Tensor:
+        """A sum with itself, turned round along the dimension."""
         self.across(dim)
         return x + 2 * x.flip(dim)
 
     def in_order(self, x: Tensor, dim: int, by: int) -> Tensor:
+        """Sorted along the dimension."""
         self.across(dim)
         return x.gather(dim, x.argsort(dim))
 
     def product(self, x: Tensor, dim: int, by: int) -> Tensor:
+        """A product of its matrices, in the last two dimensions."""
         if x.dim() > 1:
             self.across(-1, -2)
             x = (x @ x.mT @ x).tanh()
         return x
 
     def weighted(self, x: Tensor, dim: int, by: int) -> Tensor:
+        """A product with weights in the last dimension, if that is not of rows."""
         if ROWS not in self.factors[-1]:
             x = x @ torch.linspace(-1, 1, 3 * self.size(self.factors[-1])).view(-1, 3)
             self.factors[-1] = [3]
         return x
 
     def some(self, x: Tensor, dim: int, by: int) -> Tensor:
+        """The last and the first element of a dimension that is not of rows."""
         if ROWS not in self.factors[dim]:
             x = x.index_select(dim, torch.tensor([self.size(self.factors[dim]) - 1, 0]))
             self.factors[dim] = [2]
         return x
 
     def one(self, x: Tensor, dim: int, by: int) -> Tensor:
+        """One element of a dimension that is not of rows."""
         if ROWS not in self.factors[dim]:
             x = x.select(dim, by % self.size(self.factors[dim]))
             del self.factors[dim]
         return x
 
     def again(self, x: Tensor, dim: int, by: int) -> Tensor:
+        """Each element twice, or all elements twice, along the dimension."""
         if by % 2:
             self.factors[dim] = [2, *self.factors[dim]]
             return x.repeat(*[2 if d == dim else 1 for d in range(x.dim())])
@@ -345,6 +359,7 @@ class Drawn(nn.Module):
         return x.repeat_interleave(2, dim)
 
     def by_number(self, x: Tensor, dim: int, by: int) -> Tensor:
+        """Each row picked by its own number, if rows are outermost in the dimension."""
         if self.factors[dim][0] == ROWS:
             x = x.index_select(dim, torch.arange(x.shape[dim])) + 1
         return x

@@ -425,13 +425,13 @@ def special(dtype: torch.dtype) -> Tensor:
 @pytest.mark.parametrize(
     "dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.long)]
 )
-def test_functions_of_one_number(dtype: torch.dtype) -> None:
+def test_functions_of_one_number_agree_with_eager_torch(dtype: torch.dtype) -> None:
     require_agreement(
         UNARY, [special(dtype)], 8 if dtype is torch.float32 else 128
     )  # 128: pow in double
 
 
-def test_functions_of_two_numbers() -> None:
+def test_functions_of_two_numbers_agree_with_eager_torch() -> None:
     values = special(torch.float32)
     other = values.roll(7, 0)
     other[other.abs() < 1e-30] = 0  # eager's remainder by a subnormal number is NaN
@@ -447,7 +447,7 @@ def test_functions_of_two_numbers() -> None:
         pytest.param(torch.uint8, marks=pytest.mark.long),
     ],
 )
-def test_functions_of_integers(dtype: torch.dtype) -> None:
+def test_functions_of_integers_agree_with_eager_torch(dtype: torch.dtype) -> None:
     """Around the ends of the range, and between them; divisors are positive."""
     limit = torch.iinfo(dtype)
     ends = [0, 1, limit.max, limit.min, limit.max - 1, limit.min + 1, 5, 7]
@@ -477,20 +477,20 @@ def of_speed(table: Table, slow: bool) -> Table:
 
 
 @quick_and_slow
-def test_reductions(slow: bool) -> None:
+def test_reductions_agree_with_eager_torch(slow: bool) -> None:
     torch.manual_seed(2)
     values = torch.randn(MOST, 3, 5, 4)
     values[-3:, :, :, ::2] = torch.tensor([NAN, INF, -INF]).view(3, 1, 1, 1)
     require_agreement(of_speed(REDUCTIONS, slow), [values], 8, cancelling=True)
 
 
-def test_views() -> None:
+def test_views_agree_with_eager_torch() -> None:
     torch.manual_seed(2)
     require_agreement(VIEWS, [torch.randn(MOST, 3, 4, 2)], 0)
 
 
 @quick_and_slow
-def test_selections(slow: bool) -> None:
+def test_selections_agree_with_eager_torch(slow: bool) -> None:
     torch.manual_seed(2)
     values = torch.randn(MOST, 6, 4)
     values[:5] = values[:5].round()  # with ties
@@ -505,25 +505,25 @@ def tied_images() -> Tensor:
     return torch.rand(MOST, 4, 9, 7).mul(5).round() / 5 + 0.1
 
 
-def test_pools(tied_images: Tensor) -> None:
+def test_pools_agree_with_eager_torch(tied_images: Tensor) -> None:
     require_agreement(pools(), [torch.rand(MOST, 6, 8), tied_images], 16)
 
 
-def test_the_places_of_pools_over_nan_and_infinity(tied_images: Tensor) -> None:
+def test_the_places_of_pools_over_nan_and_infinity_agree(tied_images: Tensor) -> None:
     tied_images[:, 1, ::3, 1::2], tied_images[:, 2, 1:4], tied_images[:, 3] = NAN, NAN, -INF
     places = {name: call for name, call in pools().items() if "places" in name and "2d" in name}
     require_agreement(places, [torch.rand(MOST, 6, 8), tied_images], 0)
 
 
 @quick_and_slow
-def test_products(slow: bool) -> None:
+def test_products_agree_with_eager_torch(slow: bool) -> None:
     torch.manual_seed(2)
     vectors, images = torch.rand(MOST, 6, 8), torch.rand(MOST, 4, 9, 7)
     require_agreement(of_speed(products(), slow), [vectors, images], 16, cancelling=True)
 
 
 @quick_and_slow
-def test_layers(slow: bool) -> None:
+def test_layers_agree_with_eager_torch(slow: bool) -> None:
     torch.manual_seed(2)
     calls = {
         name: lambda v, call=call: call(v, None)  # without images
@@ -555,7 +555,7 @@ CASTS: Table = {
 }
 
 
-def test_slices_beyond_the_size_casts_and_constants() -> None:
+def test_slices_beyond_the_size_casts_and_constants_agree() -> None:
     """The numbers and their signs: a wrong answer may differ by the sign of a zero only."""
     torch.manual_seed(0)
     x = torch.randn(MOST, 6)
@@ -600,7 +600,7 @@ NARROW: Table = {
 }  # fmt: skip
 
 
-def test_bools_and_narrow_integers() -> None:
+def test_bools_and_narrow_integers_agree_with_eager_torch() -> None:
     """true is -1 in the code, and a sum of narrow integers is computed with 32 bits."""
     generator = torch.Generator().manual_seed(3)
     a, b = (torch.rand(MOST, 6, generator=generator) < share for share in (0.5, 0.7))

@@ -8,6 +8,7 @@ import platform
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -124,53 +125,89 @@ def test_a_row_alone_and_either_width_give_the_same_bits(programs: Path) -> None
     subprocess.run([programs, "widths"], check=True)  # its status is not 0 if bits differ
 
 
-@settings(max_examples=settings().max_examples * 3 // 2)
-@given(seeds, st.integers(1, 3), st.booleans(), st.integers(1, 3), st.booleans())
-def test_convolutions_are_exact_up_to_rounding(
-    shim: ctypes.CDLL, seed: int, nd: int, channels_last: bool, groups: int, biased: bool
-) -> None:
-    draw = torch.Generator().manual_seed(seed)
+@dataclass(frozen=True)
+class Convolution:
+    """Inputs, weights, perhaps a bias; a stride, a padding and a dilation for each dimension."""
+
+    x: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    groups: int
+
+    def by_torch(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """torch's convolution of other tensors of these shapes."""
+        rest = (False, [0] * len(self.stride), self.groups)
+        return torch.convolution(x, weight, bias, self.stride, self.padding, self.dilation, *rest)
+
+    def by_shim(self, shim: ctypes.CDLL) -> Tensor:
+        """The shim's answer."""
+        dims, output, none = len(self.stride), ctypes.c_void_p(), ctypes.c_void_p()
+        count = ctypes.c_int64(dims)
+        bias = [] if self.bias is None else [self.bias]
+        with handles(shim, self.x, self.weight, *bias) as (x, weight, *added):
+            code = shim.aoti_torch_cpu_convolution(
+                x, weight, ctypes.byref(added[0]) if added else none,
+                longs(self.stride), count, longs(self.padding), count,
+                longs(self.dilation), count, 0, longs([0] * dims), count,
+                ctypes.c_int64(self.groups), ctypes.byref(output),
+            )  # fmt: skip
+        assert code == 0
+        return taken(shim, output)
+
+
+@st.composite
+def convolutions(draw_example: st.DrawFn, only_dense: bool = False) -> Convolution:
+    """Of one to three dimensions. `only_dense`: of tensors without gaps in memory."""
+    draw = torch.Generator().manual_seed(draw_example(seeds))
+    dims, groups = draw_example(st.integers(1, 3)), draw_example(st.integers(1, 3))
+    channels_last = draw_example(st.booleans())
 
     def number(low: int, high: int) -> int:
         return int(torch.randint(low, high + 1, (), generator=draw))
 
-    kernel = [number(1, 3) for _ in range(nd)]
-    by, pad, apart = ([number(low, 2) for _ in range(nd)] for low in (1, 0, 1))
-    least = [a * (k - 1) + 1 for a, k in zip(apart, kernel, strict=True)]
+    kernel = [number(1, 3) for _ in range(dims)]
+    stride, padding, dilation = ([number(low, 2) for _ in range(dims)] for low in (1, 0, 1))
+    least = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]  # fits the kernel
     image = [number(low, low + 8) for low in least]
     inner, outer = number(1, 5), number(1, 20)
-    make = strided if nd < 3 and not channels_last else dense
+    make = dense if only_dense or channels_last or dims == 3 else strided
     x = make(draw, number(1, 3), groups * inner, *image)
-    w = make(draw, groups * outer, inner, *kernel)
-    bias = torch.randn(groups * outer, generator=draw) if biased else None
-    if channels_last and nd == 2:
+    weight = make(draw, groups * outer, inner, *kernel)
+    bias = torch.randn(groups * outer, generator=draw) if draw_example(st.booleans()) else None
+    if channels_last and dims == 2:
         x = x.to(memory_format=torch.channels_last)
-    output, none = ctypes.c_void_p(), ctypes.c_void_p()
-    with handles(shim, x, w, *([bias] if bias is not None else [])) as (image_of, weight, *plus):
-        code = shim.aoti_torch_cpu_convolution(
-            image_of, weight, ctypes.byref(plus[0]) if plus else none,
-            longs(by), ctypes.c_int64(nd), longs(pad), ctypes.c_int64(nd),
-            longs(apart), ctypes.c_int64(nd), 0, longs([0] * nd), ctypes.c_int64(nd),
-            ctypes.c_int64(groups), ctypes.byref(output),
-        )  # fmt: skip
-    assert code == 0
-    answer = taken(shim, output)
-    arguments = (by, pad, apart, False, [0] * nd, groups)
-    exact = torch.convolution(x.double(), w.double(), None, *arguments)
-    weight_of = torch.convolution(x.double().abs(), w.double().abs(), None, *arguments)
-    if bias is not None:
-        shaped = bias.double().view(-1, *[1] * nd)
-        exact, weight_of = exact + shaped, weight_of + shaped.abs()
-    require_close(answer, exact, weight_of, inner * math.prod(kernel))
-    if make is strided:
-        return
-    # torch's convolution is only asked for its strides, not run: torch 2.13 crashes with some
-    # groups, a dilation, a bias and channels last (oneDNN's brg_conv_fwd:avx2).
+    return Convolution(x, weight, bias, stride, padding, dilation, groups)
+
+
+@settings(max_examples=settings().max_examples * 3 // 2)
+@given(convolutions())
+def test_convolutions_are_exact_up_to_rounding(shim: ctypes.CDLL, conv: Convolution) -> None:
+    x, weight = conv.x.double(), conv.weight.double()
+    exact = conv.by_torch(x, weight, None)
+    absolute = conv.by_torch(x.abs(), weight.abs(), None)
+    if conv.bias is not None:
+        by_channel = conv.bias.double().view(-1, *[1] * len(conv.stride))
+        exact, absolute = exact + by_channel, absolute + by_channel.abs()
+    terms = conv.weight[0].numel()
+    require_close(conv.by_shim(shim), exact, absolute, terms)
+
+
+@given(convolutions(only_dense=True))
+def test_a_convolution_has_torchs_strides(shim: ctypes.CDLL, conv: Convolution) -> None:
+    """But for dimensions of size 1, whose stride has no meaning.
+
+    torch's convolution is only asked for its strides, not run: torch 2.13 crashes with some groups,
+    a dilation, a bias and channels last (oneDNN's brg_conv_fwd:avx2).
+    """
+    answer = conv.by_shim(shim)
     with FakeTensorMode() as mode:
-        added = None if bias is None else mode.from_tensor(bias)
-        theirs = torch.convolution(mode.from_tensor(x), mode.from_tensor(w), added, *arguments)
-    for size, mine, other in zip(answer.shape, answer.stride(), theirs.stride(), strict=True):
-        assert size == 1 or mine == other
+        bias = None if conv.bias is None else mode.from_tensor(conv.bias)
+        wanted = conv.by_torch(mode.from_tensor(conv.x), mode.from_tensor(conv.weight), bias)
+    for size, own, right in zip(answer.shape, answer.stride(), wanted.stride(), strict=True):
+        assert size == 1 or own == right
 
 
 ordered = st.sampled_from([torch.float32, torch.float64, torch.int64, torch.int32])

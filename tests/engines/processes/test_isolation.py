@@ -114,15 +114,9 @@ def test_it_is_another_process_with_our_environment(
     assert child["pid"] != os.getpid()
 
 
-@pytest.mark.parametrize("beside", ["", "a model"])
-def test_nothing_comes_from_the_working_folder_but_a_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, beside: str
-) -> None:
-    """The process starts in a folder that holds modules with our names.
-
-    Python looks there first for modules that `-m` names, and in an interactive parent for all
-    modules.
-    """
+@pytest.fixture
+def names_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working folder with a model, mine.py, and with modules of our names that raise an error."""
     work = tmp_path / "work"
     for name in (*soa_pipeline.PACKAGES, "torch"):
         (work / name).mkdir(parents=True)
@@ -132,17 +126,26 @@ def test_nothing_comes_from_the_working_folder_but_a_model(
     (work / "mine.py").write_text("from stages import errors\nanswer = lambda: errors.__file__")
     monkeypatch.chdir(work)
     monkeypatch.setattr(warm, "_idle", [])
-    request.addfinalizer(warm._end_all)
-    if beside:
+    yield work
+    warm._end_all()
+
+
+@pytest.mark.parametrize("interactive", [False, True])
+def test_nothing_comes_from_the_working_folder_but_a_model(
+    names_of_ours: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interactive: bool
+) -> None:
+    """Python looks there first for modules that `-m` names, and in an interactive parent for all
+    modules, such as the model."""
+    if interactive:
         monkeypatch.syspath_prepend("")
-    outcome = run(tmp_path / "job", "add", a=2, b=3)
-    assert (outcome.value, outcome.error) == (5, None)
-    if beside:
-        outcome = run_isolated("mine:answer", {}, tmp_path / "theirs", 60)
-        assert (outcome.value, outcome.error) == (errors.__file__, None)
-    subprocess.run([str(outcome.script)], cwd=work, check=True)
-    answer = json.loads((outcome.script.parent / "answer.json").read_text())
-    assert answer == {"value": outcome.value}
+    outcomes: dict[object, Outcome] = {5: run(tmp_path / "job", "add", a=2, b=3)}
+    if interactive:
+        outcomes[errors.__file__] = run_isolated("mine:answer", {}, tmp_path / "theirs", 60)
+    for value, outcome in outcomes.items():
+        assert (outcome.value, outcome.error) == (value, None)
+        subprocess.run([str(outcome.script)], cwd=names_of_ours, check=True)
+        answer = json.loads((outcome.script.parent / "answer.json").read_text())
+        assert answer == {"value": value}
 
 
 def test_our_code_is_found_where_the_parent_has_it(
