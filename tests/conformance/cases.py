@@ -90,24 +90,24 @@ def rows_case(
     """A case of float32 rows `x`, (n, F). Each output has its own collection: of `wanted`, (n, K),
     or of `outputs` columns, if only `holds` is known."""
     x = np.asarray(x, dtype)
-    sizes = tuple(np.asarray(each).shape[1] for each in wanted) or outputs
-    given = tuple(f"x{k}" for k in range(x.shape[1]))
-    made = {f"found{i}": [f"y{k}" for k in range(size)] for i, size in enumerate(sizes)}
+    sizes = tuple(np.asarray(answers).shape[1] for answers in wanted) or outputs
+    features = tuple(f"x{k}" for k in range(x.shape[1]))
+    columns = {f"found{i}": [f"y{k}" for k in range(size)] for i, size in enumerate(sizes)}
     signature = Signature.build(
         {
-            "given": Layout([column(name, dtype) for name in given]),
-            **{name: Layout([column(y, dtype) for y in ys]) for name, ys in made.items()},
+            "given": Layout([column(name, dtype) for name in features]),
+            **{name: Layout([column(y, dtype) for y in ys]) for name, ys in columns.items()},
         },
-        [Block("x", "given", given)],
-        [Block(name, name, tuple(ys)) for name, ys in made.items()],
+        [Block("x", "given", features)],
+        [Block(name, name, tuple(ys)) for name, ys in columns.items()],
         {"n": RowRange(0, max(64, len(x)), (len(x),) if len(x) else ())},
     )
     return Case(
         source, asserts, model, signature,
-        {"given": {name: x[:, k] for k, name in enumerate(given)}},
+        {"given": {name: x[:, k] for k, name in enumerate(features)}},
         {
-            name: {y: np.asarray(each)[:, k] for k, y in enumerate(made[name])}
-            for name, each in zip(made, wanted, strict=False)
+            name: {y: np.asarray(answers)[:, k] for k, y in enumerate(columns[name])}
+            for name, answers in zip(columns, wanted, strict=False)
         },
         **more,
     )  # fmt: skip
@@ -315,7 +315,7 @@ def masked_case() -> Case:
         "PyTorchAlpakaTest/test/MaskedNet.py", "pt + phi, exactly",
         lambda: Call(lambda x, mask: (x * (1 - mask)).sum(1, keepdim=True)), signature,
         {"particles": given,
-         "mask": {name: np.full(32, each, np.uint8) for name, each in masks.items()}},
+         "mask": {name: np.full(32, mask, np.uint8) for name, mask in masks.items()}},
         {"found": {"sum": given["pt"] + given["phi"]}},
     )  # fmt: skip
 

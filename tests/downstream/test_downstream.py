@@ -674,7 +674,9 @@ def test_programs_without_libtorch_give_the_bits_of_python(
 
 
 @pytest.mark.long
-def test_the_rdataframe_example(project: Path, prefix: Path, jets: Built, tmp_path: Path) -> None:
+def test_the_rdataframe_example_has_the_mean_score_of_python(
+    project: Path, prefix: Path, jets: Built, tmp_path: Path
+) -> None:
     uproot = pytest.importorskip("uproot")
     if shutil.which("root-config") is None:
         pytest.skip("ROOT is not installed")
@@ -697,10 +699,10 @@ def test_the_rdataframe_example(project: Path, prefix: Path, jets: Built, tmp_pa
     scores = []
     for begin in range(0, 3000, 1000):
         part = {name: values[begin : begin + 1000] for name, values in columns.items()}
-        given = pipeline.Collection.from_arrays(session.layout("jets"), part, 1000)
-        found = session.collection("tags", 1000)
-        session.run(given, found)
-        scores.append(np.array(found["y"]))
+        jets_part = pipeline.Collection.from_arrays(session.layout("jets"), part, 1000)
+        tags = session.collection("tags", 1000)
+        session.run(jets_part, tags)
+        scores.append(np.array(tags["y"]))
     count, _, _, _, mean = done.stdout.split()
     assert count == "3000"
     assert float(mean) == pytest.approx(np.concatenate(scores).mean(dtype=np.float64), abs=2e-6)

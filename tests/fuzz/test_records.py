@@ -129,9 +129,9 @@ def derived(bundle: Bundle) -> Iterator[Callable[[], object]]:
         yield from (partial(function, manifest, target) for target in manifest.targets)
 
 
-def compared(one: Bundle, two: Bundle) -> dict[str, Any]:
+def compared(first: Bundle, second: Bundle) -> dict[str, Any]:
     """The differences, which JSON must be able to hold."""
-    differences = compare(one, two, "A", "B")
+    differences = compare(first, second, "A", "B")
     json.dumps(differences, allow_nan=False)
     return differences
 

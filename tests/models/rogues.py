@@ -56,8 +56,8 @@ def split_off_by(amount: float, output: int) -> Executable:
     def run(arguments: Sequence[Tensor]) -> None:
         rows, x, *answers = arguments
         n = rows.shape[0]
-        for k, given in ((0, x[:1, :n]), (1, x[1:3, :n])):
-            answers[k][:, :n] = given * 3
+        for answer, features in zip(answers, (x[:1, :n], x[1:3, :n]), strict=True):
+            answer[:, :n] = features * 3
         if n:
             answers[output][:, n - 1] += amount
 

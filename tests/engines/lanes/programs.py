@@ -299,6 +299,7 @@ def _columns(answer: Tensor) -> Tensor:
 
 
 def main() -> None:
+    """Tries programs, and prints those that are wrong; the status is 1 if there are any."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--programs", type=int, default=3000)
     parser.add_argument("--steps", type=int, default=12, help="of each program")

@@ -229,7 +229,7 @@ def _run(program: Path, step: str) -> subprocess.CompletedProcess[bytes]:
 
 
 def shared(name: str) -> Shared:
-    """The kernel of one of `NETWORKS`."""
+    """The kernel of one of `NETWORKS`, for a block of THREADS that computes TOGETHER rows."""
     network = NETWORKS[name]
     torch.manual_seed(1)
     rows = torch.randn(ROWS, *network.shape)

@@ -43,8 +43,8 @@ class Task:
 def tasks(samples: int, seed: int) -> tuple[list[Task], list[Task]]:
     """Those of torch's operators, and those of functions with modes."""
     of_operators = [
-        Task(title_of(each), lambda each=each: cases_of(each, samples, seed))  # type: ignore[misc]
-        for each in operators()
+        Task(title_of(info), lambda info=info: cases_of(info, samples, seed))  # type: ignore[misc]
+        for info in operators()
     ]
     modes = [Task(f"modes of {name}", lambda name=name: cases_of_modes(name)) for name in MODES]  # type: ignore[misc]
     return of_operators, modes
@@ -115,6 +115,7 @@ def campaign(
 
 
 def main() -> None:
+    """Runs the campaign; the status is 1 if an operator is wrong or an error."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--operators", nargs="*", help="their names, as in the table; else all")
     parser.add_argument("--engine", default="lanes", help="lanes, aoti, onnxruntime or exported")

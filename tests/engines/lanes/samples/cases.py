@@ -60,10 +60,12 @@ class Case:
 
     @property
     def title(self) -> str:
+        """A name that no other case has."""
         return f"{self.sample.operator}, sample {self.sample.number}, {self.kind}"
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
+        """The inputs that the function takes, each with a value for each row."""
         return self.sample.inputs[: self.takes]
 
     @cached_property
@@ -76,13 +78,14 @@ class Case:
         return self._row(row, torch.float64)
 
     def _row(self, row: int, dtype: torch.dtype | None = None) -> Results | None:
-        given = [each[row].clone() for each in self.inputs]
+        """The results of eager torch for one row, whose floats have this dtype, or their own."""
+        tensors = [values[row].clone() for values in self.inputs]
         if dtype is not None:
-            given = [x.to(dtype) if x.is_floating_point() else x for x in given]
+            tensors = [x.to(dtype) if x.is_floating_point() else x for x in tensors]
         try:
             with warnings.catch_warnings(), torch.no_grad():
                 warnings.simplefilter("ignore")
-                return self.function(*given)
+                return self.function(*tensors)
         except Exception:  # each operator has its own errors
             return None
 
@@ -112,7 +115,7 @@ def case_of(
     _called(call, tensors)
     _check_result(call, tensors)
     generator = torch.Generator().manual_seed(0)
-    inputs = tuple(_rows(each, generator) for each in tensors)
+    inputs = tuple(_rows(tensor, generator) for tensor in tensors)
     return Case(Sample(name, number, inputs), "rows", len(inputs), call)
 
 
@@ -177,14 +180,13 @@ def _cases(name: str, number: int, operator: Any, sample: Any, seed: int) -> Ite
     leaves, shape = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
     places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     own = [leaves[k].detach() for k in places]
-    if any(each.dtype not in _DTYPES or each.layout != torch.strided for each in own):
+    if any(x.dtype not in _DTYPES or x.layout != torch.strided for x in own):
         raise NoSampleError("its samples are complex or sparse")
-    if not any(each.is_floating_point() for each in own) and torch.float32 in (
-        operator.supported_dtypes("cpu")
-    ):
+    takes_floats = torch.float32 in operator.supported_dtypes("cpu")
+    if takes_floats and not any(x.is_floating_point() for x in own):
         raise NoSampleError("no sample has a tensor of numbers")
     generator = torch.Generator().manual_seed(seed)
-    inputs = tuple(_rows(each, generator) for each in own)
+    inputs = tuple(_rows(x, generator) for x in own)
 
     def call(*tensors: Tensor) -> Results:
         arguments = list(leaves)
@@ -193,10 +195,10 @@ def _cases(name: str, number: int, operator: Any, sample: Any, seed: int) -> Ite
         first, others, named = pytree.tree_unflatten(arguments, shape)
         return _defined(name, _results(operator(first, *others, **named)))
 
-    writes = any(each._version for each in _called(call, own))
+    writes = any(x._version for x in _called(call, own))  # torch counts writes into a tensor
 
     def apart(*tensors: Tensor) -> Results:
-        return call(*[each.clone() for each in tensors]) if writes else call(*tensors)
+        return call(*[x.clone() for x in tensors]) if writes else call(*tensors)
 
     _check_result(apart, own)
     of_rows = Sample(name, number, inputs)
@@ -207,27 +209,27 @@ def _cases(name: str, number: int, operator: Any, sample: Any, seed: int) -> Ite
 
 
 def _called(call: RowFunction, own: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors that a call was given. NoSampleError if eager torch refuses them."""
-    given = [each.clone() for each in own]
+    """Copies of the tensors, after a call with them. NoSampleError if eager torch refuses them."""
+    copies = [x.clone() for x in own]
     try:
-        call(*given)
+        call(*copies)
     except NoSampleError:
         raise
     except Exception as error:
         raise NoSampleError(f"eager torch refuses the sample: {_line(error)}") from None
-    return given
+    return copies
 
 
 def _check_result(call: RowFunction, own: Sequence[Tensor]) -> None:
     """NoSampleError if the results are random, or have no elements or too many."""
     torch.manual_seed(1)
-    once = call(*[each.clone() for each in own])
+    once = call(*[x.clone() for x in own])
     torch.manual_seed(2)
-    again = call(*[each.clone() for each in own])
+    again = call(*[x.clone() for x in own])
     for first, second in zip(once, again, strict=True):
         if not torch.equal(first.nan_to_num(), second.nan_to_num()):
             raise NoSampleError("it is random")
-    if not 0 < sum(each.numel() for each in once) <= _LARGEST:
+    if not 0 < sum(result.numel() for result in once) <= _LARGEST:
         raise NoSampleError("its results have no element, or too many")
 
 
@@ -244,13 +246,13 @@ def _defined(name: str, results: Results) -> Results:
 def _results(result: Any) -> Results:
     """The tensors of an operator's result. NoSampleError if no column can hold them."""
     tensors = tuple(leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor))
-    if any(each.layout != torch.strided for each in tensors):
+    if any(x.layout != torch.strided for x in tensors):
         raise NoSampleError("its result is sparse")
-    if any(each.is_complex() for each in tensors):
+    if any(x.is_complex() for x in tensors):
         raise NoSampleError("its result is complex")
-    if any(each.dtype not in _DTYPES for each in tensors):
+    if any(x.dtype not in _DTYPES for x in tensors):
         raise NoSampleError("its result has a dtype that no column has")
-    tensors = tuple(each for each in tensors if each.numel())
+    tensors = tuple(x for x in tensors if x.numel())
     if not tensors:
         raise NoSampleError("its result is no tensor")
     return tensors
@@ -259,7 +261,7 @@ def _results(result: Any) -> Results:
 def _constants(like: Tensor, own: Sequence[Tensor]) -> list[Tensor]:
     """The sample's other tensors, in float64 if the first one is."""
     wide = like.dtype == torch.float64
-    return [each.double() if wide and each.is_floating_point() else each for each in own]
+    return [x.double() if wide and x.is_floating_point() else x for x in own]
 
 
 def _viewed(x: Tensor) -> Tensor:

@@ -48,23 +48,23 @@ class Together(nn.Module):
     def __init__(self, cases: Sequence[Case], row_wise: bool) -> None:
         super().__init__()
         self.cases, self.row_wise = cases, row_wise
-        self.given: list[Tensor] = []
+        self.tensors: list[Tensor] = []  # the inputs of all cases, each once
         self.places: list[list[int]] = []
         for case in cases:
-            self.places.append([self._place(each) for each in case.inputs])
+            self.places.append([self._place(tensor) for tensor in case.inputs])
 
     def _place(self, tensor: Tensor) -> int:
         """The place of a tensor among the network's inputs; cases of a sample share theirs."""
-        for place, given in enumerate(self.given):
-            if given is tensor:
+        for place, known in enumerate(self.tensors):
+            if known is tensor:
                 return place
-        self.given.append(tensor)
-        return len(self.given) - 1
+        self.tensors.append(tensor)
+        return len(self.tensors) - 1
 
     @property
     def inputs(self) -> list[Tensor]:
         """The inputs as matrices (rows, elements of a row)."""
-        return [tensor.reshape(MOST, -1) for tensor in self.given]
+        return [tensor.reshape(MOST, -1) for tensor in self.tensors]
 
     @property
     def names(self) -> list[str]:
@@ -72,10 +72,10 @@ class Together(nn.Module):
         dtypes = [result.dtype for case in self.cases for result in first_row(case)]
         return [str(dtype).removeprefix("torch.") for dtype in dict.fromkeys(dtypes)]
 
-    def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, *matrices: Tensor) -> tuple[Tensor, ...]:
         shaped = [
-            each.reshape(each.shape[0], *own.shape[1:])
-            for each, own in zip(given, self.given, strict=True)
+            matrix.reshape(matrix.shape[0], *tensor.shape[1:])
+            for matrix, tensor in zip(matrices, self.tensors, strict=True)
         ]
         columns: dict[torch.dtype, list[Tensor]] = {}
         for case, places in zip(self.cases, self.places, strict=True):
