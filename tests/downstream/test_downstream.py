@@ -183,7 +183,7 @@ def test_calls_run_where_counts_cannot_be_written(
 
 
 def test_threads_and_forks_are_counted(project: Path, profiled_jets: Path, tmp_path: Path) -> None:
-    """Four threads call 500 times each, and a fork calls once, on 900 values a column. No child
+    """Four threads call 500 times each, and the last child once, on 900 values a column. No child
     waits for a lock that a thread of its parent held, and each has its own file."""
     env = {"PIPELINE_WATCH": "1", "PIPELINE_COUNTS": str(tmp_path)}
     done = run(project / "forks", profiled_jets, 4, 500, 20, env=env)
