@@ -93,6 +93,22 @@ def test_the_config_with_expressions_feeds_the_network_what_numpy_would(
     raw = row_major_inputs(config.signature(), inputs, {"n": 20})
     columns = {name: values[:20].double().numpy() for name, values in inputs["jets"].items()}
     exists = columns["part_pt"] > 0
+    features = np.where(exists[:, None], features_by_numpy(columns), 0.0).astype(np.float32)
+    points = np.stack([columns["part_deta"], columns["part_dphi"]], 1).astype(np.float32)
+    expected = [torch.tensor(values) for values in (points, features, exists[:, None])]
+    own_points, own_features, own_mask = whole.prepare(raw)
+    assert not exists.all()
+    torch.testing.assert_close(own_points, expected[0], atol=0, rtol=0)
+    # float32 values up to 5
+    torch.testing.assert_close(own_features, expected[1], atol=2e-6, rtol=0)
+    assert torch.equal(own_mask.bool(), expected[2])
+    with torch.no_grad():
+        answers = model.mod(*(values.clone() for values in expected))
+        torch.testing.assert_close(whole(*raw), answers, atol=1e-5, rtol=0)
+
+
+def features_by_numpy(columns: dict[str, Any]) -> Any:
+    """The features of all particles, (n, 7, P), also of those that do not exist."""
     with np.errstate(divide="ignore"):
         # weaver's settings: variable, subtract_by, multiply_by; then clipped to 5.
         table = [
@@ -105,18 +121,7 @@ def test_the_config_with_expressions_feeds_the_network_what_numpy_would(
             (columns["part_dphi"], 0.0, 1.0),
         ]
         rows = [np.clip((x - centre) * scale, -5, 5) for x, centre, scale in table]
-    features = np.where(exists[:, None], np.stack(rows, 1), 0.0).astype(np.float32)
-    points = np.stack([columns["part_deta"], columns["part_dphi"]], 1).astype(np.float32)
-    expected = [torch.tensor(t) for t in (points, features, exists[:, None])]
-    own_points, own_features, own_mask = whole.prepare(raw)
-    assert not exists.all()
-    torch.testing.assert_close(own_points, expected[0], atol=0, rtol=0)
-    # float32 values up to 5
-    torch.testing.assert_close(own_features, expected[1], atol=2e-6, rtol=0)
-    assert torch.equal(own_mask.bool(), expected[2])
-    with torch.no_grad():
-        answers = model.mod(*(t.clone() for t in expected))
-        torch.testing.assert_close(whole(*raw), answers, atol=1e-5, rtol=0)
+    return np.stack(rows, 1)
 
 
 def test_it_knows_the_toy_jets_for_what_they_are(model: particlenet.ParticleNetOnColumns) -> None:

@@ -241,15 +241,18 @@ class Scaled(torch.nn.Module):
 
 
 def write_weights(path: Path) -> None:
+    """Writes weights of Scaled."""
     torch.save({"scale": torch.from_numpy(NUMBERS[0])}, path)
 
 
 def write_program(path: Path) -> None:
+    """Writes Scaled as an exported program."""
     model = Scaled(torch.from_numpy(NUMBERS[0]))
     torch.export.save(torch.export.export(model, (torch.zeros(2, 3000),)), path)
 
 
 def write_script(path: Path) -> None:
+    """Writes Scaled as TorchScript."""
     with quiet_torch():
         torch.jit.save(torch.jit.script(Scaled(torch.from_numpy(NUMBERS[0]))), path)
 

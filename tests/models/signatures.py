@@ -75,6 +75,7 @@ def problems(draw: st.DrawFn, one_dtype: bool = False) -> Problem:
 
 
 def _has_columns(layout: Layout) -> bool:
+    """Whether it has more than scalars."""
     return any(c.kind != "scalar" for c in layout.columns)
 
 

@@ -32,6 +32,7 @@ def value(index: Index, at: Mapping[Variable, int]) -> int:
 
 
 def _atom(atom: Atom, at: Mapping[Variable, int]) -> int:
+    """An atom as a number: a variable, or a quotient, a remainder or an entry of an index."""
     match atom:
         case Variable():
             return at[atom]

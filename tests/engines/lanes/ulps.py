@@ -39,6 +39,7 @@ class Error:
     wrong: int
 
     def within(self, name: str) -> bool:
+        """Whether it is one that the documentation allows the function with this name."""
         return self.wrong == 0 and self.ulps <= LIMITS.get(name, ROUNDED)
 
 

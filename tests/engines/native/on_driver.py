@@ -43,6 +43,7 @@ def spans(x: int, y: int, n: int = ROWS, pitch: int = PITCH) -> list[Any]:
 
 
 def opened(device: int = 0) -> NativeExecutable:
+    """The kernel, opened on a device."""
     return NativeExecutable(kernel, f"cuda:{device}")
 
 
@@ -97,17 +98,20 @@ def on_the_other_device() -> bool:
 
 
 def memory_of_another_device() -> None:
+    """Memory of device 1 for the kernel on device 0, which must be refused."""
     turn_to(1)
     x, y = room(inputs()), room(outputs())
     opened(0).prepare(spans(x, y))
 
 
 def memory_of_the_host() -> None:
+    """An aligned address of the host, which must be refused."""
     turn_to(0)
     opened().prepare(spans(inputs().ctypes.data & ~127, room(outputs())))
 
 
 def stream_of_another_context() -> None:
+    """A stream of device 1 for a call on device 0, which must be refused."""
     turn_to(1)
     alien = new_stream()
     turn_to(0)
@@ -115,6 +119,7 @@ def stream_of_another_context() -> None:
 
 
 def opens() -> None:
+    """It must not raise."""
     opened()
 
 

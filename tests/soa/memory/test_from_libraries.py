@@ -59,10 +59,12 @@ def structured() -> np.ndarray:
 
 
 def polars_frame(columns: dict[str, Any]) -> Any:
+    """A frame of polars; skips if that is not installed."""
     return pytest.importorskip("polars").DataFrame(columns)
 
 
 def jax_columns() -> Any:
+    """Arrays of jax; skips if that is not installed."""
     numpy = pytest.importorskip("jax.numpy")
     return {"pt": numpy.asarray(PT), "q": numpy.asarray(Q)}
 
@@ -206,6 +208,7 @@ HITS = np.arange(9, dtype="f4").reshape(3, 3)  # 12 bytes a row
 
 
 def opaque_collection(hits: Any) -> Collection:
+    """A collection of OPAQUE with these hits."""
     return as_collection({"hit": hits, "x": np.arange(3, dtype="f4")}, OPAQUE)
 
 
