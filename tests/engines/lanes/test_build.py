@@ -113,16 +113,15 @@ def test_a_compiler_that_hangs_is_ended_after_a_time(
     ["g++ -ffast-math", "g++ -Ofast", "ccache g++ -mdaz-ftz", "g++ @options", 'g++ "unclosed',
      "g++ network.o", "no-such-compiler"],
 )  # fmt: skip
+@pytest.mark.parametrize("engine_name", ["lanes", "aoti", "aoti-standalone"])
 def test_a_compiler_that_is_missing_or_may_change_numbers_is_refused(
-    small: Prepared, named: str, monkeypatch: pytest.MonkeyPatch
+    small: Prepared, named: str, engine_name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("CXX", named)
-    for engine_name in ("lanes", "aoti", "aoti-standalone"):
-        with pytest.raises(EngineError) as refused:
-            engine(engine_name).compile(
-                Portable(small.program, None), Target.parse("cpu"), {}, small.program.parent
-            )
-        assert str(refused.value).startswith("CXX") and "\n" not in str(refused.value)
+    source, target = Portable(small.program, None), Target.parse("cpu")
+    with pytest.raises(EngineError) as refused:
+        engine(engine_name).compile(source, target, {}, tmp_path)
+    assert str(refused.value).startswith("CXX") and "\n" not in str(refused.value)
 
 
 def test_options_that_change_no_number_are_taken(

@@ -533,16 +533,16 @@ def test_values_of_any_layout_come_back(layout: Layout, n: int, seed: int) -> No
 # -- real files ------------------------------------------------------------------------------------
 
 
-def test_branches_of_a_real_file_are_not_copied() -> None:
+@pytest.mark.parametrize("library", ["ak", "np"])
+def test_branches_of_a_real_file_are_not_copied(library: str) -> None:
     if not (file := ROOT_FILES / "uproot-Zmumu.root").exists():
         pytest.skip(f"{file} is not there")
     uproot = pytest.importorskip("uproot")
     tree = uproot.open(file)["events"]
-    for library in ("ak", "np"):
-        data = tree.arrays(["pt1", "Q1"], library=library)
-        collection = as_collection(data)
-        assert collection.n == tree.num_entries and not collection.copied
-        np.testing.assert_array_equal(collection["pt1"], np.asarray(data["pt1"]))
+    data = tree.arrays(["pt1", "Q1"], library=library)
+    collection = as_collection(data)
+    assert collection.n == tree.num_entries and not collection.copied
+    np.testing.assert_array_equal(collection["pt1"], np.asarray(data["pt1"]))
 
 
 # -- what cannot be taken --------------------------------------------------------------------------

@@ -63,12 +63,20 @@ def test_wrap_shares_the_memory_of_every_protocol(kind: str) -> None:
     assert collection.tensor("s") == 7
 
 
-def test_typed_memory_is_wrapped_where_every_column_is_of_its_dtype() -> None:
+@pytest.mark.parametrize(
+    "typed",
+    [
+        lambda memory: memory.view("f4"),
+        lambda memory: torch.from_numpy(memory).view(torch.float32).requires_grad_(),
+    ],
+    ids=["numpy", "torch"],
+)
+def test_typed_memory_is_wrapped_where_every_column_is_of_its_dtype(
+    typed: Callable[[Array], Any],
+) -> None:
     layout = Layout([column("x", "float32"), column("y", "float32"), scalar("s", "float32")])
     memory = aligned(640)
-    for typed in (memory.view("f4"), torch.from_numpy(memory).view(torch.float32).requires_grad_()):
-        collection = Collection.wrap(layout, typed, N)
-        assert collection.data_ptr == memory.ctypes.data
+    assert Collection.wrap(layout, typed(memory), N).data_ptr == memory.ctypes.data
 
 
 @pytest.mark.parametrize(
