@@ -101,7 +101,8 @@ def test_a_session_and_a_signature_are_tables_in_a_notebook(opened: bool) -> Non
         [Block("b", "scores", ("y",))],
         {"n": RowRange(0, 64)},
     )
-    table = (Session(signature, rogues.honest()) if opened else signature)._repr_html_()
+    shown: Session | Signature = Session(signature, rogues.honest()) if opened else signature
+    table = shown._repr_html_()
     for word in ("hits", "scores", "x float32", "m float64[2, 3]", "0 to 64"):
         assert word in table
 
