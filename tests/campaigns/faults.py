@@ -726,49 +726,49 @@ FAULTS = (
         "C++ binds outputs over other memory",
         "piece.begin < last->end && (written(piece) || written(*last))",
         "piece.begin < last->end && written(piece) && written(*last)",
-        ("test_buffers", "test_separate_columns"),
+        ("test_both_take_or_refuse_buffers", "test_both_take_or_refuse_separate_columns"),
     ),
     Fault(
         "C++ checks only the last piece of memory for an overlap",
         "if (last == nullptr || piece.end > last->end) last = &piece;",
         "last = &piece;",
-        ("test_separate_columns",),
+        ("test_both_take_or_refuse_separate_columns",),
     ),
     Fault(
         "C++ binds const memory as an output",
         "if (memory.readonly && state_->written.count(memory.collection) > 0) {",
         "if (false) {",
-        ("test_buffers", "test_separate_columns"),
+        ("test_both_take_or_refuse_buffers", "test_both_take_or_refuse_separate_columns"),
     ),
     Fault(
         "C++ uses the first of two memories given for one collection",
         "if (!memory_.emplace(memory.collection, memory).second) {",
         "if (!memory_.emplace(memory.collection, memory).second && false) {",
-        ("test_a_collection_given_twice",),
+        ("test_a_collection_given_twice_is_refused",),
     ),
     Fault(
         "C++ binds memory that is not aligned",
         "if (begin % alignment != 0) refuse(",
         "if (false) refuse(",
-        ("test_buffers", "test_separate_columns"),
+        ("test_both_take_or_refuse_buffers", "test_both_take_or_refuse_separate_columns"),
     ),
     Fault(
         "C++ allocates less than the elements need",
         "__builtin_mul_overflow(count, size, &bytes)",
         "(bytes = count * size, false)",
-        ("test_memory_of_ones_own",),
+        ("test_both_refuse_memory_of_their_own_that_cannot_be",),
     ),
     Fault(
         "a window of C++ may end behind its memory",
         "capacity >= first && n <= capacity - first) return;",
         "capacity >= first && n <= capacity) return;",
-        ("test_buffers",),
+        ("test_both_take_or_refuse_buffers",),
     ),
     Fault(
         "a window of C++ begins at the first row of its memory",
         "return start + static_cast<std::size_t>(first) * column.itemsize;",
         "return start;",
-        ("test_buffers", "test_separate_columns"),
+        ("test_both_take_or_refuse_buffers", "test_both_take_or_refuse_separate_columns"),
     ),
     Fault(
         "a typed window of C++ begins at the first row of its memory",
@@ -780,7 +780,7 @@ FAULTS = (
         "a window of C++ may be resized beyond its last row",
         "std::int64_t most() const { return window ? n : capacity; }",
         "std::int64_t most() const { return capacity; }",
-        ("test_calls", "test_separate_columns"),
+        ("test_both_take_or_refuse_calls", "test_both_take_or_refuse_separate_columns"),
     ),
     Fault(
         "resize of C++ forgets a window's first row",
@@ -793,25 +793,25 @@ FAULTS = (
         "static_cast<std::size_t>(memory.first);\n"
         "        tensors.back().data = static_cast<char *>(tensors.back().data) - skipped;\n"
         "      }\n    }\n",
-        ("test_separate_columns",),
+        ("test_both_take_or_refuse_separate_columns",),
     ),
     Fault(
         "C++ binds windows that were not validated",
         "if (memory.first % step != 0 && !state_->any_first) {",
         "if (false) {",
-        ("test_a_version_that_was_not_validated_on_windows",),
+        ("test_a_version_that_was_not_validated_on_windows_refuses_odd_ones",),
     ),
     Fault(
         "a call of C++ may go beyond the bound memory",
         "if (rows.at(dim) <= memory.most()) continue;",
         "continue;",
-        ("test_calls", "test_separate_columns"),
+        ("test_both_take_or_refuse_calls", "test_both_take_or_refuse_separate_columns"),
     ),
     Fault(
         "in C++, rows that one call left out are left out by all later calls",
         "void operator()(void *stream = nullptr) { run(bound_, stream); }",
         "void operator()(void *stream = nullptr) { run(rows_, stream); }",
-        ("test_calls", "test_separate_columns"),
+        ("test_both_take_or_refuse_calls", "test_both_take_or_refuse_separate_columns"),
     ),
     Fault(
         "an artifact's card may contradict the manifest",
@@ -844,7 +844,7 @@ FAULTS = (
         "C++ accepts a signature of other files",
         "if (of_this_bundle && signed_here) continue;",
         "if (of_this_bundle || signed_here) continue;",
-        ("test_downstream.test_signatures",),
+        ("test_a_signature_is_of_exactly_these_files",),
     ),
     Fault(
         "C++ does not check the files again after it has opened them",
@@ -1086,8 +1086,8 @@ FAULTS = (
     ),
     Fault(
         "a tree of several words is read as if it had one",
-        "one_word = len(forest.words) == len(forest.trees)",
-        "one_word = True",
+        "word_a_tree = len(forest.words) == len(forest.trees)",
+        "word_a_tree = True",
         ("test_every_row_reaches_its_leaf",),
     ),
     # Headers of networks, and kernels

@@ -38,21 +38,23 @@ POSITIONAL = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR
 
 
 def ours(thing: Any) -> bool:
+    """Whether a class or function is defined in one of our packages."""
     return str(getattr(thing, "__module__", "")).partition(".")[0] in PACKAGES
 
 
 def parameters(name: str, function: Any) -> Iterator[str]:
     """A line for each parameter, without its type: a wider type breaks no caller."""
     place = 0
-    for each in inspect.signature(function).parameters.values():
-        if each.name == "self":
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name == "self":
             continue
-        positional = each.kind in POSITIONAL
-        word = f"{place} {each.name}" if positional else each.name
-        place += positional
-        starred = STARS.get(each.kind, "")
-        default = "" if each.default is each.empty else f" = {value(each.default)}"
-        yield f"{name}({starred}{word}{default})"
+        word = f"{STARS.get(parameter.kind, '')}{parameter.name}"
+        if parameter.kind in POSITIONAL:
+            word = f"{place} {word}"
+            place += 1
+        if parameter.default is not parameter.empty:
+            word = f"{word} = {value(parameter.default)}"
+        yield f"{name}({word})"
 
 
 def value(default: Any) -> str:
@@ -72,22 +74,24 @@ def bases(kind: type) -> Iterator[str]:
 
 
 def of_class(name: str, kind: type) -> Iterator[str]:
+    """The lines of a class: its bases, how it is made, its members and fields."""
     yield f"{name} ({', '.join(bases(kind))})"
     if issubclass(kind, BaseModel):
         kind.model_rebuild()  # pydantic makes its signature at first use
     if not issubclass(kind, BaseException):
         yield from parameters(name, kind)
-    own = [each for each in kind.__mro__ if ours(each)]
-    for member in sorted({m for each in own for m in vars(each) if not m.startswith(HIDDEN)}):
-        found = inspect.getattr_static(kind, member)
-        if isinstance(found, classmethod | staticmethod):
-            found = getattr(kind, member)
-        if inspect.isfunction(found) or inspect.ismethod(found):
+    classes = [base for base in kind.__mro__ if ours(base)]
+    members = {member for base in classes for member in vars(base)}
+    for member in sorted(member for member in members if not member.startswith(HIDDEN)):
+        value_of = inspect.getattr_static(kind, member)
+        if isinstance(value_of, classmethod | staticmethod):
+            value_of = getattr(kind, member)
+        if inspect.isfunction(value_of) or inspect.ismethod(value_of):
             yield f"{name}.{member}()"
-            yield from parameters(f"{name}.{member}", found)
+            yield from parameters(f"{name}.{member}", value_of)
         else:
             yield f"{name}.{member}"
-    for field in sorted({f for each in own for f in getattr(each, "__annotations__", {})}):
+    for field in sorted({f for base in classes for f in getattr(base, "__annotations__", {})}):
         if not field.startswith(HIDDEN) and field not in kind.__dict__:
             yield f"{name}.{field}"
 
@@ -100,6 +104,7 @@ def of_worker() -> Iterator[str]:
 
 
 def of_faces() -> Iterator[str]:
+    """The lines of all public names; one that is public twice is described where it comes first."""
     first: dict[int, str] = {}
     for face, names in FACES.items():
         for short in names:
@@ -117,20 +122,25 @@ def of_faces() -> Iterator[str]:
 
 
 def of_command(name: str, command: click.Command) -> Iterator[str]:
+    """The lines of a command and of those within it."""
     yield name
-    for each in command.params:
-        words = each.opts + each.secondary_opts
-        shape = " ".join(words) if isinstance(each, click.Option) else str(each.name).upper()
-        yield f"{name} {shape}{' (required)' if each.required else ''}"
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            shape = " ".join(parameter.opts + parameter.secondary_opts)
+        else:
+            shape = str(parameter.name).upper()
+        yield f"{name} {shape}{' (required)' if parameter.required else ''}"
     for word, inner in getattr(command, "commands", {}).items():
         yield from of_command(f"{name} {word}", inner)
 
 
-def found() -> set[str]:
+def public() -> set[str]:
+    """The lines of this version."""
     return {*of_faces(), *of_worker(), *of_command("pipeline", main)}
 
 
 def recorded() -> tuple[str, set[str]]:
+    """The version since which the names are public, and the lines of api.txt."""
     head, *lines = RECORD.read_text().splitlines()
     return head.split()[-1], set(lines)
 
@@ -139,31 +149,36 @@ def demanded(new: set[str], old: set[str]) -> set[str]:
     """The new lines that make an existing call fail: required parameters of existing names."""
     callables = {line.partition("(")[0] for line in old}
     needs = re.compile(r"(?P<name>[\w.]+)\((\d+ )?\w+\)")
-    return {
-        line
-        for line in new
-        if ((given := needs.fullmatch(line)) and given["name"] in callables)
-        or (line.endswith("(required)") and line.rpartition(" (")[0].rpartition(" ")[0] in old)
-    }
+
+    def asks_for_more(line: str) -> bool:
+        if line.endswith("(required)"):  # a parameter of a command
+            return line.rpartition(" (")[0].rpartition(" ")[0] in old
+        without_default = needs.fullmatch(line)
+        return without_default is not None and without_default["name"] in callables
+
+    return {line for line in new if asks_for_more(line)}
 
 
 def broken(new: set[str], old: set[str]) -> list[str]:
+    """The lines that are gone, and those that make an existing call fail."""
     return sorted(old - new) + sorted(demanded(new - old, old))
 
 
 def test_nothing_that_somebody_uses_is_gone_or_asks_for_more() -> None:
-    assert broken(found(), recorded()[1]) == []
+    _, old = recorded()
+    assert broken(public(), old) == []
 
 
 @pytest.mark.parametrize("line", BEFORE.read_text().splitlines())
 def test_the_public_names_of_before_can_be_imported(line: str) -> None:
     package, names = line.split(": ")
-    found = import_module(package)
-    assert [name for name in names.split() if not hasattr(found, name)] == []
+    module = import_module(package)
+    assert [name for name in names.split() if not hasattr(module, name)] == []
 
 
 def test_everything_public_is_recorded() -> None:
-    new = found() - recorded()[1]
+    _, old = recorded()
+    new = public() - old
     assert not new, f"record it: python -m tests.compatibility.test_api\n{sorted(new)}"
 
 
@@ -179,13 +194,14 @@ def test_everything_public_is_recorded() -> None:
         (set(), ["f()", "f(0 a)"]),
     ],
 )
-def test_what_breaks(now: set[str], wrong: list[str]) -> None:
+def test_names_that_are_gone_or_ask_for_more_break(now: set[str], wrong: list[str]) -> None:
     assert broken(now, {"f()", "f(0 a)"}) == wrong
 
 
 def record() -> None:
+    """Writes api.txt, if it breaks nothing since the last major version."""
     since, old = recorded() if RECORD.exists() else ("", set())
-    new = found()
+    new = public()
     if since.partition(".")[0] == __version__.partition(".")[0] and (wrong := broken(new, old)):
         sys.exit("\n".join((*wrong, f"public since {since}: a major version alone may break it")))
     RECORD.write_text("\n".join((f"# public since {__version__}", *sorted(new))) + "\n")

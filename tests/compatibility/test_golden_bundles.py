@@ -39,6 +39,7 @@ GNU_STACK, EXECUTABLE = 0x6474E551, 1  # type and flag of a program header in EL
 
 
 def unpack(release: str, into: Path) -> Path:
+    """The folder of a release's bundle, in `into`."""
     with tarfile.open(HERE / f"{release}.tar.xz") as archive:
         archive.extraction_filter = getattr(tarfile, "data_filter", None)  # since Python 3.11.4
         archive.extractall(into)
@@ -53,7 +54,10 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.mark.skipif(TARGET[4:] not in host_cpu_levels(), reason=f"the bundles are for {TARGET}")
 @pytest.mark.parametrize("mode", ["production", "test"])
 @pytest.mark.parametrize("engine", ENGINES)
-def test_opens_and_is_right(folder: Path, engine: str, mode: Literal["production", "test"]) -> None:
+def test_a_bundle_of_each_release_opens_and_is_right(
+    folder: Path, engine: str, mode: Literal["production", "test"]
+) -> None:
+    """The artifacts that need no torch give the very bits of then."""
     recorded = Bundle.open(folder).manifest.targets[TARGET].candidates[engine].bits
     session = pipeline.load(folder, mode=mode, engine_name=engine)
     assert session.origin is not None
@@ -68,15 +72,22 @@ def test_no_artifact_asks_for_an_executable_stack(folder: Path) -> None:
     libraries = list(folder.glob("targets/**/*.so"))
     assert len(libraries) == len(WITHOUT_TORCH)
     for library in libraries:
-        content = library.read_bytes()
-        (start,) = struct.unpack_from("<Q", content, 32)
-        (count,) = struct.unpack_from("<H", content, 56)
-        heads = [struct.unpack_from("<II", content, start + 56 * i) for i in range(count)]
-        flags = [found for kind, found in heads if kind == GNU_STACK]
-        assert len(flags) == 1 and not flags[0] & EXECUTABLE, library.name
+        (flags,) = stack_flags(library.read_bytes())
+        assert not flags & EXECUTABLE, library.name
 
 
-def test_this_release_has_one() -> None:
+def stack_flags(elf: bytes) -> list[int]:
+    """The flags of each program header of type GNU_STACK, in a 64-bit ELF file.
+
+    The headers have 56 bytes; at byte 32 of the file is their offset, at byte 56 their number.
+    """
+    (start,) = struct.unpack_from("<Q", elf, 32)
+    (count,) = struct.unpack_from("<H", elf, 56)
+    headers = [struct.unpack_from("<II", elf, start + 56 * i) for i in range(count)]
+    return [flags for kind, flags in headers if kind == GNU_STACK]
+
+
+def test_this_release_has_a_bundle() -> None:
     assert f"jets-{__version__}" in RELEASES
 
 
@@ -95,11 +106,12 @@ def make(scratch: Path) -> Path:
 
 
 def _nobody(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """A member without the user who made the archive."""
     member.uid = member.gid = 0
     member.uname = member.gname = "root"
     return member
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as made:
-        print(make(Path(made)))
+    with tempfile.TemporaryDirectory() as scratch:
+        print(make(Path(scratch)))

@@ -37,15 +37,18 @@ def form(value: Any, key: str = "") -> Any:
         return "any"
     if isinstance(value, dict):
         if key in DATA:
-            return {"*": kinds(form(each) for each in value.values())}
-        return {name: form(each, name) for name, each in value.items()}
+            return {"*": kinds(form(member) for member in value.values())}
+        return {name: form(member, name) for name, member in value.items()}
     if isinstance(value, list):
-        return kinds(form(each, key) for each in value)
+        return kinds(form(element, key) for element in value)
     return type(value).__name__
 
 
 def kinds(forms: Iterator[Any]) -> list[Any]:
-    return [json.loads(text) for text in sorted({json.dumps(f, sort_keys=True) for f in forms})]
+    """Each form once, in order."""
+    return [
+        json.loads(text) for text in sorted({json.dumps(shape, sort_keys=True) for shape in forms})
+    ]
 
 
 def answers(project: Built, scratch: Path) -> dict[str, Any]:
@@ -57,7 +60,7 @@ def answers(project: Built, scratch: Path) -> dict[str, Any]:
     policy = scratch / "policy.yaml"
     policy.write_text("max_outside: 0.5\n")
     pulled, export = scratch / "pulled", scratch / "export.tar"
-    lives: dict[str, tuple[object, ...]] = {
+    commands: dict[str, tuple[object, ...]] = {
         "ls": registry,
         "ls jets": registry,
         "show jets/1": registry,
@@ -85,20 +88,21 @@ def answers(project: Built, scratch: Path) -> dict[str, Any]:
         "cache": (),
         "doctor": registry,
     }
-    said = {"run": project.answer}
-    for words, more in lives.items():
+    by_command = {"run": project.answer}
+    for words, more in commands.items():
         name = words.replace(f"{scratch}/", "")
         if name == "cache":
             pipeline.load("jets@production", registry=registry[1], lookup="prefer-cache")
-        said[name] = json.loads(cli(*words.split(), *more, "--json").stdout)
-    return said
+        by_command[name] = json.loads(cli(*words.split(), *more, "--json").stdout)
+    return by_command
 
 
 def goldens(project: Built, scratch: Path) -> dict[str, Any]:
+    """The content of goldens.json for this version."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PIPELINE_CACHE", str(scratch / "cache"))
-        said = {name: form(answer) for name, answer in answers(project, scratch).items()}
-    text = json.dumps(said).replace(TARGET, "TARGET").replace("cpu/x86-64-v2", "TARGET")
+        forms = {name: form(answer) for name, answer in answers(project, scratch).items()}
+    text = json.dumps(forms).replace(TARGET, "TARGET").replace("cpu/x86-64-v2", "TARGET")
     bundle = Bundle.open(project.bundle.path)
     names = (re.sub(r"\w{30,}", "HASH", name) for name in bundle.files)
     files = sorted({name.replace(TARGET, "TARGET") for name in names})
@@ -106,14 +110,15 @@ def goldens(project: Built, scratch: Path) -> dict[str, Any]:
 
 
 def test_what_programs_read_is_as_before(jets: Built, tmp_path: Path) -> None:
-    kept = json.loads(GOLDENS.read_text())
-    found = goldens(jets, tmp_path)
-    assert found.keys() == kept.keys()
-    assert {name: said for name, said in found.items() if said != kept[name]} == {}
+    before = json.loads(GOLDENS.read_text())
+    now = goldens(jets, tmp_path)
+    assert now.keys() == before.keys()
+    assert {name: shape for name, shape in now.items() if shape != before[name]} == {}
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        made = goldens(build(write_project(Path(folder) / "own"), page=True), Path(folder))
-    GOLDENS.write_text(json.dumps(made, indent=1, sort_keys=True) + "\n")
+        project = build(write_project(Path(folder) / "own"), page=True)
+        new = goldens(project, Path(folder))
+    GOLDENS.write_text(json.dumps(new, indent=1, sort_keys=True) + "\n")
     sys.exit()

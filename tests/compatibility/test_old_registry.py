@@ -44,6 +44,7 @@ def unpack(folder: Path) -> Path:
 
 
 def uri_of(unpacked: Path) -> str:
+    """The registry in an unpacked folder."""
     return f"sqlite:///{unpacked}/store/registry.db"
 
 
@@ -58,6 +59,7 @@ def registry(unpacked: Path) -> str:
 
 
 def answers(session: pipeline.Session) -> dict[str, np.ndarray]:
+    """The answers to ten equal rows."""
     n = 10
     jets, tags = session.collection("jets", n), session.collection("tags", n)
     for i, name in enumerate("abcdef"):
@@ -68,11 +70,12 @@ def answers(session: pipeline.Session) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("ref", ["jets@production", "jets@previous", "jets/1"])
 @pytest.mark.parametrize("mode", ["production", "test"])
-def test_loads(registry: str, ref: str, mode: Literal["production", "test"]) -> None:
-    session = pipeline.load(ref, registry=registry, mode=mode)
-    found = answers(session)
-    assert np.isfinite(found["x"]).all()
-    np.testing.assert_allclose(sum(found.values()), 1, rtol=1e-5)
+def test_an_old_version_loads_and_gives_probabilities(
+    registry: str, ref: str, mode: Literal["production", "test"]
+) -> None:
+    probabilities = answers(pipeline.load(ref, registry=registry, mode=mode))
+    assert np.isfinite(probabilities["x"]).all()
+    np.testing.assert_allclose(sum(probabilities.values()), 1, rtol=1e-5)
 
 
 def test_a_pulled_folder_answers_as_the_version_does(unpacked: Path, registry: str) -> None:
@@ -82,36 +85,42 @@ def test_a_pulled_folder_answers_as_the_version_does(unpacked: Path, registry: s
         np.testing.assert_array_equal(values, version[name])
 
 
-def test_only_what_a_gate_let_pass(registry: str) -> None:
+def test_an_old_version_that_no_gate_let_pass_is_refused(registry: str) -> None:
     with pytest.raises(pipeline.LoadError, match=r"jets/3"):
         pipeline.load("jets/3", registry=registry)
 
 
 def version_in_production(registry: str) -> str | None:
+    """The number of the version that production runs."""
     session = pipeline.load("jets@production", registry=registry)
     assert session.origin is not None
     return session.origin.version
 
 
-def test_its_policy_holds_and_a_promotion_is_rolled_back(tmp_path: Path) -> None:
+PROMOTION = ("promote", "jets/3", "--to", "production", "--max-slowdown", "1000", "--registry")
+
+
+def test_the_policy_of_an_old_registry_asks_for_an_approval(tmp_path: Path) -> None:
     registry = uri_of(unpack(tmp_path))
-    at = ("--registry", registry)
-    promotion = ("promote", "jets/3", "--to", "production", "--max-slowdown", "1000", *at)
-    assert "approvals" in cli(*promotion, code=1).output
+    assert "approvals" in cli(*PROMOTION, registry, code=1).output
     assert version_in_production(registry) == "2"
-    cli("approve", "jets/3", "--as", "ada", *at)
-    cli(*promotion)
+
+
+def test_a_promotion_in_an_old_registry_is_rolled_back(tmp_path: Path) -> None:
+    registry = uri_of(unpack(tmp_path))
+    cli("approve", "jets/3", "--as", "ada", "--registry", registry)
+    cli(*PROMOTION, registry)
     assert version_in_production(registry) == "3"
-    cli("rollback", "jets", *at)
+    cli("rollback", "jets", "--registry", registry)
     assert version_in_production(registry) == "2"
-    assert cli("history", "jets", *at).stdout.count("rollback") == 1
+    assert cli("history", "jets", "--registry", registry).stdout.count("rollback") == 1
 
 
 @pytest.mark.parametrize("mode", ["production", "test"])
-def test_windows_of_what_was_not_validated_on_them(
+def test_an_old_version_takes_only_windows_that_keep_the_alignment(
     registry: str, mode: Literal["production", "test"]
 ) -> None:
-    """Windows that keep the alignment are bound; any other start is refused."""
+    """It was not validated on windows."""
     session = pipeline.load("jets@production", registry=registry, mode=mode)
     jets, tags = session.collection("jets", 80), session.collection("tags", 80)
     for i, name in enumerate("abcdef"):

@@ -43,11 +43,11 @@ class Case:
     @property
     def rows(self) -> dict[str, int]:
         """The number of elements of each row dimension."""
-        found: dict[str, int] = {}
+        rows: dict[str, int] = {}
         for name, columns in self.given.items():
             lengths = {len(values) for values in columns.values() if values.ndim}
-            found[self.signature.rows_of[name]] = max(lengths)
-        return found
+            rows[self.signature.rows_of[name]] = max(lengths)
+        return rows
 
     def right(self, found: Columns) -> bool:
         """Whether answers are those that CMSSW asserts."""
@@ -71,14 +71,16 @@ class Call(nn.Module):
 
 
 def linear(weight: Any, bias: float) -> nn.Linear:
+    """A layer with this matrix, and one bias for all outputs."""
     weight = torch.as_tensor(weight, dtype=torch.float32)
-    made = nn.Linear(weight.shape[1], weight.shape[0])
-    made.weight.data, made.bias.data = weight.clone(), torch.full((len(weight),), bias)
-    return made
+    layer = nn.Linear(weight.shape[1], weight.shape[0])
+    layer.weight.data, layer.bias.data = weight.clone(), torch.full((len(weight),), bias)
+    return layer
 
 
-def full(given: int, made: int, weight: float, bias: float = 0.0) -> nn.Linear:
-    return linear(torch.full((made, given), weight), bias)
+def full(inputs: int, outputs: int, weight: float, bias: float = 0.0) -> nn.Linear:
+    """A layer whose weights are all the same."""
+    return linear(torch.full((outputs, inputs), weight), bias)
 
 
 def rows_case(
@@ -88,30 +90,31 @@ def rows_case(
     """A case of float32 rows `x`, (n, F). Each output has its own collection: of `wanted`, (n, K),
     or of `outputs` columns, if only `holds` is known."""
     x = np.asarray(x, dtype)
-    sizes = tuple(np.asarray(each).shape[1] for each in wanted) or outputs
-    given = tuple(f"x{k}" for k in range(x.shape[1]))
-    made = {f"found{i}": [f"y{k}" for k in range(size)] for i, size in enumerate(sizes)}
+    sizes = tuple(np.asarray(answers).shape[1] for answers in wanted) or outputs
+    features = tuple(f"x{k}" for k in range(x.shape[1]))
+    columns = {f"found{i}": [f"y{k}" for k in range(size)] for i, size in enumerate(sizes)}
     signature = Signature.build(
         {
-            "given": Layout([column(name, dtype) for name in given]),
-            **{name: Layout([column(y, dtype) for y in ys]) for name, ys in made.items()},
+            "given": Layout([column(name, dtype) for name in features]),
+            **{name: Layout([column(y, dtype) for y in ys]) for name, ys in columns.items()},
         },
-        [Block("x", "given", given)],
-        [Block(name, name, tuple(ys)) for name, ys in made.items()],
+        [Block("x", "given", features)],
+        [Block(name, name, tuple(ys)) for name, ys in columns.items()],
         {"n": RowRange(0, max(64, len(x)), (len(x),) if len(x) else ())},
     )
     return Case(
         source, asserts, model, signature,
-        {"given": {name: x[:, k] for k, name in enumerate(given)}},
+        {"given": {name: x[:, k] for k, name in enumerate(features)}},
         {
-            name: {y: np.asarray(each)[:, k] for k, y in enumerate(made[name])}
-            for name, each in zip(made, wanted, strict=False)
+            name: {y: np.asarray(answers)[:, k] for k, y in enumerate(columns[name])}
+            for name, answers in zip(columns, wanted, strict=False)
         },
         **more,
     )  # fmt: skip
 
 
 def classifier() -> nn.Module:
+    """Two classes of three features; both have the same score, so that both get 0.5."""
     return nn.Sequential(linear([[1, 1, 0], [1, 1, 0]], 0.0), nn.Softmax(1))
 
 
@@ -135,8 +138,8 @@ class MultiHead(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        for given, made in ((3, 32), (32, 64), (64, 256), (256, 64), (64, 32)):
-            layers += [full(given, made, 0.025, 0.1), nn.ReLU()]
+        for inputs, outputs in ((3, 32), (32, 64), (64, 256), (256, 64), (64, 32)):
+            layers += [full(inputs, outputs, 0.025, 0.1), nn.ReLU()]
         self.body, self.head = nn.Sequential(*layers), full(32, 1, 0.03, 0.1)
         self.classes = linear([[0.06] * 32, [0.07] * 32, [0.08] * 32], 0.0)
         self.classes.bias.data = torch.tensor([0.1, 0.2, 0.3])
@@ -147,6 +150,8 @@ class MultiHead(nn.Module):
 
 
 class Residual(nn.Module):
+    """Two convolutions beside the identity."""
+
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.layers = nn.Sequential(
@@ -183,16 +188,18 @@ class DeepSet(nn.Module):
     def forward(self, tracks: Tensor, scale: Tensor, hits: Tensor, which: Tensor) -> Tensor:
         pooled = tracks.new_zeros((tracks.shape[0], 16))
         pooled = pooled.index_add(0, which[:, 0].long(), self.hit(hits * scale))
-        found: Tensor = self.last(torch.cat([self.track(tracks), pooled], 1))
-        return found
+        scores: Tensor = self.last(torch.cat([self.track(tracks), pooled], 1))
+        return scores
 
 
 def sums_to_one(found: Columns) -> bool:
-    values = [each for columns in found.values() for each in columns.values()]
-    return bool(np.all(np.abs(np.sum(values, 0) - 1) <= 1e-4))
+    """Whether all columns of each row sum to one, as probabilities do."""
+    columns = [values for collection in found.values() for values in collection.values()]
+    return bool(np.all(np.abs(np.sum(columns, 0) - 1) <= 1e-4))
 
 
 def heads(found: Columns) -> bool:
+    """Whether the regression head is between 4 and 5, and the classes sum to one."""
     head = found["found0"]["y0"]
     return bool(((head >= 4) & (head <= 5)).all()) and sums_to_one({"c": found["found1"]})
 
@@ -249,6 +256,7 @@ def types_case(n: int, asserts: str) -> Case:
 
 
 def deep_set_case() -> Case:
+    """Eight tracks with 16 hits, compared with eager torch."""
     counts = np.array([2, 3, 1, 4, 1, 2, 3, 0])
     draw = np.random.default_rng(1234)
     tracks = {name: draw.normal(size=8).astype(np.float32) for name in ("pt", "eta", "phi")}
@@ -287,6 +295,7 @@ def deep_set_case() -> Case:
 
 
 def masked_case() -> Case:
+    """Particles whose feature eta is masked."""
     draw = np.random.default_rng(3)
     given: dict[str, Array] = {
         name: draw.normal(size=32).astype(np.float32) for name in ("pt", "eta", "phi")
@@ -306,7 +315,7 @@ def masked_case() -> Case:
         "PyTorchAlpakaTest/test/MaskedNet.py", "pt + phi, exactly",
         lambda: Call(lambda x, mask: (x * (1 - mask)).sum(1, keepdim=True)), signature,
         {"particles": given,
-         "mask": {name: np.full(32, each, np.uint8) for name, each in masks.items()}},
+         "mask": {name: np.full(32, mask, np.uint8) for name, mask in masks.items()}},
         {"found": {"sum": given["pt"] + given["phi"]}},
     )  # fmt: skip
 

@@ -66,9 +66,10 @@ def made(case: Case, folder: Path) -> dict[str, Path]:
 
 
 def by_python(case: Case, session: Session) -> Columns:
-    given, made = collections(case)
-    session.run(given, made)
-    return columns_of(made)
+    """The answers of a session."""
+    inputs, outputs = collections(case)
+    session.run(inputs, outputs)
+    return columns_of(outputs)
 
 
 def collections(case: Case) -> tuple[dict[str, Collection], dict[str, Collection]]:
@@ -87,22 +88,25 @@ def collections(case: Case) -> tuple[dict[str, Collection], dict[str, Collection
     )
 
 
-def columns_of(made: dict[str, Collection]) -> Columns:
+def columns_of(collections: dict[str, Collection]) -> Columns:
+    """Copies of the columns, by collection and name."""
     return {
         name: {column.name: np.array(event[column.name]) for column in event.layout.columns}
-        for name, event in made.items()
+        for name, event in collections.items()
     }
 
 
 def by_cpp(case: Case, score: Path, artifact: Path, file: Path) -> Columns:
-    given, made = collections(case)
-    file.write_bytes(b"".join(part for event in given.values() for part in written(event)))
-    words = [f"in:{name}={event.n}" for name, event in given.items()]
-    words += [f"out:{name}={event.n}" for name, event in made.items()]
+    """The answers of score.cpp, which reads the inputs from a file and writes the outputs to
+    another one, component after component."""
+    inputs, outputs = collections(case)
+    file.write_bytes(b"".join(part for event in inputs.values() for part in written(event)))
+    words = [f"in:{name}={event.n}" for name, event in inputs.items()]
+    words += [f"out:{name}={event.n}" for name, event in outputs.items()]
     done = run(score, artifact, file, *words)
     assert done.returncode == 0, done.stderr
     content = memoryview(Path(f"{file}.out").read_bytes())
-    for event in made.values():
+    for event in outputs.values():
         for column in event.layout.columns:
             for k in range(column.components):
                 values = component(event, column, k)
@@ -110,10 +114,11 @@ def by_cpp(case: Case, score: Path, artifact: Path, file: Path) -> Columns:
                 values[...] = np.frombuffer(content[:size], values.dtype).reshape(values.shape)
                 content = content[size:]
     assert not content
-    return columns_of(made)
+    return columns_of(outputs)
 
 
 def written(event: Collection) -> list[bytes]:
+    """The bytes of each component."""
     return [
         component(event, column, k).tobytes()
         for column in event.layout.columns
@@ -122,5 +127,6 @@ def written(event: Collection) -> list[bytes]:
 
 
 def component(event: Collection, column: Column, k: int) -> Array:
-    found: Array = event.span(column.name, k).tensor().numpy()
-    return found
+    """A component of a column, in its memory."""
+    values: Array = event.span(column.name, k).tensor().numpy()
+    return values

@@ -68,8 +68,8 @@ class Graph(nn.Module):
     def forward(self, nodes: Tensor, edges: Tensor) -> Tensor:
         source, target = (edges % nodes.shape[0]).unbind(1)
         hidden = torch.relu(self.node(nodes))
-        found: Tensor = self.last(hidden.index_add(0, target, hidden[source]))
-        return found
+        classes: Tensor = self.last(hidden.index_add(0, target, hidden[source]))
+        return classes
 
 
 @dataclass
@@ -106,6 +106,7 @@ class Servers:
         return self.running[index].url
 
     def kill(self, index: int) -> None:
+        """Ends a server at once; `url` starts it again on the same ports."""
         server = self.running.pop(index)
         os.killpg(server.pid, signal.SIGKILL)
         server.stop()
@@ -116,6 +117,7 @@ class Servers:
         return pipeline.load(f"{name}/1", device=self.url(0), registry=self.registry, remote=remote)
 
     def site(self, *indices: int, fall_back: bool) -> SiteSession:
+        """A session of `identity` at several servers. `fall_back`: and on the local CPU."""
         servers = [{"name": f"server {k}", "url": self.url(k)} for k in indices]
         local = {"fall_back": fall_back}
         site = Site.model_validate({"servers": servers, "local": local, "policy": POLICY})
@@ -135,17 +137,19 @@ class SonicCase:
 
 def entries(session: Any, count: int) -> tuple[Any, Any]:
     """Collections of `count` values, each of which is `count`, and for the answer."""
-    given, found = session.collection("given", count), session.collection("found", count)
-    given["value"][:] = count
-    found["value"][:] = -1
-    return given, found
+    inputs, answers = session.collection("given", count), session.collection("found", count)
+    inputs["value"][:] = count
+    answers["value"][:] = -1
+    return inputs, answers
 
 
 def same(events: list[tuple[Any, Any]]) -> bool:
-    return all(np.array_equal(found["value"], given["value"]) for given, found in events)
+    """Whether the answers of all events are their inputs."""
+    return all(np.array_equal(answers["value"], inputs["value"]) for inputs, answers in events)
 
 
 def ragged_identity(servers: Servers) -> bool:
+    """Whether 100 events of several sizes come back, with and without shared memory."""
     right = []
     for shared in (False, True):
         session = servers.session("identity", shared_memory=shared)
@@ -157,6 +161,7 @@ def ragged_identity(servers: Servers) -> bool:
 
 
 def graphs_right(session: Any, events: int) -> bool:
+    """Whether random graphs have the answers of eager torch."""
     model, draw = Graph().eval(), np.random.default_rng(1)
     right = []
     for _ in range(events):
@@ -171,12 +176,13 @@ def graphs_right(session: Any, events: int) -> bool:
         session.run({"nodes": nodes, "edges": links}, out)
         with torch.no_grad():
             wanted = model(torch.from_numpy(x), torch.from_numpy(edges)).numpy()
-        found = np.stack([out[name] for name in LOGITS], 1)
-        right.append(np.allclose(found, wanted, rtol=1e-5, atol=1e-6))
+        logits = np.stack([out[name] for name in LOGITS], 1)
+        right.append(np.allclose(logits, wanted, rtol=1e-5, atol=1e-6))
     return all(right)
 
 
 def graph_producer(servers: Servers) -> bool:
+    """Whether 20 graphs are right, with and without shared memory."""
     right = []
     for shared in (False, True):
         session = servers.session("graph", shared_memory=shared)
@@ -186,6 +192,7 @@ def graph_producer(servers: Servers) -> bool:
 
 
 def same_server(servers: Servers) -> bool:
+    """Whether no event of 100 is lost when the server is killed at event 30 and comes back."""
     session = servers.site(0, fall_back=False)
     events = []
     again = threading.Thread(target=servers.url, args=(0,))
@@ -202,6 +209,7 @@ def same_server(servers: Servers) -> bool:
 
 
 def other_server_then_here(servers: Servers) -> bool:
+    """Whether no event of 100 is lost when one server is killed at event 30, the other at 60."""
     session = servers.site(0, 1, fall_back=True)
     events = []
     for k in range(100):
@@ -211,9 +219,10 @@ def other_server_then_here(servers: Servers) -> bool:
         session.run(*events[-1])
     report = session.report()
     session.close()
-    one, other = report.places
-    where = (one.answered, other.answered, report.fell_back)
-    return same(events) and sum(where) == 100 and all(where) and bool(one.failed or other.failed)
+    first, second = report.places
+    answered = (first.answered, second.answered, report.fell_back)
+    everywhere = sum(answered) == 100 and all(answered)
+    return same(events) and everywhere and bool(first.failed or second.failed)
 
 
 def dynamic_loading(servers: Servers) -> bool:

@@ -21,6 +21,7 @@ from tests.models.cplusplus import install
 
 
 def main() -> None:
+    """Runs all cases and prints the table."""
     table = new_table("Conformance", "case", "file", "asserts", "Python", "C++")
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -30,8 +31,8 @@ def main() -> None:
             own.mkdir()
             done = ran(case, folder / "score", own)
             python = ", ".join(
-                f"{engine}: {'right' if case.right(found) else 'WRONG'}"
-                for engine, found in done.python.items()
+                f"{engine}: {'right' if case.right(columns) else 'WRONG'}"
+                for engine, columns in done.python.items()
             )
             cpp = "right" if case.right(done.cpp) else "WRONG"
             table.add_row(name, case.source, case.asserts, python, cpp)
@@ -48,7 +49,8 @@ def by_servers(folder: Path) -> dict[str, str]:
     except ServerError as error:
         return dict.fromkeys(SONIC, f"not run: {error}")
     with Servers.made(folder) as servers:
-        return {n: "right" if each.holds(servers) else "WRONG" for n, each in SONIC.items()}
+        holds = {name: case.holds(servers) for name, case in SONIC.items()}
+    return {name: "right" if right else "WRONG" for name, right in holds.items()}
 
 
 if __name__ == "__main__":

@@ -58,40 +58,43 @@ def answers(
 
 def test_the_answers_are_those_that_cmssw_asserts(answers: Ran) -> None:
     assert answers.python and answers.cpp
-    for found in (*answers.python.values(), answers.cpp):
-        assert answers.case.right(found)
+    for columns in (*answers.python.values(), answers.cpp):
+        assert answers.case.right(columns)
 
 
 def test_cpp_has_the_bits_of_python(answers: Ran) -> None:
-    """Ten calls in a row."""
-    first = answers.python[answers.case.engines[0]]
-    for name, columns in first.items():
+    """Of the first engine, which C++ calls ten times in a row."""
+    by_python = answers.python[answers.case.engines[0]]
+    for name, columns in by_python.items():
         for column, values in columns.items():
             np.testing.assert_array_equal(answers.cpp[name][column], values)
 
 
-def test_eight_threads_of_one_model(tmp_path: Path) -> None:
+def test_eight_threads_of_one_model_get_its_answers(tmp_path: Path) -> None:
     """testTorchExecutionControlGuard.cc: ten calls each, exactly 0.5."""
     case = CASES["portable, 32"]
     lanes = engine("lanes").open(made(case, tmp_path)["lanes"], torch.device("cpu"))
     session = Session(case.signature, lanes)
 
     def work(seed: int) -> bool:
-        given, found = session.collection("given", 32), session.collection("found0", 32)
+        inputs, answers = session.collection("given", 32), session.collection("found0", 32)
         for k in range(3):
-            given[f"x{k}"][...] = seed
-        bound = session.bind(given, found)
+            inputs[f"x{k}"][...] = seed
+        binding = session.bind(inputs, answers)
         for _ in range(10):
-            bound()
-        return bool((found["y0"] == 0.5).all() and (found["y1"] == 0.5).all())
+            binding()
+        return bool((answers["y0"] == 0.5).all() and (answers["y1"] == 0.5).all())
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(work, range(8)))
 
 
-def test_a_bad_path_is_refused(tmp_path: Path, score: Path) -> None:
+def test_python_refuses_a_bad_path(tmp_path: Path) -> None:
     with pytest.raises(BundleError):
         pipeline.load(tmp_path / "none", mode="test")
+
+
+def test_cpp_refuses_a_bad_path(tmp_path: Path, score: Path) -> None:
     done = cplusplus.run(score, tmp_path / "none", tmp_path / "file")
     assert done.returncode == 1 and str(tmp_path / "none") in done.stderr
 
@@ -104,7 +107,7 @@ def test_a_model_whose_answers_never_change_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [-5, 4])
-def test_a_row_that_is_not_there(at: int) -> None:
+def test_a_row_that_is_not_there_is_an_error(at: int) -> None:
     """SoAUnitTests: out of range, in a view of four rows."""
     case = CASES["SoA to torch"]
     event = Collection(case.signature.layouts["given"], 4)

@@ -17,8 +17,8 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
         find_triton()
     except ServerError as error:
         pytest.skip(str(error))
-    with Servers.made(tmp_path_factory.mktemp("sonic")) as made:
-        yield made
+    with Servers.made(tmp_path_factory.mktemp("sonic")) as both:
+        yield both
 
 
 KILLS = {"same server", "other server"}
@@ -28,5 +28,5 @@ KILLS = {"same server", "other server"}
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.long] * (name in KILLS)) for name in SONIC]
 )
-def test_it_goes_as_cmssw_asserts(servers: Servers, name: str) -> None:
+def test_a_case_goes_as_cmssw_asserts(servers: Servers, name: str) -> None:
     assert SONIC[name].holds(servers)

@@ -41,11 +41,11 @@ int main(int argc, char **argv) {
       }
     }
     const void *const read_only = memory.data();
-    const jets::jets given(read_only, n);
-    const jets::tags found(results.data(), n);
-    model.bind({given.memory, found.memory})();
+    const jets::jets inputs(read_only, n);
+    const jets::tags answers(results.data(), n);
+    model.bind({inputs.memory, answers.memory})();
     const char *names = "xyz";
-    for (const float *column : {found.x, found.y, found.z}) {
+    for (const float *column : {answers.x, answers.y, answers.z}) {
       for (std::int64_t i = 0; i < n; ++i) {
         std::uint32_t bits = 0;
         std::memcpy(&bits, column + i, sizeof bits);

@@ -18,6 +18,7 @@ from tests.models.cplusplus import ROOT, execute
 from tests.models.project import Built
 
 PACKAGE = Path(__file__).parent / "engine_package"
+# Builds a version with the engine of the package, opens it, and asks for an engine without a class.
 BUILD = """
 import json, sys
 import pipeline
@@ -48,10 +49,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def said(
+def outcome(
     installed: Path, jets: Built, empty_database: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
-    """What BUILD says in a Python with the package installed."""
+    """What BUILD prints in a Python with the package installed."""
     engines = ("engines: [aoti, torchscript, exported]", "engines: [mirror]")
     config = jets.project.variant("mirror.yaml", engines)
     database = shutil.copy(empty_database, tmp_path_factory.mktemp("registry"))
@@ -59,17 +60,22 @@ def said(
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), str(ROOT)])}
     done = subprocess.run(list(map(str, words)), capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    printed: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return printed
 
 
 def test_a_version_is_built_and_opened_with_an_engine_of_another_package(
-    said: dict[str, Any],
+    outcome: dict[str, Any],
 ) -> None:
-    assert (said["engine"], said["tools"]["mirror-engine"]) == ("mirror", "0.3")
-    with pytest.raises(EngineError, match="unknown engine 'mirror'"):  # it is not installed here
-        pipeline.load(said["bundle"], mode="test")
+    assert (outcome["engine"], outcome["tools"]["mirror-engine"]) == ("mirror", "0.3")
 
 
-def test_a_package_without_the_class_is_named(said: dict[str, Any]) -> None:
-    assert "mirror-engine 0.3" in said["refused"] and "mirror_engine:missing" in said["refused"]
+def test_a_version_is_refused_where_its_engine_is_not_installed(outcome: dict[str, Any]) -> None:
+    """As in this process."""
+    with pytest.raises(EngineError, match="unknown engine 'mirror'"):
+        pipeline.load(outcome["bundle"], mode="test")
+
+
+def test_a_package_without_the_class_is_named(outcome: dict[str, Any]) -> None:
+    assert "mirror-engine 0.3" in outcome["refused"]
+    assert "mirror_engine:missing" in outcome["refused"]

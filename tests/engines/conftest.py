@@ -1,3 +1,5 @@
+"""Fixtures that make tests of `lanes` quicker."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -31,13 +31,13 @@ _LINE = re.compile(
 
 def level_of(line: str) -> int:
     """The lowest level with the instruction of this line: 2, 3, 4 or BEYOND; 2 for other lines."""
-    found = _LINE.match(line)
-    if found is None:
+    instruction = _LINE.match(line)
+    if instruction is None:
         return 2
-    name, operands = found[2], found[3]
+    encoding, name, operands = instruction.groups()
     if _NO_LEVEL.fullmatch(name) and not _NOT_HALF.fullmatch(name):
         return BEYOND
-    first = next((byte for byte in found[1].split() if byte not in _PREFIXES), "")
+    first = next((byte for byte in encoding.split() if byte not in _PREFIXES), "")
     if first == "62" or re.search(r"%k[0-7]\b", operands):
         return 4
     return 3 if first in ("c4", "c5") or _V3.fullmatch(name) else 2
@@ -45,10 +45,7 @@ def level_of(line: str) -> int:
 
 def above(library: Path, level: int) -> Iterator[str]:
     """The lines of a library's listing whose instruction needs a higher level than this."""
-    done = subprocess.run(
-        ["objdump", "--disassemble", "--insn-width=16", library],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return (line.strip() for line in done.stdout.splitlines() if level_of(line) > level)
+    # Wide lines, so that all bytes of an instruction, 15 at most, stand before its name.
+    command = ["objdump", "--disassemble", "--insn-width=16", library]
+    listing = subprocess.run(command, capture_output=True, text=True, check=True)
+    return (line.strip() for line in listing.stdout.splitlines() if level_of(line) > level)

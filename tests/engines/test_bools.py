@@ -11,21 +11,19 @@ from engines.exported import load_program
 from soa import Block, Layout, RowRange, Signature, column
 from tests.models.building import ENGINES, Built, build
 
-FLAGS, ANSWERS = (
-    ("a", "b"),
-    {"same": "bool", "other": "bool", "number": "int64", "chosen": "float32"},
-)
+FLAGS = ("a", "b")
+ANSWERS = {"same": "bool", "other": "bool", "number": "int64", "chosen": "float32"}
 LAYOUT = [*(column(name, "bool") for name in FLAGS), column("x", "float32"), column("c", "bool")]
 SIGNATURE = Signature.build(
     {
-        "given": Layout(LAYOUT),
-        "found": Layout([column(name, dtype) for name, dtype in ANSWERS.items()], 1, "columns"),
+        "rows": Layout(LAYOUT),
+        "answers": Layout([column(name, dtype) for name, dtype in ANSWERS.items()], 1, "columns"),
     },
     [
-        Block("flags", "given", FLAGS),  # a matrix
-        Block("mixed", "given", ("x", "c"), "float32"),  # columns
+        Block("flags", "rows", FLAGS),  # a matrix
+        Block("mixed", "rows", ("x", "c"), "float32"),  # columns
     ],
-    [Block(name, "found", (name,)) for name in ANSWERS],
+    [Block(name, "answers", (name,)) for name in ANSWERS],
     {"n": RowRange(0, 100)},
 )
 BYTES = torch.tensor([0, 1, 2, 255, 128, 3, 0], dtype=torch.uint8)
@@ -48,12 +46,14 @@ def test_no_compiler_is_told_that_a_column_is_bool(built: Built) -> None:
     program = load_program(built.capture.program)
     outputs = {str(spec.target) for spec in program.graph_signature.output_specs}
     AotiBuild().rewritten(program)
-    read = [n for n in program.graph.find_nodes(op="placeholder") if n.name not in outputs]
-    assert not [n for n in read if n.meta["val"].dtype is torch.bool]
+    placeholders = program.graph.find_nodes(op="placeholder")
+    inputs = [node.meta["val"] for node in placeholders if node.name not in outputs]
+    assert inputs
+    assert torch.bool not in {value.dtype for value in inputs}
 
 
-def test_a_model_without_weights(built: Built) -> None:
-    """Its library has an empty file of weights; the tests below run it."""
+def test_a_model_without_weights_has_an_empty_file_of_weights(built: Built) -> None:
+    """The test below runs its library."""
     assert built.files["aoti"].with_name("weights.bin").read_bytes() == b""
 
 
@@ -61,17 +61,21 @@ def test_a_model_without_weights(built: Built) -> None:
 @pytest.mark.parametrize("n", [4, 37])  # less and more than a vector register
 def test_every_byte_but_0_is_true(built: Built, engine: str, n: int) -> None:
     session = built.session(engine)
-    given, found = session.collection("given", n), session.collection("found", n)
+    rows, answers = session.collection("rows", n), session.collection("answers", n)
     raw = {name: BYTES.roll(i).repeat(8)[:n] for i, name in enumerate((*FLAGS, "c"))}
     for name, values in raw.items():
-        given.tensor(name).view(torch.uint8).copy_(values)
-    given.tensor("x").copy_(torch.arange(n) + 1.0)
-    session.run(given, found)
+        rows.tensor(name).view(torch.uint8).copy_(values)
+    x = torch.arange(n) + 1.0
+    rows.tensor("x").copy_(x)
+    session.run(rows, answers)
     truth = {name: values != 0 for name, values in raw.items()}
-    mixed = torch.stack([torch.arange(n) + 1.0, truth["c"].float()], dim=1)
-    expected = Flags()(torch.stack([truth[name] for name in FLAGS], dim=1), mixed)
+    flags = torch.stack([truth[name] for name in FLAGS], dim=1)
+    expected = Flags()(flags, torch.stack([x, truth["c"].float()], dim=1))
     for name, wanted in zip(ANSWERS, expected, strict=True):
-        got = found.tensor(name)
-        if wanted.dtype is torch.bool:
-            got, wanted = got.view(torch.uint8), wanted.to(torch.uint8)
-        assert got.tolist() == wanted.tolist(), name
+        assert numbers(answers.tensor(name)) == numbers(wanted), name
+
+
+def numbers(values: Tensor) -> list[float]:
+    """The values of a column; of a bool column its bytes, since true must be written as 1."""
+    plain = values.view(torch.uint8) if values.dtype == torch.bool else values
+    return [float(value) for value in plain.tolist()]

@@ -26,18 +26,18 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_each_name_has_its_engine(name: str) -> None:
-    found = engine(name)
-    assert isinstance(found, Engine)
-    assert found.name == name
+    by_name = engine(name)
+    assert isinstance(by_name, Engine)
+    assert by_name.name == name
 
 
-def test_an_unknown_engine() -> None:
+def test_an_unknown_engine_is_refused_with_the_known_ones() -> None:
     with pytest.raises(EngineError, match="unknown engine 'tvm': use one of lanes, aoti, "):
         engine("tvm")
 
 
 @pytest.mark.parametrize("name", ["lanes", "aoti", "aoti-standalone"])
-def test_without_a_compiler(
+def test_a_host_without_a_compiler_is_said(
     mlp: Built, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -59,66 +59,85 @@ def test_only_the_engine_asked_for_is_imported() -> None:
 
 @pytest.mark.parametrize("name", ["aoti", "aoti-autotune", "aoti-folded"])
 def test_an_artifact_opens_wherever_its_folder_lies(mlp: Built, name: str, tmp_path: Path) -> None:
-    """Also one of an engine that is gone."""
+    """`aoti-autotune` and `aoti-folded` are former names of `aoti`, in older bundles."""
     moved = tmp_path / "a folder" / "elsewhere"
     shutil.copytree(mlp.files["aoti"].parent, moved)
-    given, written = mlp.collections({"n": 33})
-    again, other = mlp.collections({"n": 33})
-    mlp.session("aoti").run(given, written)
     executable = engine(name).open(moved / mlp.files["aoti"].name, CPU)
-    Session(mlp.signature, executable).run(again, other)
-    assert torch.equal(written["tags"].memory()[0], other["tags"].memory()[0])
+    inputs, written = mlp.collections({"n": 33})
+    _, written_by_moved = mlp.collections({"n": 33})
+    mlp.session("aoti").run(inputs, written)
+    Session(mlp.signature, executable).run(inputs, written_by_moved)
+    assert torch.equal(written["tags"].memory()[0], written_by_moved["tags"].memory()[0])
 
 
-def test_aoti_keeps_the_library_and_what_it_needs_only(mlp: Built) -> None:
-    folder = mlp.files["aoti"].parent
-    assert mlp.files["aoti"].suffix == ".so"
-    suffixes = {file.suffix for file in folder.iterdir()}
-    assert suffixes <= {".so", ".json", ".bin", ".txt"}  # no package, source or object files
+def test_an_artifact_of_aoti_has_no_package_source_or_object_file(mlp: Built) -> None:
+    library = mlp.files["aoti"]
+    assert library.suffix == ".so"
+    suffixes = {file.suffix for file in library.parent.iterdir()}
+    assert suffixes <= {".so", ".json", ".bin", ".txt"}
 
 
-def test_cpu_code_is_built_for_the_target_and_not_for_the_host() -> None:
-    v3 = settings_for(Target.parse("cpu/x86-64-v3"), {})
-    assert v3 == {"cpp.march": "x86-64-v3", "cpp.simdlen": 256, "cpp.threads": 1}
-    v2 = settings_for(Target.parse("cpu/x86-64-v2"), {"threads": 4, "max_autotune": True})
-    assert v2 == {
-        "cpp.march": "x86-64-v2",
-        "cpp.simdlen": 1,
-        "cpp.threads": 4,
-        "max_autotune": True,
-    }
+@pytest.mark.parametrize(
+    ("target", "options", "settings"),
+    [
+        ("cpu/x86-64-v3", {}, {"cpp.march": "x86-64-v3", "cpp.simdlen": 256, "cpp.threads": 1}),
+        (
+            "cpu/x86-64-v2",
+            {"threads": 4, "max_autotune": True},
+            {
+                "cpp.march": "x86-64-v2",
+                "cpp.simdlen": 1,
+                "cpp.threads": 4,
+                "max_autotune": True,
+            },
+        ),
+    ],
+)
+def test_cpu_code_is_built_for_the_target_and_not_for_the_host(
+    target: str, options: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    assert settings_for(Target.parse(target), options) == settings
+
+
+def test_aarch64_is_built_for_its_first_level() -> None:
     assert settings_for(Target.parse("cpu/aarch64"), {})["cpp.march"] == "armv8-a"
 
 
+GPUS = pytest.mark.parametrize("target", ["cuda/sm_90", "rocm/gfx90a"])
+
+
 @pytest.mark.parametrize(("machine", "level"), [("x86_64", "x86-64-v2"), ("aarch64", "armv8-a")])
-@pytest.mark.parametrize("target", ["cuda/sm_90", "rocm/gfx90a"])
+@GPUS
 def test_what_launches_kernels_is_built_for_any_host(
     machine: str, level: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Checks the settings with which a GPU's artifact is built, and torch's own flags."""
-    from torch._inductor import config
-    from torch._inductor.cpp_builder import CppTorchDeviceOptions
-    from torch._inductor.cpu_vec_isa import pick_vec_isa
+    """In the settings of torch's compiler, and in the facts of the artifact."""
 
-    class Built(AotiBuild):
-        def _compile(self, *given: Any) -> list[str]:
+    class WithoutACompiler(AotiBuild):
+        def _compile(self, *arguments: Any) -> list[str]:
             return ["model.so"]
 
     monkeypatch.setattr("platform.machine", lambda: machine)
     settings = settings_for(Target.parse(target), {"max_autotune": True})
-    files = Built().compile(Portable(tmp_path, None), Target.parse(target), {}, tmp_path)
-    monkeypatch.undo()
+    build = WithoutACompiler()
+    files = build.compile(Portable(tmp_path, None), Target.parse(target), {}, tmp_path)
     assert settings["cpp.march"] == level
     assert json.loads((tmp_path / FACTS).read_text()) == {"host_code": level}
     assert files == ["model.so", TARGET, FACTS]
-    if machine == "x86_64" == platform.machine():
-        with config.patch(settings):
-            options = CppTorchDeviceOptions(
-                vec_isa=pick_vec_isa(), device_type="cpu", aot_mode=True
-            )
-        flags = options.get_cflags()
-        assert f"march={level}" in flags
-        assert not [flag for flag in flags if "native" in flag or "avx" in flag]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="torch makes flags for this host")
+@GPUS
+def test_torch_makes_flags_for_any_host_of_what_launches_kernels(target: str) -> None:
+    from torch._inductor import config
+    from torch._inductor.cpp_builder import CppTorchDeviceOptions
+    from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+    with config.patch(settings_for(Target.parse(target), {"max_autotune": True})):
+        options = CppTorchDeviceOptions(vec_isa=pick_vec_isa(), device_type="cpu", aot_mode=True)
+    flags = options.get_cflags()
+    assert "march=x86-64-v2" in flags
+    assert not [flag for flag in flags if "native" in flag or "avx" in flag]
 
 
 def test_the_exported_engine_runs_the_portable_file_itself(mlp: Built) -> None:
@@ -127,7 +146,7 @@ def test_the_exported_engine_runs_the_portable_file_itself(mlp: Built) -> None:
     assert engine("aoti").portable_file(source) is None
 
 
-def test_torchscript_without_a_torchscript_file(mlp: Built, tmp_path: Path) -> None:
+def test_torchscript_refuses_a_model_without_a_torchscript_file(mlp: Built, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="neither scripts nor traces"):
         engine("torchscript").compile(
             Portable(mlp.capture.program, None), Target.parse("cpu"), {}, tmp_path
@@ -147,7 +166,7 @@ def test_an_error_names_the_file_that_does_not_open(
 
 
 @pytest.mark.parametrize("name", BUILT)
-def test_a_truncated_artifact(mlp: Built, name: str, tmp_path: Path) -> None:
+def test_an_error_names_a_truncated_artifact(mlp: Built, name: str, tmp_path: Path) -> None:
     """The file is cut in its header; digests find other cuts before an engine opens it."""
     whole = mlp.files[name].read_bytes()
     file = tmp_path / mlp.files[name].name

@@ -15,7 +15,7 @@ from engines.base import engine
 from engines.errors import EngineError
 
 
-def test_unpacked_into_its_folder_alone(tmp_path: Path) -> None:
+def test_a_package_is_unpacked_into_its_folder_alone(tmp_path: Path) -> None:
     package, out = tmp_path / "package.pt2", tmp_path / "a" / "b" / "out"
     out.mkdir(parents=True)
     with zipfile.ZipFile(package, "w") as archive:
@@ -24,19 +24,20 @@ def test_unpacked_into_its_folder_alone(tmp_path: Path) -> None:
         archive.writestr("p/data/aotinductor/..", b"nothing")
         archive.writestr("p/data/weights/../../../elsewhere.bin", b"nothing")
     assert unpack(package, out) == ["library.so", "absolute.json"]
-    found = sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file())
-    assert found == ["a/b/out/absolute.json", "a/b/out/library.so", "package.pt2"]
+    files = sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file())
+    assert files == ["a/b/out/absolute.json", "a/b/out/library.so", "package.pt2"]
 
 
 @pytest.mark.parametrize("absolute", [False, True])
-def test_onnx_weights_outside_the_folder(tmp_path: Path, absolute: bool) -> None:
+def test_onnx_weights_outside_the_folder_are_refused(tmp_path: Path, absolute: bool) -> None:
+    """The model is the identity of 16 float32 weights, which the file outside would hold."""
     (tmp_path / "secret").write_bytes(b"\0" * 64)
     folder = tmp_path / "model"
     folder.mkdir()
     weights = onnx.TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[16])
     weights.data_location = TensorProto.EXTERNAL
-    place = str(tmp_path / "secret") if absolute else "../secret"
-    for key, value in (("location", place), ("offset", "0"), ("length", "64")):
+    location = str(tmp_path / "secret") if absolute else "../secret"
+    for key, value in (("location", location), ("offset", "0"), ("length", "64")):
         weights.external_data.add(key=key, value=value)
     graph = helper.make_graph(
         [helper.make_node("Identity", ["w"], ["y"])],

@@ -23,11 +23,8 @@ from tests.models.signatures import Problem, problems
 from tests.soa.strategies import ROWS, values_of
 
 EXACT = Tolerance(0.0, 0.0)
-NAMES = ENGINES
 # Engines for a model with two row dimensions.
 SEVERAL = tuple(name for name in ENGINES if name != "lanes")
-
-
 SLOW = "onnxruntime"
 """Its export takes as long as all other engines together; tests/engines/onnx has most of this."""
 Builds = Callable[[str], Built]
@@ -35,7 +32,8 @@ Builds = Callable[[str], Built]
 
 
 def engines_of(names: tuple[str, ...]) -> list[Any]:
-    return [pytest.param(name, marks=[pytest.mark.long] * (name == SLOW)) for name in names]
+    """The parameters of a test for each of these engines; that of the slow one is long."""
+    return [pytest.param(name, marks=pytest.mark.long) if name == SLOW else name for name in names]
 
 
 @pytest.fixture(scope="module")
@@ -64,11 +62,12 @@ def every_dtype(tmp_path_factory: pytest.TempPathFactory) -> Builds:
         folder = tmp_path_factory.mktemp("every_dtype")
         return build(all_dtypes.AllDtypes(), signature, folder, engines, inputs)
 
-    return lambda name: built(together(name, NAMES))
+    return lambda name: built(together(name, ENGINES))
 
 
 def together(name: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    return (SLOW,) if name == SLOW else tuple(each for each in names if each != SLOW)
+    """The engines among `names` for which a model is built when the engine `name` needs it."""
+    return (SLOW,) if name == SLOW else tuple(other for other in names if other != SLOW)
 
 
 def test_the_signature_holds_every_plan() -> None:
@@ -91,8 +90,8 @@ def test_every_plan_gives_the_models_own_bits(every_plan: Builds, name: str) -> 
     assert {case.rows["m"] for case in report.cases} >= {0, 1, 2, 31, 32, 33, 70}
 
 
-@pytest.mark.parametrize("name", engines_of(NAMES))
-def test_every_dtype_in_and_out(every_dtype: Builds, name: str) -> None:
+@pytest.mark.parametrize("name", engines_of(ENGINES))
+def test_every_dtype_in_and_out_passes_validation(every_dtype: Builds, name: str) -> None:
     built = every_dtype(name)
     reference = Reference.load(built.capture.reference)
     reference = replace(reference, edges=())  # its sums are rounded
@@ -101,30 +100,28 @@ def test_every_dtype_in_and_out(every_dtype: Builds, name: str) -> None:
     assert report.reason is None
     assert report.valid
 
-    # Once more, without the code with which validation reads blocks.
-    given, written = built.collections({"n": 33})
-    built.session(name).run(given, written)
-    every = given["every"]
-    blocks = [torch.stack([every.tensor(d).float() for d in DTYPES], dim=1)]
-    blocks += [every.tensor(f"two_{d}").float() for d in DTYPES]
-    expected = dict(
-        zip(
-            [b.name for b in built.signature.outputs],
-            built.model(*blocks),
-            strict=True,
-        )
-    )
-    found = written["written"]
-    for d in DTYPES:
-        assert torch.equal(
-            found.tensor(f"mat_{d}"), expected[f"out_{d}"].to(found.tensor(f"mat_{d}").dtype)
-        ), d
-    for k, d in enumerate(all_dtypes.FLOATS):
-        assert torch.equal(found.tensor(d).float(), expected["floats"][:, k]), d
-    for d in ("bool", *all_dtypes.INTEGERS):
+
+@pytest.mark.parametrize("name", engines_of(ENGINES))
+def test_every_dtype_in_and_out_read_column_by_column(every_dtype: Builds, name: str) -> None:
+    """Without the code with which validation reads and writes blocks."""
+    built = every_dtype(name)
+    inputs, written = built.collections({"n": 33})
+    built.session(name).run(inputs, written)
+    every = inputs["every"]
+    blocks = [torch.stack([every.tensor(dtype).float() for dtype in DTYPES], dim=1)]
+    blocks += [every.tensor(f"two_{dtype}").float() for dtype in DTYPES]
+    outputs = [bound.name for bound in built.signature.outputs]
+    expected = dict(zip(outputs, built.model(*blocks), strict=True))
+    answers = written["written"]
+    for dtype in DTYPES:
+        matrix = answers.tensor(f"mat_{dtype}")
+        assert torch.equal(matrix, expected[f"out_{dtype}"].to(matrix.dtype)), dtype
+    for k, dtype in enumerate(all_dtypes.FLOATS):
+        assert torch.equal(answers.tensor(dtype).float(), expected["floats"][:, k]), dtype
+    for dtype in ("bool", *all_dtypes.INTEGERS):
         for k in range(2):
-            value = expected[f"loose_{d}"][:, k].long()
-            assert torch.equal(written["loose"].span(d, k).tensor().long(), value), d
+            wanted = expected[f"loose_{dtype}"][:, k].long()
+            assert torch.equal(written["loose"].span(dtype, k).tensor().long(), wanted), dtype
 
 
 @settings(
@@ -133,20 +130,19 @@ def test_every_dtype_in_and_out(every_dtype: Builds, name: str) -> None:
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(problem=problems(), data=st.data())
-def test_random_signatures_as_exported_programs(
+def test_random_signatures_give_the_models_own_bits(
     tmp_path_factory: pytest.TempPathFactory, problem: Problem, data: st.DataObject
 ) -> None:
     folder = tmp_path_factory.mktemp("random")
     built = build(
         problem.model, problem.signature, folder, ("exported",), problem.inputs, route="none"
     )
-    binding_rows = sorted({problem.n, data.draw(ROWS, label="rows")})
-    session = built.session("exported")
-    given_, written = built.collections({"n": binding_rows[-1]}, problem.spare)
-    binding = session.bind(given_, written)
-    for n in binding_rows:
+    sizes = sorted({problem.n, data.draw(ROWS, label="rows")})
+    inputs, written = built.collections({"n": sizes[-1]}, problem.spare)
+    binding = built.session("exported").bind(inputs, written)
+    for n in sizes:
         binding(n)
         expected = replace(problem, n=n).expected()
-        for bound, value in zip(problem.signature.outputs, expected, strict=True):
-            found = read_block(bound, written["out"].rows(n))
-            assert torch.equal(found, value.to(found.dtype)), bound.block
+        for bound, wanted in zip(problem.signature.outputs, expected, strict=True):
+            answer = read_block(bound, written["out"].rows(n))
+            assert torch.equal(answer, wanted.to(answer.dtype)), bound.block

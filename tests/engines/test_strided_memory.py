@@ -19,10 +19,12 @@ SIZES = (0, 1, 2, 31, 32, 33, 1000, 4099)
 
 
 def row_major(jets: Collection) -> torch.Tensor:
+    """A copy of the features, contiguous and of shape (n, 6)."""
     return torch.stack([jets.tensor(name) for name in FEATURES], dim=1)
 
 
 def answers(tags: Collection) -> torch.Tensor:
+    """The probabilities, of shape (n, 3)."""
     return torch.stack([tags.tensor(name) for name in CLASSES], dim=1)
 
 
@@ -48,9 +50,9 @@ def test_every_engine_is_right_at_every_size(mlp: Built, name: str) -> None:
     session = mlp.session(name)
     for n in SIZES:
         for spare in (0, 1, 77):
-            given, written = mlp.collections({"n": n}, spare)
-            session.run(given, written)
-            expected = mlp.model(row_major(given["jets"]))
+            inputs, written = mlp.collections({"n": n}, spare)
+            session.run(inputs, written)
+            expected = mlp.model(row_major(inputs["jets"]))
             torch.testing.assert_close(
                 answers(written["tags"]), expected, atol=1e-5, rtol=0, msg=f"n={n}, spare={spare}"
             )
@@ -59,8 +61,8 @@ def test_every_engine_is_right_at_every_size(mlp: Built, name: str) -> None:
 def test_where_plain_aotinductor_is_silently_wrong_ours_is_right(mlp: Built, plain: Any) -> None:
     session = mlp.session("aoti")
     for n in SIZES[1:]:
-        given, written = mlp.collections({"n": n}, spare=1)
-        jets = given["jets"]
+        inputs, written = mlp.collections({"n": n}, spare=1)
+        jets = inputs["jets"]
         strided = jets.run("a", 0, 6).tensor()[:, :n].T
         assert strided.shape == (n, 6)
         assert strided.stride() == (1, jets.layout.padded_length("a", jets.capacity))
@@ -71,5 +73,5 @@ def test_where_plain_aotinductor_is_silently_wrong_ours_is_right(mlp: Built, pla
         assert wrong.isfinite().all()
         assert (wrong - expected).abs().max() > 0.1
 
-        session.run(given, written)
+        session.run(inputs, written)
         torch.testing.assert_close(answers(written["tags"]), expected, atol=1e-5, rtol=0)

@@ -24,14 +24,14 @@ BAD = (
 
 
 @pytest.mark.parametrize("text", GOOD)
-def test_parse(text: str) -> None:
+def test_a_target_is_its_device_and_its_architecture(text: str) -> None:
     target = Target.parse(text)
     assert [target.device, target.arch] == text.split("/")
     assert str(target) == text
 
 
 @pytest.mark.parametrize("text", BAD)
-def test_parse_refuses(text: str) -> None:
+def test_what_is_no_target_is_refused(text: str) -> None:
     with pytest.raises(TargetError, match=r"unknown target .*: use cpu, cpu/x86-64-v2"):
         Target.parse(text)
 
@@ -42,7 +42,7 @@ def test_plain_cpu_is_the_hosts_best_level_up_to_v3() -> None:
     check_host_runs(Target.parse("cpu"))
 
 
-def runs(monkeypatch: pytest.MonkeyPatch, *levels: str) -> None:
+def host_with_levels(monkeypatch: pytest.MonkeyPatch, *levels: str) -> None:
     """Makes the host appear to run these levels only."""
 
     def missing(arch: str) -> str:
@@ -54,37 +54,49 @@ def runs(monkeypatch: pytest.MonkeyPatch, *levels: str) -> None:
 @pytest.mark.parametrize("best", [2, 3, 4])
 def test_the_best_level_of_a_host_is_chosen(best: int, monkeypatch: pytest.MonkeyPatch) -> None:
     levels = [f"x86-64-v{level}" for level in range(best, 1, -1)]
-    runs(monkeypatch, *levels)
+    host_with_levels(monkeypatch, *levels)
     assert host_cpu_levels() == tuple(levels)
     assert choose_target(ALL, "cpu") == f"cpu/{levels[0]}"
+
+
+def test_a_lower_level_is_chosen_where_there_is_no_better_artifact(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host_with_levels(monkeypatch, "x86-64-v4", "x86-64-v3", "x86-64-v2")
     assert choose_target(["cpu/x86-64-v2"], "cpu") == "cpu/x86-64-v2"
 
 
 def test_the_refusal_says_what_the_host_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs(monkeypatch)
+    host_with_levels(monkeypatch)
     assert host_cpu_levels() == ()
     says = r"cpu/x86-64-v3: it lacks fma, popcnt; cpu/x86-64-v4: it lacks fma"
     with pytest.raises(TargetError, match=says):
         choose_target(["cpu/x86-64-v3", "cpu/x86-64-v4"], "cpu")
 
 
-def test_no_artifact_for_the_cpu_at_all() -> None:
-    with pytest.raises(TargetError, match="no artifact for the CPU; this version holds: cuda/sm_9"):
-        choose_target(["cuda/sm_90"], "cpu")
-    with pytest.raises(TargetError, match="this version holds: none"):
-        choose_target([], "cpu")
+@pytest.mark.parametrize(("targets", "listed"), [(["cuda/sm_90"], "cuda/sm_90"), ([], "none")])
+def test_a_version_without_an_artifact_for_the_cpu(targets: list[str], listed: str) -> None:
+    with pytest.raises(TargetError, match=f"no artifact for the CPU; .*: {listed}"):
+        choose_target(targets, "cpu")
 
 
 @pytest.mark.parametrize("device", ["meta", "cuda:x", "cuda:-1", "xpu:0", ""])
-def test_unknown_devices(device: str) -> None:
+def test_unknown_devices_are_refused(device: str) -> None:
     with pytest.raises(TargetError, match="unknown device"):
         choose_target(ALL, device)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a host without a GPU")
-def test_without_a_gpu_that_is_what_the_error_says() -> None:
-    with pytest.raises(TargetError, match="there is no GPU 0 here: torch sees 0"):
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a host without a GPU")
+
+
+@without_gpu
+def test_no_target_is_chosen_for_a_gpu_that_is_not_there() -> None:
+    with pytest.raises(TargetError, match="no GPU 0 here"):
         choose_target(ALL, "cuda")
+
+
+@without_gpu
+def test_a_host_without_a_gpu_runs_no_target_of_one() -> None:
     with pytest.raises(TargetError, match="cannot run cuda/sm_90: torch sees no GPU"):
         check_host_runs(Target.parse("cuda/sm_90"))
 

@@ -13,6 +13,7 @@ from engines.exported.archive import load_program
 from engines.onnx.program import returning_columns
 from engines.tensorrt import input_ranges
 from tests.models.building import Built
+from tests.models.mlps import CLASSES, FEATURES
 
 INSTALLED = importlib.util.find_spec("torch_tensorrt") is not None
 
@@ -41,7 +42,7 @@ def test_open_without_the_library_names_the_extra(tmp_path: Path) -> None:
         engine("tensorrt").open(tmp_path / "tensorrt.pt2", torch.device("cuda:0"))
 
 
-def test_the_ranges_it_is_built_for(mlp: Built) -> None:
+def test_it_is_built_for_the_rows_of_the_signature_and_their_padding(mlp: Built) -> None:
     rewritten = returning_columns(load_program(mlp.capture.program))
     carrier, matrix = input_ranges(rewritten)
     assert (carrier["min_shape"], carrier["max_shape"]) == ((0, 0), (5000, 0))
@@ -51,19 +52,17 @@ def test_the_ranges_it_is_built_for(mlp: Built) -> None:
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not INSTALLED, reason="torch-tensorrt is not installed")
-def test_an_engine_on_a_gpu(mlp: Built, tmp_path: Path) -> None:
+def test_its_answers_on_a_gpu_are_those_of_the_model(mlp: Built, tmp_path: Path) -> None:
     from engines.target import gpu_target
     from runtime.session.session import Session
 
     device = torch.device("cuda:0")
-    made = engine("tensorrt")
-    files = made.compile(Portable(mlp.capture.program, None), gpu_target(0), {}, tmp_path)
-    session = Session(mlp.signature, made.open(tmp_path / files[0], device), device)
-    given, written = mlp.collections({"n": 33})
-    there = {name: collection.to(device) for name, collection in written.items()}
-    session.run({name: c.to(device) for name, c in given.items()}, there)
-    rows = torch.stack([given["jets"].tensor(c.name) for c in given["jets"].layout.columns], dim=1)
-    found = torch.stack(
-        [there["tags"].tensor(c.name) for c in written["tags"].layout.columns], dim=1
-    )
-    torch.testing.assert_close(found.cpu(), mlp.model(rows), atol=1e-4, rtol=1e-3)
+    tensorrt = engine("tensorrt")
+    files = tensorrt.compile(Portable(mlp.capture.program, None), gpu_target(0), {}, tmp_path)
+    session = Session(mlp.signature, tensorrt.open(tmp_path / files[0], device), device)
+    inputs, written = mlp.collections({"n": 33})
+    on_gpu = {name: collection.to(device) for name, collection in written.items()}
+    session.run({name: collection.to(device) for name, collection in inputs.items()}, on_gpu)
+    rows = torch.stack([inputs["jets"].tensor(name) for name in FEATURES], dim=1)
+    answers = torch.stack([on_gpu["tags"].tensor(name) for name in CLASSES], dim=1)
+    torch.testing.assert_close(answers.cpu(), mlp.model(rows), atol=1e-4, rtol=1e-3)

@@ -28,6 +28,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory, prefix: Path) -> Path:
 
 
 def artifact(bundle: Bundle) -> Path:
+    """The folder of the artifact that C++ opens."""
     return bundle.path / "targets" / str(Target.parse("cpu")) / "aoti"
 
 
@@ -42,19 +43,40 @@ def test_cpp_prints_the_bits_that_python_computes(
         assert printed(programs, artifact(bundle), n) == computed(session, n)
 
 
+@pytest.fixture
+def tiled(jets: Built, tmp_path: Path) -> Bundle:
+    """A version whose artifact runs in tiles of 128 rows."""
+    return project.in_tiles(jets.bundle, tmp_path / "tiled", 128)
+
+
 def test_cpp_runs_in_the_tiles_that_the_artifact_was_proven_with(
-    programs: Path, jets: Built, tmp_path: Path
+    programs: Path, tiled: Bundle
 ) -> None:
-    tiled = project.in_tiles(jets.bundle, tmp_path / "tiled", 128)
     session = pipeline.load(tiled.path, mode="test", engine_name="aoti")
     for n in (1, 255, 256, 999):
         assert printed(programs, artifact(tiled), n) == computed(session, n)
-    card = artifact(tiled) / CARD  # more rows than it was compiled for
+
+
+def for_5000_rows(tiled: Bundle) -> Path:
+    """Its artifact, which is now said to run 5,000 rows. It was compiled for 1,000, so that more
+    rows must run in tiles."""
+    folder = artifact(tiled)
+    card = folder / CARD
     card.write_text(re.sub("(tile .*) 1000", r"\1 5000", card.read_text()))
-    beyond = set(printed(programs, artifact(tiled), 5000))
-    assert len(beyond) == 15_000 and beyond >= set(computed(session, 896))
-    refused = run(programs / "run_bundle", artifact(tiled), 5001, "jets", "tags")
-    assert (refused.returncode, "5001" in refused.stderr) == (1, True)
+    return folder
+
+
+def test_cpp_runs_more_rows_in_tiles_than_were_compiled_for(programs: Path, tiled: Bundle) -> None:
+    """Whole tiles have the bits of Python: 896 rows are seven."""
+    session = pipeline.load(tiled.path, mode="test", engine_name="aoti")
+    lines = set(printed(programs, for_5000_rows(tiled), 5000))
+    assert len(lines) == 5000 * 3 and lines >= set(computed(session, 7 * 128))
+
+
+def test_cpp_refuses_more_rows_than_tiles_were_proven_for(programs: Path, tiled: Bundle) -> None:
+    refused = run(programs / "run_bundle", for_5000_rows(tiled), 5001, "jets", "tags")
+    assert refused.returncode == 1
+    assert "5001" in refused.stderr
 
 
 def printed(programs: Path, folder: Path, n: int) -> list[str]:
@@ -64,22 +86,42 @@ def printed(programs: Path, folder: Path, n: int) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_cpp_refuses_what_does_not_fit(programs: Path, jets: Built, tmp_path: Path) -> None:
-    program, folder = programs / "run_bundle", artifact(jets.bundle)
-    above = run(program, folder, 1001, "jets", "tags")
-    assert above.returncode == 1
-    assert "n = 1001 is outside the compiled range 0 ... 1000" in above.stderr
-    nowhere = run(program, tmp_path, 1, "jets", "tags")
-    assert (nowhere.returncode, "arguments.txt: cannot be read" in nowhere.stderr) == (1, True)
-    (tmp_path / "arguments.txt").write_text("soa-arguments 3\n")
-    later = run(program, tmp_path, 1, "jets", "tags")
-    assert (later.returncode, "not a description of arguments" in later.stderr) == (1, True)
-    unknown = run(program, folder, 1, "jets", "labels")
-    assert (unknown.returncode, "no collection 'labels'" in unknown.stderr) == (1, True)
-    assert run(program).returncode == 2
+@pytest.mark.parametrize(
+    ("n", "outputs", "says"),
+    [
+        (1001, "tags", "n = 1001 is outside the compiled range 0 ... 1000"),
+        (1, "labels", "no collection 'labels'"),
+    ],
+    ids=["rows", "collection"],
+)
+def test_cpp_refuses_what_does_not_fit(
+    programs: Path, jets: Built, n: int, outputs: str, says: str
+) -> None:
+    done = run(programs / "run_bundle", artifact(jets.bundle), n, "jets", outputs)
+    assert done.returncode == 1
+    assert says in done.stderr
 
 
-def test_the_producer_wants_the_demos_columns(programs: Path, jets: Built) -> None:
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [(None, "cannot be read"), ("soa-arguments 3\n", "not a description of arguments")],
+    ids=["none", "a later version"],
+)
+def test_cpp_refuses_a_folder_without_a_description_of_arguments(
+    programs: Path, tmp_path: Path, text: str | None, says: str
+) -> None:
+    if text is not None:
+        (tmp_path / "arguments.txt").write_text(text)
+    done = run(programs / "run_bundle", tmp_path, 1, "jets", "tags")
+    assert done.returncode == 1
+    assert "arguments.txt" in done.stderr and says in done.stderr
+
+
+def test_the_cpp_program_without_arguments_is_an_error_of_usage(programs: Path) -> None:
+    assert run(programs / "run_bundle").returncode == 2
+
+
+def test_the_producer_refuses_a_model_without_its_columns(programs: Path, jets: Built) -> None:
     done = run(programs / "producer", jets.bundle.path, 20, "--test")
     assert done.returncode == 1
     assert "no column 'pt'" in done.stderr

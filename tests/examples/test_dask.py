@@ -44,18 +44,25 @@ def test_a_coffea_processor_scores_jets(
         Client(cluster) as client,
     ):
         for where in (None, client):
-            found = run([str(nanoaod_file)], session, where, chunk=60)["jets"]
-            assert (found["events"], found["jets"]) == (200, len(answers))
-            assert np.abs(found["p_b"] - histogram).sum() <= 2  # one jet near the edge of a bin
+            counts = run([str(nanoaod_file)], session, where, chunk=60)["jets"]
+            assert (counts["events"], counts["jets"]) == (200, len(answers))
+            assert np.abs(counts["p_b"] - histogram).sum() <= 2  # one jet near the edge of a bin
 
 
-def test_the_job_of_a_batch_system(tmp_path: Path) -> None:
+def test_a_job_of_htcondor_asks_for_its_time_and_cores(tmp_path: Path) -> None:
     pytest.importorskip("dask_jobqueue")
-    from examples.dask import htcondor, slurm
+    from examples.dask import htcondor
 
     with htcondor.cluster(3600, str(tmp_path)) as pool:
         job = pool.job_script()
     assert "MaxRuntime = 3600" in job and "RequestCpus = MY.DaskWorkerCores" in job
+
+
+def test_a_worker_of_slurm_ends_before_its_job_does(tmp_path: Path) -> None:
+    """Five minutes before: 90 minutes were asked for."""
+    pytest.importorskip("dask_jobqueue")
+    from examples.dask import slurm
+
     with slurm.cluster("short", 90, str(tmp_path)) as nodes:
         job = nodes.job_script()
     assert "#SBATCH -p short" in job and "#SBATCH -t 01:30:00" in job

@@ -40,10 +40,10 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
         "compile: {benchmark_s: 0.1}\n"
     )
     registry = Registry(f"sqlite:///{folder}/registry.db")
-    made = run(folder / "hzz.yaml", registry, folder / "work")
-    record = made.bundle.manifest.targets["cpu/x86-64-v3"]
-    assert {name: c.status for name, c in record.candidates.items()} == {"exported": "valid"}
-    return load(str(made.bundle.path), mode="test")
+    bundle = run(folder / "hzz.yaml", registry, folder / "work").bundle
+    candidates = bundle.manifest.targets["cpu/x86-64-v3"].candidates
+    assert {name: own.status for name, own in candidates.items()} == {"exported": "valid"}
+    return load(str(bundle.path), mode="test")
 
 
 def padded(events: Any, name: str, length: int) -> torch.Tensor:
@@ -60,31 +60,41 @@ def expected(events: Any) -> torch.Tensor:
         torch.log1p(e) - 4.5,
         btag.clamp(-1, 5),
     ]
-    there = torch.arange(4) < torch.from_numpy(ak.to_numpy(ak.num(events["Jet_Px"])))[:, None]
-    jets = torch.where(there.unsqueeze(1), torch.stack(features, dim=1), 0.0)
+    jet_exists = exists(events["Jet_Px"], 4)
+    jets = torch.where(jet_exists.unsqueeze(1), torch.stack(features, dim=1), 0.0)
     names = ("Px", "Py", "Pz", "Charge")
     muons = torch.stack([padded(events, f"Muon_{name}", 3) for name in names], dim=2)
-    exists = torch.arange(3) < torch.from_numpy(ak.to_numpy(ak.num(events["Muon_Px"])))[:, None]
+    muon_exists = exists(events["Muon_Px"], 3)
     with torch.no_grad():
-        found: torch.Tensor = build()(jets, there.unsqueeze(1).float(), muons, exists)
-    return found
+        scores: torch.Tensor = build()(jets, jet_exists.unsqueeze(1).float(), muons, muon_exists)
+    return scores
+
+
+def exists(lists: Any, length: int) -> torch.Tensor:
+    """(n, length): whether each place is one of an item, and not padding."""
+    return torch.arange(length) < torch.from_numpy(ak.to_numpy(ak.num(lists)))[:, None]
 
 
 def scored(session: Session, events: Any) -> torch.Tensor:
-    given: dict[str, Any] = {}
+    """The session's answers, (n, 2)."""
+    inputs: dict[str, Any] = {}
     for name in ("jets", "muons"):
-        given |= from_jagged(events, session.signature, name)
+        inputs |= from_jagged(events, session.signature, name)
     scores = session.collection("scores", len(events))
-    session.run(given, scores)
+    session.run(inputs, scores)
     return torch.stack([scores.tensor("signal"), scores.tensor("background")], dim=1)
 
 
-def test_whole_events_are_scored_where_uproot_left_them(session: Session, events: Any) -> None:
-    found = scored(session, events)
-    assert found.shape == (2421, 2)
-    torch.testing.assert_close(found, expected(events), atol=1e-6, rtol=1e-5)
+def test_events_have_fewer_more_and_just_as_many_jets_as_the_model_sees(events: Any) -> None:
     counts = ak.num(events["Jet_Px"])
     assert ak.min(counts) == 0 and ak.max(counts) > 4 and ak.any(counts == 4)
+
+
+def test_whole_events_are_scored_where_uproot_left_them(session: Session, events: Any) -> None:
+    """With the scores of padded events; the jets are bound in uproot's memory."""
+    scores = scored(session, events)
+    assert scores.shape == (2421, 2)
+    torch.testing.assert_close(scores, expected(events), atol=1e-6, rtol=1e-5)
     jets = from_jagged(events, session.signature, "jets")
     layout = events["Jet_E"].layout
     assert jets["jets"]["Jet_E"].ctypes.data == layout.content.data.ctypes.data
@@ -98,13 +108,13 @@ def test_whole_events_are_scored_where_uproot_left_them(session: Session, events
 def test_a_part_of_the_events_is_scored_as_it_lies(
     session: Session, events: Any, kind: str
 ) -> None:
-    few = ak.num(events["Jet_Px"]) == 0
+    without_jets = ak.num(events["Jet_Px"]) == 0
     part = {
         "slice": events[700:1300],
-        "picked": events[few | (ak.num(events["Muon_Px"]) > 2)],
+        "picked": events[without_jets | (ak.num(events["Muon_Px"]) > 2)],
         "backwards": events[::-1],
         "one": events[5:6],
-        "without jets": events[few],
+        "without jets": events[without_jets],
     }[kind]
     torch.testing.assert_close(scored(session, part), expected(part), atol=1e-6, rtol=1e-5)
 

@@ -1,3 +1,5 @@
+"""The network of the demo: its weights, and the properties that it was made for."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -29,6 +31,9 @@ def jets(n: int, seed: int = 3) -> tuple[Tensor, Tensor]:
 def test_the_committed_weights_reach_the_documented_accuracy(model: JetTagger) -> None:
     # 0.852 on 20000 jets; the statistical error on 4000 is 0.006.
     assert train.accuracy(model, *train.tensors(4000, seed=987654)) > 0.83
+
+
+def test_the_committed_weights_are_small() -> None:
     assert train.WEIGHTS.stat().st_size < 1_000_000
 
 
@@ -62,8 +67,8 @@ def test_ties_between_neighbours_do_not_matter(model: JetTagger) -> None:
     expected, _ = model(particles, jet)
     for seed in range(3):
         order = torch.randperm(16, generator=torch.Generator().manual_seed(seed))
-        found, _ = model(particles[:, :, order], jet)
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+        answers, _ = model(particles[:, :, order], jet)
+        torch.testing.assert_close(answers, expected, atol=1e-5, rtol=0)
 
 
 def test_a_jet_without_particles_has_an_answer(model: JetTagger) -> None:
@@ -80,5 +85,6 @@ def test_the_reference_has_jets_with_fewer_particles_than_neighbours() -> None:
 
 
 def test_training_learns() -> None:
+    """Of three classes, a guess is right in a third of the cases."""
     model = train.train(3000, epochs=2, seed=1, tried=500)
     assert train.accuracy(model, *train.tensors(1000, seed=2)) > 0.5

@@ -49,15 +49,16 @@ class Example:
 
 
 def networks(layers: Mapping[str, nn.Sequential]) -> dict[str, Network]:
-    found: dict[str, Network] = {}
+    """The network of each score, with random rows."""
+    by_name: dict[str, Network] = {}
     for name, own in layers.items():
         rows = torch.randn(MOST, len(INPUTS[name]))
-        found[name] = Network(prepared(Scores(own), [rows], ["score"]), rows)
-    return found
+        by_name[name] = Network(prepared(Scores(own), [rows], ["score"]), rows)
+    return by_name
 
 
 def has_alpaka() -> bool:
-    """Tell whether g++ finds alpaka (CPLUS_INCLUDE_PATH), of version 1.2 or 2.0."""
+    """Whether g++ finds alpaka (CPLUS_INCLUDE_PATH), of version 1.2 or 2.0."""
     words = ["g++", "-std=c++20", "-fsyntax-only", "-x", "c++", "-"]
     text = "#include <alpaka/exec/UniformElements.hpp>"
     return subprocess.run(words, input=text, text=True, capture_output=True).returncode == 0
@@ -73,24 +74,24 @@ def example(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         "purity": nn.Sequential(nn.Linear(15, 32), nn.ELU(), nn.Linear(32, 1)),
         "vertex": nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 1)),
     }
-    made = networks(layers)
-    written(made, folder, CPP)
+    by_name = networks(layers)
+    written(by_name, folder, CPP)
     program = folder / "select_tracks"
     command = ["g++", "-std=c++17", "-O1", *WARNINGS, "-pthread", "-I", folder, "-o", program]
     if request.param == "alpaka":
         command += ["-std=c++20", "-DWITH_ALPAKA"]
     command.append(ROOT / "examples" / "kernel" / "main.cpp")
     subprocess.run([str(word) for word in command], check=True)
-    return Example(program, {name: own.library for name, own in made.items()})
+    return Example(program, {name: network.library for name, network in by_name.items()})
 
 
 def random_tracks(n: int) -> dict[str, Array]:
     """Columns of the file, and the derived ones."""
     draw = np.random.default_rng(5)
-    found = {name: draw.normal(size=n) for name in COLUMNS}
-    found |= {name: draw.uniform(0.5, 2, n) for name in COLUMNS if name.endswith("_error")}
-    found |= {"pt": draw.exponential(2, n), "eta": draw.uniform(-3, 3, n)}
-    tracks = {name: found[name].astype("float32") for name in COLUMNS}
+    drawn = {name: draw.normal(size=n) for name in COLUMNS}
+    drawn |= {name: draw.uniform(0.5, 2, n) for name in COLUMNS if name.endswith("_error")}
+    drawn |= {"pt": draw.exponential(2, n), "eta": draw.uniform(-3, 3, n)}
+    tracks = {name: drawn[name].astype("float32") for name in COLUMNS}
     tracks["pt_over_error"] = np.abs(tracks["pt"]) / tracks["pt_error"]
     tracks["dxy_over_error"] = np.abs(tracks["dxy"]) / tracks["dxy_error"]
     return tracks
@@ -117,28 +118,38 @@ def test_one_launch_selects_with_the_bits_of_the_library(
     tracks = {name: values[:n] for name, values in random_tracks(N).items()}
     purity, vertex = (scores(example.libraries[name], name, tracks) for name in INPUTS)
     preselected = (tracks["pt"] > np.float32(0.75)) & (np.abs(tracks["eta"]) < np.float32(2.5))
-    # The cuts are scores of tracks, which then do not pass.
-    at = [np.sort(each[preselected])[preselected.sum() // 3] if n > 1 else np.float32(0.1)
-          for each in (purity, vertex)]  # fmt: skip
-    wanted = np.flatnonzero(preselected & (purity > at[0]) & (vertex > at[1]))
+    purity_cut, vertex_cut = (cut(own[preselected]) for own in (purity, vertex))
+    wanted = np.flatnonzero(preselected & (purity > purity_cut) & (vertex > vertex_cut))
     np.concatenate([tracks[name] for name in COLUMNS]).tofile(tmp_path / "tracks")
-    words = [example.program, tmp_path / "tracks", tmp_path / "selected", 0.75, *map(float, at)]
-    done = subprocess.run([str(w) for w in words], capture_output=True, text=True, check=False)
+    done = run(example, tmp_path / "tracks", 0.75, float(purity_cut), float(vertex_cut))
     assert done.returncode == 0, done.stderr
     assert f"{len(wanted)} of {n} tracks" in done.stdout
-    index, *found = selected(tmp_path / "selected")
+    index, own_purity, own_vertex = selected(tmp_path / "selected")
     assert np.array_equal(index, wanted)
-    for each, own in zip(found, (purity, vertex), strict=True):
-        assert each.tobytes() == own[wanted].tobytes()
-    assert n < N or N / 20 < len(wanted) < preselected.sum() < N
+    assert own_purity.tobytes() == purity[wanted].tobytes()
+    assert own_vertex.tobytes() == vertex[wanted].tobytes()
+    if n == N:  # each cut takes some tracks, and leaves enough
+        assert N / 20 < len(wanted) < preselected.sum() < N
 
 
-def test_wrong_files_are_refused(example: Example, tmp_path: Path) -> None:
-    (tmp_path / "tracks").write_bytes(b"short")
-    for name, said in (("tracks", "13 columns"), ("missing", "cannot read")):
-        words = [example.program, tmp_path / name, tmp_path / "selected", 1, 0.5, 0.5]
-        done = subprocess.run([str(w) for w in words], capture_output=True, text=True, check=False)
-        assert done.returncode == 1 and said in done.stderr
+def cut(scores: Array) -> np.float32:
+    """A cut that a third of the scores do not pass; it is the score of a track, which does not."""
+    return np.float32(np.sort(scores)[len(scores) // 3] if len(scores) > 1 else 0.1)
+
+
+def run(
+    example: Example, tracks: Path, pt: float, purity: float, vertex: float
+) -> subprocess.CompletedProcess[str]:
+    """Runs the program with these cuts; it writes `selected` beside the tracks."""
+    words = [example.program, tracks, tracks.with_name("selected"), pt, purity, vertex]
+    return subprocess.run([str(word) for word in words], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(("name", "says"), [("short", "13 columns"), ("missing", "cannot read")])
+def test_wrong_files_are_refused(example: Example, tmp_path: Path, name: str, says: str) -> None:
+    (tmp_path / "short").write_bytes(b"short")
+    done = run(example, tmp_path / name, 1, 0.5, 0.5)
+    assert done.returncode == 1 and says in done.stderr
 
 
 @pytest.mark.long
@@ -148,8 +159,8 @@ def test_nvcc_takes_the_program_for_a_gpu(tmp_path: Path) -> None:
     except RuntimeError as error:
         pytest.skip(str(error))
     layers = {"purity": nn.Linear(15, 1), "vertex": nn.Linear(6, 1)}
-    made = networks({name: nn.Sequential(layer) for name, layer in layers.items()})
-    written(made, tmp_path, CUDA)
+    by_name = networks({name: nn.Sequential(layer) for name, layer in layers.items()})
+    written(by_name, tmp_path, CUDA)
     words = ["-std=c++17", "-arch=sm_90", "-Werror", "all-warnings", "-I", tmp_path, "-cubin"]
     words += ["-o", tmp_path / "main.cubin", ROOT / "examples" / "kernel" / "main.cu"]
     done = subprocess.run([compiler, *map(str, words)], capture_output=True, text=True, check=False)

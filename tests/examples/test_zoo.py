@@ -52,9 +52,11 @@ class Entry:
         self.inputs: Arrays = reference_inputs(self.config, self.signature)
 
     def arguments(self, case: Case) -> list[Tensor]:
+        """The model's arguments: the first rows of the reference inputs."""
         return row_major_inputs(self.signature, self.inputs, case)
 
     def case(self, n: int) -> Case:
+        """n rows of the first dimension, and more of each next one."""
         return {dim: n + 4 * i for i, dim in enumerate(self.signature.dims)}
 
 
@@ -72,41 +74,57 @@ def test_every_architecture_has_a_config_and_a_row_in_the_table() -> None:
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_a_factory_gives_the_same_weights_every_time_and_spares_the_generator(name: str) -> None:
-    make = getattr(importlib.import_module(f"examples.zoo.{name}"), name)
+def test_a_factory_gives_the_same_weights_every_time(name: str) -> None:
+    """Whatever torch's generator has drawn before."""
     torch.manual_seed(11)
-    one = make().state_dict()
-    drawn = torch.rand(3)
+    first = factory(name)().state_dict()
     torch.manual_seed(12)
-    other = make().state_dict()
-    assert all(torch.equal(one[key], other[key]) for key in one)
+    second = factory(name)().state_dict()
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_a_factory_draws_nothing_from_torchs_generator(name: str) -> None:
     torch.manual_seed(11)
-    assert torch.equal(torch.rand(3), drawn)
+    undisturbed = torch.rand(3)
+    torch.manual_seed(11)
+    factory(name)()
+    assert torch.equal(torch.rand(3), undisturbed)
+
+
+def factory(name: str) -> Any:
+    """The function that makes a model of the zoo."""
+    return getattr(importlib.import_module(f"examples.zoo.{name}"), name)
 
 
 @pytest.mark.parametrize("name", [*ZOO, "demo"])
-def test_rows_do_not_depend_on_the_batch_and_inputs_stay(
-    name: str, entries: dict[str, Entry]
-) -> None:
+def test_answers_are_finite_and_inputs_stay(name: str, entries: dict[str, Entry]) -> None:
     entry = entries[name]
-    signature = entry.signature
-    whole = entry.case(60)
-    arguments = entry.arguments(whole)
-    before = [a.clone() for a in arguments]
-    expected = eager_outputs(entry.model, signature, arguments, whole)
+    case = entry.case(60)
+    arguments = entry.arguments(case)
+    before = [argument.clone() for argument in arguments]
+    answers = eager_outputs(entry.model, entry.signature, arguments, case)
     assert all(torch.equal(a, b) for a, b in zip(arguments, before, strict=True))
-    assert all(value.isfinite().all() for value in expected.values())
-    if len(signature.dims) > 1:  # a graph is one event: its rows depend on each other
-        return
+    assert all(values.isfinite().all() for values in answers.values())
+
+
+# A graph is one event: its rows depend on each other.
+@pytest.mark.parametrize("name", [*(name for name in ZOO if name != "edge_gnn"), "demo"])
+def test_rows_do_not_depend_on_the_batch(name: str, entries: dict[str, Entry]) -> None:
+    entry = entries[name]
+
+    def answers(n: int) -> dict[str, Tensor]:
+        return eager_outputs(entry.model, entry.signature, entry.arguments({"n": n}), {"n": n})
+
+    expected = answers(60)
     for n in (0, 1, 7):
-        found = eager_outputs(entry.model, signature, entry.arguments({"n": n}), {"n": n})
-        for output, value in found.items():
-            torch.testing.assert_close(value, expected[output][:n], atol=1e-6, rtol=1e-5)
+        for output, values in answers(n).items():
+            torch.testing.assert_close(values, expected[output][:n], atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(each, marks=[pytest.mark.long] * (each in LARGE)) for each in (*ZOO, "demo")],
+    [pytest.param(name, marks=[pytest.mark.long] * (name in LARGE)) for name in (*ZOO, "demo")],
 )
 def test_it_exports_once_for_every_row_count(name: str, entries: dict[str, Entry]) -> None:
     entry = entries[name]
@@ -122,25 +140,52 @@ def test_it_exports_once_for_every_row_count(name: str, entries: dict[str, Entry
         case = entry.case(n)
         arguments = entry.arguments(case)
         expected = eager_outputs(entry.model, signature, arguments, case)
-        found = eager_outputs(program, signature, arguments, case)
-        for output, value in found.items():
-            torch.testing.assert_close(value, expected[output], atol=1e-6, rtol=1e-5)
+        answers = eager_outputs(program, signature, arguments, case)
+        for output, values in answers.items():
+            torch.testing.assert_close(values, expected[output], atol=1e-6, rtol=1e-5)
 
 
 # -- DeepSets --------------------------------------------------------------------------------------
 
+Sets = tuple[Tensor, Tensor, Tensor]
 
-def test_deep_sets_sees_a_set(entries: dict[str, Entry]) -> None:
+
+@pytest.fixture
+def sets(entries: dict[str, Entry]) -> Sets:
+    """Hits (100, 16, features), which of them exist, and the pile-up."""
     hits, exists, pileup = entries["deep_sets"].arguments({"n": 100})
-    model = entries["deep_sets"].model
-    expected = model(hits, exists, pileup)
+    return hits, exists, pileup
+
+
+@pytest.fixture
+def deep_sets(entries: dict[str, Entry]) -> torch.nn.Module:
+    return entries["deep_sets"].model
+
+
+def test_deep_sets_takes_hits_in_any_order(deep_sets: torch.nn.Module, sets: Sets) -> None:
+    hits, exists, pileup = sets
     order = torch.randperm(16, generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(model(hits[:, order], exists[:, order], pileup), expected)
-    for junk in (-7.0, float("inf"), float("nan")):
-        dirty = torch.where(exists.unsqueeze(2), hits, junk)
-        assert torch.equal(model(dirty, exists, pileup), expected)
-    assert not torch.allclose(model(hits, exists, pileup + 10.0), expected)
-    assert model(hits, torch.zeros_like(exists), pileup).isfinite().all()
+    answers = deep_sets(hits[:, order], exists[:, order], pileup)
+    torch.testing.assert_close(answers, deep_sets(*sets))
+
+
+@pytest.mark.parametrize("junk", [-7.0, float("inf"), float("nan")])
+def test_deep_sets_sees_no_hit_that_does_not_exist(
+    deep_sets: torch.nn.Module, sets: Sets, junk: float
+) -> None:
+    hits, exists, pileup = sets
+    dirty = torch.where(exists.unsqueeze(2), hits, junk)
+    assert torch.equal(deep_sets(dirty, exists, pileup), deep_sets(*sets))
+
+
+def test_deep_sets_sees_the_pileup(deep_sets: torch.nn.Module, sets: Sets) -> None:
+    hits, exists, pileup = sets
+    assert not torch.allclose(deep_sets(hits, exists, pileup + 10.0), deep_sets(*sets))
+
+
+def test_deep_sets_has_an_answer_to_no_hits(deep_sets: torch.nn.Module, sets: Sets) -> None:
+    hits, exists, pileup = sets
+    assert deep_sets(hits, torch.zeros_like(exists), pileup).isfinite().all()
 
 
 # -- the edge GNN ----------------------------------------------------------------------------------
@@ -172,9 +217,10 @@ def test_another_order_of_nodes_and_edges_changes_only_the_order(
     scores, hits = gnn(nodes, index, edges)
     generator = torch.Generator().manual_seed(1)
     order, lines = (torch.randperm(n, generator=generator) for n in (40, 200))
-    found, moved = gnn(nodes[order], torch.argsort(order)[index[lines]], edges[lines])
-    torch.testing.assert_close(found, scores[lines])
-    torch.testing.assert_close(moved, hits[order])
+    # Node i is now at argsort(order)[i].
+    moved_scores, moved_hits = gnn(nodes[order], torch.argsort(order)[index[lines]], edges[lines])
+    torch.testing.assert_close(moved_scores, scores[lines])
+    torch.testing.assert_close(moved_hits, hits[order])
 
 
 def test_messages_are_those_of_a_loop_over_edges(gnn: EdgeGNN, event: Event) -> None:
@@ -202,34 +248,38 @@ def test_an_edge_that_leads_nowhere_is_no_edge(
     gnn: EdgeGNN, event: Event, nowhere: int, dtype: torch.dtype
 ) -> None:
     nodes, index, edges = event
-    left = torch.arange(200) % 5 != 0
-    expected, expected_hits = gnn(nodes, index[left], edges[left])
+    kept = torch.arange(200) % 5 != 0
+    expected, expected_hits = gnn(nodes, index[kept], edges[kept])
     broken = index.to(dtype)
-    broken[~left, 0] = nowhere
+    broken[~kept, 0] = nowhere
     scores, hits = gnn(nodes, broken, edges)
-    torch.testing.assert_close(scores[left], expected)
-    assert not scores[~left].any()
+    torch.testing.assert_close(scores[kept], expected)
+    assert not scores[~kept].any()
     torch.testing.assert_close(hits, expected_hits)
 
 
-def test_an_event_without_hits_or_without_edges(gnn: EdgeGNN, event: Event) -> None:
+def test_an_event_without_hits_has_no_edge(gnn: EdgeGNN, event: Event) -> None:
     nodes, index, edges = event
     scores, hits = gnn(nodes[:0], index, edges)
     assert scores.shape == (200,) and not scores.any() and hits.shape == (0, 2)
+
+
+def test_an_event_without_edges_has_answers_for_its_hits(gnn: EdgeGNN, event: Event) -> None:
+    nodes, index, edges = event
     scores, hits = gnn(nodes, index[:0], edges[:0])
     assert scores.shape == (0,) and hits.shape == (40, 2) and bool(hits.isfinite().all())
 
 
 def test_most_sizes_that_are_validated_have_edges_that_exist(entries: dict[str, Entry]) -> None:
     entry = entries["edge_gnn"]
-    used = []
+    existing = []
     for case in make_cases(entry.signature):
         _, index, _ = entry.arguments(case)
         exists = ((index >= 0) & (index < case["nodes"])).all(dim=1)
-        used.append(int(exists.sum()))
+        existing.append(int(exists.sum()))
         if case["edges"] >= 31 and case["nodes"] > 1:
             assert exists.any() and not exists.all()
-    assert max(used) > 3000  # of at most 4096
+    assert max(existing) > 3000  # of at most 4096
 
 
 # -- the multi-head network ------------------------------------------------------------------------
@@ -295,6 +345,7 @@ def shaken(model: torch.nn.Module, seed: int) -> dict[str, Tensor]:
 
 
 def transformer(**sizes: Any) -> ParticleTransformer:
+    """A Particle Transformer with shaken weights."""
     model = particle_transformer(**sizes)
     assert isinstance(model, ParticleTransformer)
     model.load_state_dict(shaken(model, 5))
@@ -313,35 +364,36 @@ def transformer(**sizes: Any) -> ParticleTransformer:
         ({"widths": (16, 8), "pair_widths": (8, 8, 8), "layers": 1}, 11),
     ],
 )
-def test_with_the_same_weights_it_is_weavers(sizes: dict[str, Any], particles: int) -> None:
+def test_with_the_same_weights_it_has_the_answers_of_weaver(
+    sizes: dict[str, Any], particles: int
+) -> None:
     module = pytest.importorskip("weaver.nn.model.ParticleTransformer")
     ours = transformer(**sizes)
-    kept = {"heads": 4, "layers": 2, "class_layers": 1, "classes": 10, **sizes}
     theirs = module.ParticleTransformer(
         input_dim=7,
-        num_classes=kept["classes"],
-        embed_dims=list(kept.get("widths", (32, 64, 32))),
-        pair_embed_dims=list(kept.get("pair_widths", (16, 16))),
-        num_heads=kept["heads"],
-        num_layers=kept["layers"],
-        num_cls_layers=kept["class_layers"],
+        num_classes=sizes.get("classes", 10),
+        embed_dims=list(sizes.get("widths", (32, 64, 32))),
+        pair_embed_dims=list(sizes.get("pair_widths", (16, 16))),
+        num_heads=sizes.get("heads", 4),
+        num_layers=sizes.get("layers", 2),
+        num_cls_layers=sizes.get("class_layers", 1),
         trim=False,
     ).eval()
     state = shaken(theirs, 8)
     theirs.load_state_dict(state)
     ours.load_state_dict(state, strict=True)  # strict: the names are the same, and each is used
     features, vectors, exists = jets(200, particles=particles)
-    some = exists.any(dim=1)  # weaver-core gives NaN for a jet without particles
-    assert int((~exists[some]).sum()) > 0 or particles == 1
+    filled = exists.any(dim=1)  # weaver-core gives NaN for a jet without particles
+    assert int((~exists[filled]).sum()) > 0 or particles == 1
     with torch.no_grad():
-        found = ours.logits(features, vectors, exists)[some]
+        single = ours.logits(features, vectors, exists)[filled]
         # In double precision: in single precision the logarithm of E^2 - p^2 magnifies rounding in
         # weaver-core's pair features (which changes its scores of these jets by up to 0.1).
-        expected = theirs.double()(features.double(), vectors.double(), exists.unsqueeze(1))[some]
-        twice = ours.double().logits(features.double(), vectors.double(), exists)[some]
-    assert float(expected.std()) > 0.1
-    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)
-    torch.testing.assert_close(twice, expected, atol=1e-12, rtol=0)
+        expected = theirs.double()(features.double(), vectors.double(), exists.unsqueeze(1))
+        double = ours.double().logits(features.double(), vectors.double(), exists)[filled]
+    assert float(expected[filled].std()) > 0.1  # the jets differ
+    torch.testing.assert_close(single.double(), expected[filled], atol=1e-5, rtol=0)
+    torch.testing.assert_close(double, expected[filled], atol=1e-12, rtol=0)
 
 
 def test_pair_features_are_those_of_the_paper() -> None:
@@ -351,30 +403,41 @@ def test_pair_features_are_those_of_the_paper() -> None:
         [pt * np.cos(phi), pt * np.sin(phi), pt * np.sinh(y), pt * np.cosh(y)]
         for pt, y, phi in ((pt_a, y_a, phi_a), (pt_b, y_b, phi_b))
     ]
-    given = torch.tensor(vectors, dtype=torch.float64).T.unsqueeze(0)
-    found = pair_features(given, torch.tensor([0]), torch.tensor([1]))[0, 0]
+    particles = torch.tensor(vectors, dtype=torch.float64).T.unsqueeze(0)
+    features = pair_features(particles, torch.tensor([0]), torch.tensor([1]))[0, 0]
     dphi = 2 * np.pi - 6.1  # across phi = pi
     distance = np.hypot(y_a - y_b, dphi)
     mass2 = 2 * pt_a * pt_b * (np.cosh(y_a - y_b) - np.cos(dphi))
     expected = np.log([pt_b * distance, pt_b / (pt_a + pt_b), distance, mass2])
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12)
+    np.testing.assert_allclose(features.numpy(), expected, rtol=1e-12)
 
 
-def test_the_transformer_sees_a_set_of_particles() -> None:
-    model = transformer()
-    features, vectors, exists = jets(100)
-    expected = model(features, vectors, exists)
-    torch.testing.assert_close(expected.sum(dim=1), torch.ones(100))
+def test_the_transformer_gives_probabilities() -> None:
+    answers = transformer()(*jets(100))
+    torch.testing.assert_close(answers.sum(dim=1), torch.ones(100))
+
+
+def test_the_transformer_takes_particles_in_any_order() -> None:
+    model, (features, vectors, exists) = transformer(), jets(100)
     order = torch.randperm(16, generator=torch.Generator().manual_seed(1))
-    found = model(features[:, :, order], vectors[:, :, order], exists[:, order])
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
-    for junk in (-7.0, 1.0e30, float("nan")):
-        dirty = [torch.where(exists.unsqueeze(1), t, junk) for t in (features, vectors)]
-        assert torch.equal(model(*dirty, exists), expected)
-    # The same jets, with fewer places for absent particles.
+    answers = model(features[:, :, order], vectors[:, :, order], exists[:, order])
+    torch.testing.assert_close(answers, model(features, vectors, exists), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("junk", [-7.0, 1.0e30, float("nan")])
+def test_the_transformer_sees_no_particle_that_does_not_exist(junk: float) -> None:
+    model, (features, vectors, exists) = transformer(), jets(100)
+    dirty = [torch.where(exists.unsqueeze(1), values, junk) for values in (features, vectors)]
+    assert torch.equal(model(*dirty, exists), model(features, vectors, exists))
+
+
+def test_the_number_of_places_for_absent_particles_does_not_matter() -> None:
+    """Jets with no more than 12 particles, in 16 places and in 12."""
+    model, (features, vectors, exists) = transformer(), jets(100)
     short = exists[:, 12:].sum(dim=1) == 0
-    found = model(features[short, :, :12], vectors[short, :, :12], exists[short, :12])
-    torch.testing.assert_close(found, expected[short], atol=1e-6, rtol=0)
+    answers = model(features[short, :, :12], vectors[short, :, :12], exists[short, :12])
+    wanted = model(features, vectors, exists)[short]
+    torch.testing.assert_close(answers, wanted, atol=1e-6, rtol=0)
 
 
 # -- from end to end -------------------------------------------------------------------------------
@@ -383,7 +446,7 @@ def test_the_transformer_sees_a_set_of_particles() -> None:
 @pytest.mark.usefixtures("quick_commits")
 @pytest.mark.long  # test_hzz.py builds a config of the examples, too
 @pytest.mark.parametrize(("name", "engine"), [("edge_gnn", "aoti"), ("multi_head", "onnxruntime")])
-def test_it_is_built_and_valid(
+def test_a_config_of_the_zoo_is_built_and_valid(
     name: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     document = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
@@ -400,8 +463,8 @@ def test_it_is_built_and_valid(
     config.write_text(yaml.safe_dump(document, sort_keys=False))
     registry = Registry(f"sqlite:///{tmp_path}/registry.db")
     result = run(config, registry, tmp_path / "work", say=print)
-    [target] = result.bundle.manifest.targets.values()
-    found = target.candidates[engine]
-    assert (found.status, found.reason, target.chosen) == ("valid", None, engine)
-    assert found.worst.keys() == {output["name"] for output in document["outputs"]}
-    assert all(deviation.outside == 0 for deviation in found.worst.values())
+    (target,) = result.bundle.manifest.targets.values()
+    candidate = target.candidates[engine]
+    assert (candidate.status, candidate.reason, target.chosen) == ("valid", None, engine)
+    assert candidate.worst.keys() == {output["name"] for output in document["outputs"]}
+    assert all(deviation.outside == 0 for deviation in candidate.worst.values())

@@ -18,6 +18,7 @@ from soa.errors import SoaPipelineError
 
 
 def put(path: Path, content: bytes) -> Path:
+    """Writes a file, and its folders, and returns its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     return path
@@ -31,10 +32,11 @@ TEXTS = (
 
 
 def nested(depth: int, within: Callable[[Any], Any]) -> Any:
-    found: Any = 1
+    """The number 1, `depth` times within something else."""
+    value: Any = 1
     for _ in range(depth):
-        found = within(found)
-    return found
+        value = within(value)
+    return value
 
 
 VALUES: tuple[Any, ...] = (
@@ -50,13 +52,14 @@ values = st.one_of(st.sampled_from(VALUES), texts, st.integers(), st.floats())
 @st.composite
 def altered(draw: st.DrawFn, data: Any) -> Any:
     """JSON data in which up to three values, at any depth, are replaced, moved or removed."""
-    found = copy.deepcopy(data)
+    changed = copy.deepcopy(data)
     for _ in range(draw(st.integers(1, 3))):
-        found = _altered(draw, found)
-    return found
+        changed = _altered(draw, changed)
+    return changed
 
 
 def _altered(draw: st.DrawFn, data: Any) -> Any:
+    """Alters one value within `data`, in place, or returns another value instead of it."""
     keys: list[Any] = list(data) if isinstance(data, dict) else []
     if isinstance(data, list):
         keys = list(range(len(data)))
@@ -77,16 +80,17 @@ def _altered(draw: st.DrawFn, data: Any) -> Any:
 
 @st.composite
 def altered_json(draw: st.DrawFn, data: Any) -> bytes:
-    """The same as bytes; sometimes cut short, or with bytes that are not text."""
+    """`altered` as bytes; one in four is damaged, too."""
     text = json.dumps(draw(altered(data))).encode()
     return draw(st.one_of(st.just(text), st.just(text), st.just(text), damaged(text)))
 
 
 @st.composite
 def damaged(draw: st.DrawFn, content: bytes) -> bytes:
-    """Bytes of a file of which one piece is replaced."""
-    at = draw(st.integers(0, len(content)))
-    return content[:at] + draw(st.binary(max_size=8)) + content[at + draw(st.integers(0, 64)) :]
+    """Bytes of a file of which one piece, of up to 64 bytes, is replaced by up to eight bytes."""
+    begin = draw(st.integers(0, len(content)))
+    end = begin + draw(st.integers(0, 64))
+    return content[:begin] + draw(st.binary(max_size=8)) + content[end:]
 
 
 @contextlib.contextmanager
@@ -95,8 +99,8 @@ def only_ours() -> Iterator[None]:
     try:
         yield
     except SoaPipelineError as error:
-        lines = str(error).split("\n")
-        assert len(lines) == (len(error.problems) if isinstance(error, ConfigError) else 1)
+        lines = len(error.problems) if isinstance(error, ConfigError) else 1  # one a problem
+        assert len(str(error).split("\n")) == lines
         require_plain(str(error))
 
 

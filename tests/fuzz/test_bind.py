@@ -58,7 +58,7 @@ row_counts = st.one_of(
 
 
 @given(given_to_bind, given_to_bind)
-def test_bind(inputs: Any, outputs: Any) -> None:
+def test_any_arguments_are_bound_or_refused(inputs: Any, outputs: Any) -> None:
     with only_ours():
         binding = SESSION.bind(inputs, outputs)
         assert binding.inputs["jets"].layout == JETS and binding.outputs["tags"].layout == TAGS
@@ -66,16 +66,18 @@ def test_bind(inputs: Any, outputs: Any) -> None:
 
 
 @given(st.lists(row_counts, max_size=3), given_to_bind, given_to_bind)
-def test_a_binding(rows: list[Any], inputs: Any, outputs: Any) -> None:
+def test_a_refused_call_or_rebinding_leaves_a_binding_that_runs(
+    counts: list[Any], inputs: Any, outputs: Any
+) -> None:
     binding = SESSION.bind(Collection(JETS, 3, capacity=5), Collection(TAGS, 3, capacity=5))
-    for each in rows:
+    for rows in counts:
         before, calls = binding.rows, RUNS.calls
         try:
-            binding(each)
+            binding(rows)
         except (BindError, RunError) as error:
             assert "\n" not in str(error)
             assert (binding.rows, RUNS.calls) == (before, calls)
         assert 0 <= binding.rows["n"] <= 5
     with only_ours():
         binding.rebind(inputs, outputs)
-    binding()
+    binding()  # it must not raise

@@ -49,22 +49,21 @@ AS_DATA = yaml.safe_load(CONFIG)
 
 
 @given(content=st.one_of(altered_json(AS_DATA), damaged(CONFIG.encode())))
-def test_config(place: Path, content: bytes) -> None:
+def test_any_config_is_read_or_refused(place: Path, content: bytes) -> None:
     """JSON content is valid YAML."""
     with only_ours():
         load_config(put(place / "config.yaml", content))
 
 
 @given(content=altered_json(SITE))
-def test_site(place: Path, content: bytes) -> None:
+def test_any_site_is_read_or_refused(place: Path, content: bytes) -> None:
     with only_ours():
         load_site(put(place / "site.yaml", content))
 
 
-PRINTABLE = texts.map(lambda t: "".join(c for c in t if c.isprintable()))
-
-
 # -- archives --------------------------------------------------------------------------------------
+
+PRINTABLE = texts.map(lambda text: "".join(c for c in text if c.isprintable()))
 
 
 def member(name: str, size: int, kind: bytes, link: str, pax: dict[str, str], stored: int) -> bytes:
@@ -91,7 +90,7 @@ PAX = st.dictionaries(
 SIZES = st.one_of(st.integers(0, 3000), st.sampled_from([10**6, 8 << 30, 2**60]))
 NAMES = st.one_of(
     st.sampled_from(["export.json", "versions/1/a", "versions", "../x", "/x", "a/"]),
-    texts.map(lambda t: t.replace("\0", "")),
+    texts.map(lambda text: text.replace("\0", "")),
 )
 MEMBER = st.builds(member, NAMES, SIZES, KINDS, NAMES, PAX, st.integers(0, 3000))
 ARCHIVES = (
@@ -128,11 +127,20 @@ RECORDS = (
 
 @FEWER
 @given(data=st.data())
-def test_program(place: Path, program: Path, data: st.DataObject) -> None:
+def test_a_program_with_an_altered_record_is_read_or_refused(
+    place: Path, program: Path, data: st.DataObject
+) -> None:
     name = data.draw(st.sampled_from(RECORDS))
     content = data.draw(altered_json(record(program, name)))
     with only_ours():
         load_program(doctored(program, place / "altered.pt2", {name: content}))
+
+
+@FEWER
+@given(data=st.data())
+def test_a_damaged_program_is_read_or_refused(
+    place: Path, program: Path, data: st.DataObject
+) -> None:
     with only_ours():
         load_program(put(place / "altered.pt2", data.draw(damaged(program.read_bytes()))))
 
@@ -156,7 +164,7 @@ SHAPES = st.recursive(
 
 @FEWER
 @given(text=st.one_of(SHAPES, texts))
-def test_shape_in_a_program(place: Path, program: Path, text: str) -> None:
+def test_any_shape_in_a_program_is_read_or_refused(place: Path, program: Path, text: str) -> None:
     """Reading also ends: sympy evaluates any expression that it gets."""
     model = record(program, MODEL)
     sizes = model["graph_module"]["graph"]["tensor_values"]["x"]["sizes"]
@@ -172,37 +180,46 @@ SIGNATURE = mlp_signature(4)
 
 
 def reference() -> Reference:
+    """Four rows of inputs, and the answers to three of them."""
     columns = {c.name: torch.zeros(4) for c in SIGNATURE.layouts["jets"].columns}
     return Reference({"jets": columns}, ({"n": 3},), ({"probabilities": torch.zeros(3, 3)},))
 
 
+@st.composite
+def altered_references(draw: st.DrawFn, content: bytes) -> bytes:
+    """A file of safetensors in which the header, or the cases in it, are altered.
+
+    It begins with the length of the header in eight bytes; the header is JSON.
+    """
+    size = struct.unpack("<Q", content[:8])[0]
+    header = json.loads(content[8 : 8 + size])
+    # safetensors writes these keys in another order each time.
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = draw(altered_json(header))
+    if draw(st.booleans()):
+        cases = draw(altered_json([{"n": 3}]))
+        header["__metadata__"]["cases"] = cases.decode(errors="replace")
+        text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + content[8 + size :]
+
+
 @given(data=st.data())
-def test_reference(place: Path, data: st.DataObject) -> None:
+def test_any_reference_is_read_or_refused(place: Path, data: st.DataObject) -> None:
     path = place / "reference.safetensors"
     reference().save(path)
     content = path.read_bytes()
-    size = struct.unpack("<Q", content[:8])[0]
-    described = json.loads(content[8 : 8 + size])
-    # safetensors writes these keys in another order each time.
-    described["__metadata__"] = dict(sorted(described["__metadata__"].items()))
-    text = data.draw(altered_json(described))
-    if data.draw(st.booleans()):
-        described["__metadata__"]["cases"] = data.draw(altered_json([{"n": 3}])).decode(
-            errors="replace"
-        )
-        text = json.dumps(described).encode()
-    whole = struct.pack("<Q", len(text)) + text + content[8 + size :]
-    put(path, data.draw(st.one_of(st.just(whole), damaged(content))))
+    put(path, data.draw(st.one_of(altered_references(content), damaged(content))))
     with only_ours():
         Reference.load(path, SIGNATURE)
     with only_ours():
         read_set(SIGNATURE, path)
 
 
-def test_the_reference_that_is_altered_is_sound(place: Path) -> None:
-    reference().save(place / "sound.safetensors")
-    assert Reference.load(place / "sound.safetensors", SIGNATURE).cases == ({"n": 3},)
-    assert read_set(SIGNATURE, place / "sound.safetensors")["jets"]["a"].shape == (4,)
+def test_the_reference_that_is_altered_is_sound(tmp_path: Path) -> None:
+    path = tmp_path / "sound.safetensors"
+    reference().save(path)
+    assert Reference.load(path, SIGNATURE).cases == ({"n": 3},)
+    assert read_set(SIGNATURE, path)["jets"]["a"].shape == (4,)
 
 
 # -- one flipped bit -------------------------------------------------------------------------------
@@ -212,6 +229,8 @@ NUMBERS = np.random.default_rng(1).normal(size=(8, 3000)).astype("f4")
 
 
 class Scaled(torch.nn.Module):
+    """Multiplies by weights."""
+
     def __init__(self, scale: torch.Tensor | None = None) -> None:
         super().__init__()
         values = torch.zeros(3000) if scale is None else scale
@@ -222,36 +241,46 @@ class Scaled(torch.nn.Module):
 
 
 def write_weights(path: Path) -> None:
+    """Writes weights of Scaled."""
     torch.save({"scale": torch.from_numpy(NUMBERS[0])}, path)
 
 
 def write_program(path: Path) -> None:
+    """Writes Scaled as an exported program."""
     model = Scaled(torch.from_numpy(NUMBERS[0]))
     torch.export.save(torch.export.export(model, (torch.zeros(2, 3000),)), path)
 
 
 def write_script(path: Path) -> None:
+    """Writes Scaled as TorchScript."""
     with quiet_torch():
         torch.jit.save(torch.jit.script(Scaled(torch.from_numpy(NUMBERS[0]))), path)
 
 
+# What each kind of file holds, as a list of arrays.
+
+
 def state(model: torch.nn.Module) -> list[Any]:
+    """The weights of a model."""
     return [value.numpy() for _, value in sorted(model.state_dict().items())]
 
 
 def inputs_of(path: Path) -> list[Any]:
+    """The columns of a file of reference inputs."""
     columns = read_rows(SIGNATURE, path)["jets"]
     return [columns[name].numpy() for name in sorted(columns)]
 
 
 def columns_of(path: Path) -> list[Any]:
+    """The columns of a file that `pipeline apply` scores."""
     with open_source(path) as source:
         names = sorted(source.columns)
         count = source.edges(names)[-1]
         batches = list(source.batches(names, 0, count, 1000))
-        return [np.concatenate([np.asarray(each[name]) for each in batches]) for name in names]
+        return [np.concatenate([np.asarray(batch[name]) for batch in batches]) for name in names]
 
 
+# How a file is written, and what is read from it.
 READ: dict[str, tuple[Callable[[Path], Any], Callable[[Path], list[Any]]]] = {
     "weights.pt": (write_weights, lambda path: [read_state(path)["scale"].numpy()]),
     "program.pt2": (write_program, lambda path: state(build_model(ModelSource(program=path)))),
@@ -272,16 +301,20 @@ INPUTS: Any = {
 
 
 @pytest.mark.parametrize("name", READ)
-def test_a_flipped_bit(tmp_path: Path, name: str) -> None:
-    """It is an error, or it changes nothing that is read."""
+def test_a_flipped_bit_is_an_error_or_changes_nothing_that_is_read(
+    tmp_path: Path, name: str
+) -> None:
+    """One bit in each of 60 bytes, one after the other."""
     write, read = READ[name]
     path = tmp_path / name
     write(path)
-    content, known = path.read_bytes(), read(path)
-    for at in random.Random(name).sample(range(len(content)), 60):
-        put(path, content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :])
+    content, wanted = path.read_bytes(), read(path)
+    for place in random.Random(name).sample(range(len(content)), 60):
+        flipped = bytearray(content)
+        flipped[place] ^= 4
+        put(path, bytes(flipped))
         with only_ours():
-            found = read(path)
-            assert len(found) == len(known)
-            for one, other in zip(found, known, strict=True):
-                np.testing.assert_array_equal(one, other)
+            arrays = read(path)
+            assert len(arrays) == len(wanted)
+            for array, right in zip(arrays, wanted, strict=True):
+                np.testing.assert_array_equal(array, right)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import hashlib
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -114,15 +113,14 @@ bundles.write_reference(Path(HOME.name) / "reference.safetensors")
 SOUND = opened(Manifest.from_json(json.dumps(MANIFEST)))
 
 
-def shown(bundle: Bundle) -> Iterator[Callable[[], object]]:
-    """Everything that is derived from a manifest without the other files."""
+def derived(bundle: Bundle) -> Iterator[Callable[[], object]]:
+    """Functions for everything that is derived from a manifest without the other files."""
     manifest = bundle.manifest
     yield lambda: show(describe_bundle(bundle, None))
     yield lambda: show(describe_difference(compared(SOUND, bundle)))
     yield lambda: require_plain(description.markdown(bundle))
-    yield from (
-        partial(make, manifest) for make in (description.parameters, recipe_of, recorded_tolerances)
-    )
+    for derive in (description.parameters, recipe_of, recorded_tolerances):
+        yield partial(derive, manifest)
     yield lambda: (description.tags(bundle), list(description.metrics(manifest.targets)))
     yield lambda: requirements(bundle, "production", None, [])
     opened = Opened(bundle, manifest.name, None, None, Opening("x"), {})
@@ -131,30 +129,31 @@ def shown(bundle: Bundle) -> Iterator[Callable[[], object]]:
         yield from (partial(function, manifest, target) for target in manifest.targets)
 
 
-def compared(one: Bundle, two: Bundle) -> dict[str, Any]:
-    found = compare(one, two, "A", "B")
-    json.dumps(found, allow_nan=False)
-    return found
+def compared(first: Bundle, second: Bundle) -> dict[str, Any]:
+    """The differences, which JSON must be able to hold."""
+    differences = compare(first, second, "A", "B")
+    json.dumps(differences, allow_nan=False)
+    return differences
 
 
 @given(altered_json(MANIFEST))
-def test_manifest(content: bytes) -> None:
+def test_any_manifest_is_read_and_shown_or_refused(content: bytes) -> None:
     with only_ours():
         bundle = opened(Manifest.from_json(content))
         assert Manifest.from_json(bundle.manifest.to_json()) == bundle.manifest
-        for made in shown(bundle):
+        for derive in derived(bundle):
             with only_ours(), printed():
-                made()
+                derive()
 
 
 def test_the_manifest_that_is_altered_is_sound() -> None:
-    for made in shown(SOUND):
+    for derive in derived(SOUND):
         with printed():
-            made()
+            derive()
 
 
 @given(altered(MANIFEST["signature"]))
-def test_signature(data: Any) -> None:
+def test_any_stored_signature_is_read_as_it_is_or_refused(data: Any) -> None:
     with only_ours():
         assert Signature.from_dict(data).to_dict() == data
 
@@ -167,7 +166,7 @@ ANNEX = {
 
 
 @given(altered_json(ANNEX))
-def test_annex(content: bytes) -> None:
+def test_any_annex_is_read_or_refused(content: bytes) -> None:
     with only_ours():
         record_from_json(AnnexRecord, content, "annex.json", ANNEX_SCHEMA)
 
@@ -176,7 +175,7 @@ NOTE = {"ref": "jets/1", "digest": DIGEST, "by": "ada", "at": WHEN, "annexes": {
 
 
 @given(content=altered_json(NOTE))
-def test_note_of_a_promotion(place: Path, content: bytes) -> None:
+def test_any_note_of_a_promotion_is_read_or_refused(place: Path, content: bytes) -> None:
     put(place / PROMOTED, content)
     with only_ours():
         bundle = Bundle(path=place, manifest=SOUND.manifest, digest=DIGEST, files={})
@@ -187,6 +186,7 @@ def test_note_of_a_promotion(place: Path, content: bytes) -> None:
 
 
 def deviation() -> dict[str, Any]:
+    """The record of a comparison."""
     return {
         "elements": 3, "max_abs": 0.1, "max_rel": 0.1, "outside": 0.0, "nonfinite_mismatches": 0,
         "ulp_p50": 1.0, "ulp_p99": 1.0, "ulp_max": None, "argmax": 1.0, "worst_row": None,
@@ -218,7 +218,7 @@ BENCHMARK = {
 
 
 @given(validation=altered_json(VALIDATION), benchmark=altered_json(BENCHMARK))
-def test_reports(place: Path, validation: bytes, benchmark: bytes) -> None:
+def test_any_reports_are_read_or_refused(place: Path, validation: bytes, benchmark: bytes) -> None:
     put(place / "reports/validation.json", validation)
     put(place / "reports/benchmark.json", benchmark)
     files = {"reports/validation.json": "", "reports/benchmark.json": ""}
@@ -227,11 +227,11 @@ def test_reports(place: Path, validation: bytes, benchmark: bytes) -> None:
         show(describe_build(bundle))
 
 
-def test_the_reports_are_ours() -> None:
-    found = ValidationReport.from_dict(VALIDATION[V3]["aoti"])
-    assert isinstance(found.cases[0], CaseReport)
-    timed = as_record(BenchmarkReport, BENCHMARK[V3])
-    assert isinstance(timed.timings["n=5"]["aoti"], Timing)
+def test_the_reports_that_are_altered_are_sound() -> None:
+    validation = ValidationReport.from_dict(VALIDATION[V3]["aoti"])
+    assert isinstance(validation.cases[0], CaseReport)
+    benchmark = as_record(BenchmarkReport, BENCHMARK[V3])
+    assert isinstance(benchmark.timings["n=5"]["aoti"], Timing)
 
 
 # -- signatures ------------------------------------------------------------------------------------
@@ -251,7 +251,9 @@ def signed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, bytes, str
 
 
 @given(data=st.data())
-def test_signed(signed: tuple[Bundle, bytes, str], data: st.DataObject) -> None:
+def test_any_signature_is_read_or_refused(
+    signed: tuple[Bundle, bytes, str], data: st.DataObject
+) -> None:
     bundle, signature, pem = signed
     content = data.draw(st.one_of(altered_json(json.loads(signature)), damaged(signature)))
     put(bundle.path / "bundle.sig", content)
@@ -260,9 +262,10 @@ def test_signed(signed: tuple[Bundle, bytes, str], data: st.DataObject) -> None:
 
 
 @given(data=st.data())
-def test_keys(signed: tuple[Bundle, bytes, str], data: st.DataObject) -> None:
+def test_any_key_is_read_or_refused(signed: tuple[Bundle, bytes, str], data: st.DataObject) -> None:
+    _, _, pem = signed
     with only_ours():
-        trusted(data.draw(damaged(signed[2].encode())), "a key")
+        trusted(data.draw(damaged(pem.encode())), "a key")
     with only_ours():
         trusted(b"-----BEGIN CERTIFICATE-----\n" + data.draw(st.binary(max_size=80)), "a key")
 
@@ -279,16 +282,20 @@ EVENT = {
 
 
 def run_with(tags: Mapping[str, str], milliseconds: int, status: str = "FINISHED") -> StoredRun:
+    """A run of MLflow, which began and ended at this time, with these tags."""
     return StoredRun("run", status, milliseconds, milliseconds, tags)
 
 
 def cut(content: bytes) -> dict[str, str]:
+    """The tags in which an event is kept: its text in pieces."""
     text = content.decode(errors="replace")
     return {f"{_RECORD}{i:03}": text[at : at + 50] for i, at in enumerate(range(0, len(text), 50))}
 
 
 @given(altered_json(EVENT), st.one_of(st.just(1), st.integers(-(2**63), 2**63)))
-def test_event_of_the_history(content: bytes, milliseconds: int) -> None:
+def test_any_event_of_the_history_is_read_and_shown_or_refused(
+    content: bytes, milliseconds: int
+) -> None:
     with only_ours():
         event = _read_event(run_with(cut(content), milliseconds), "jets")
         with printed():
@@ -305,14 +312,16 @@ PROMOTION = {"alias": "production", "by": "ada", "at": WHEN, "decisions": [DECIS
 
 
 @given(altered_json(PROMOTION), altered_json({"pushed_by": "ada"}))
-def test_tags_of_a_version(promotion: bytes, origin: bytes) -> None:
+def test_any_tags_of_a_version_are_read_and_shown_or_refused(
+    promotion: bytes, origin: bytes
+) -> None:
     tags = {"promotion.production": promotion, "origin": origin, f"annex.{V3}": DIGEST.encode()}
     version = version_with({key: text.decode(errors="replace") for key, text in tags.items()})
     with only_ours():
-        found = version.promotion("production")
-        assert isinstance(found, Promotion)
-        usable_annexes(version, found, signed=False)
-        require_promoted(version, [found])
+        read = version.promotion("production")
+        assert isinstance(read, Promotion)
+        usable_annexes(version, read, signed=False)
+        require_promoted(version, [read])
     with only_ours(), printed():
         show(describe_bundle(SOUND, version))
     with printed():
@@ -320,8 +329,9 @@ def test_tags_of_a_version(promotion: bytes, origin: bytes) -> None:
 
 
 def version_with(tags: Mapping[str, str]) -> Version:
-    found = StoredVersion("jets", 1, 1, "run", "/nowhere", {"digest": DIGEST} | dict(tags))
-    return Version.of(found, {"staging": 1})
+    """jets/1 with these tags."""
+    stored = StoredVersion("jets", 1, 1, "run", "/nowhere", {"digest": DIGEST} | dict(tags))
+    return Version.of(stored, {"staging": 1})
 
 
 RESOLVED = {
@@ -337,21 +347,23 @@ RESOLVED = {
 
 
 @given(content=altered_json(RESOLVED), wrong=altered_json({"content": {}, "sha256": ""}))
-def test_record_of_a_lookup(place: Path, content: bytes, wrong: bytes) -> None:
+def test_any_record_of_a_lookup_is_read_or_refused(
+    place: Path, content: bytes, wrong: bytes
+) -> None:
     kept = LookupCache(place, "registry", "production")
     with only_ours():
         put(kept._path("jets"), wrong)
         kept.read("jets")
     try:
-        said = {"schema": 1, "ref": "jets", **json.loads(content)}
+        record = {"schema": 1, "ref": "jets", **json.loads(content)}
     except (ValueError, TypeError):
         return
-    put(kept._path("jets"), json.dumps({"content": said, "sha256": _digest(said)}).encode())
+    put(kept._path("jets"), json.dumps({"content": record, "sha256": _digest(record)}).encode())
     with only_ours():
-        found = kept.read("jets")
-        assert isinstance(found, Lookup)
-        require_promoted(found.version, found.history)
-        kept.write("jets", found)
+        lookup = kept.read("jets")
+        assert isinstance(lookup, Lookup)
+        require_promoted(lookup.version, lookup.history)
+        kept.write("jets", lookup)
 
 
 POLICY = {
@@ -361,7 +373,7 @@ POLICY = {
 
 
 @given(altered_json(POLICY), st.one_of(st.just(1), st.integers(-(2**63), 2**63)))
-def test_policy_of_the_registry(content: bytes, milliseconds: int) -> None:
+def test_any_policy_of_the_registry_is_read_or_refused(content: bytes, milliseconds: int) -> None:
     tags = {"soa.policy": content.decode(errors="replace"), "soa.policy.scope": "*"}
     with only_ours():
         asked = _asked(None, run_with(tags, milliseconds), None)  # type: ignore[arg-type]
@@ -369,7 +381,7 @@ def test_policy_of_the_registry(content: bytes, milliseconds: int) -> None:
 
 
 @given(content=altered_json({k: v for k, v in POLICY.items() if k != "signed_by"}))
-def test_policy_in_a_file(place: Path, content: bytes) -> None:
+def test_any_policy_in_a_file_is_read_or_refused(place: Path, content: bytes) -> None:
     """JSON content is valid YAML."""
     with only_ours():
         load_policy(put(place / "policy.yaml", content))
@@ -383,7 +395,7 @@ EXPORTED = {
 
 
 @given(content=altered_json(EXPORTED))
-def test_export(place: Path, content: bytes) -> None:
+def test_any_export_is_read_or_refused(place: Path, content: bytes) -> None:
     put(place / "export" / EXPORT, content)
     with only_ours():
         import_from(Registry(f"sqlite:///{place}/none.db"), place / "export")
@@ -393,7 +405,7 @@ def test_export(place: Path, content: bytes) -> None:
 
 
 @given(content=altered_json({"model_name": "jets", "model_version": "3"}))
-def test_note_of_mlflow(place: Path, content: bytes) -> None:
+def test_any_note_of_mlflow_is_read_or_refused(place: Path, content: bytes) -> None:
     put(place / MLFLOW_NOTE, content)
     with only_ours():
         _version_of(place)
@@ -403,22 +415,38 @@ OUTPUT = {"argument": 0, "component": 0, "rows": None, "shape": [-1, 3]}
 
 
 @given(altered_json([OUTPUT]))
-def test_outputs_of_an_onnx_artifact(content: bytes) -> None:
+def test_any_outputs_of_an_onnx_artifact_are_read_or_refused(content: bytes) -> None:
     with only_ours():
         read_outputs(content.decode(errors="replace"))
 
 
-def test_the_records_that_are_altered_are_sound(place: Path) -> None:
-    """Unchanged, these records are read, so the altered ones above are close to valid ones."""
+# Unchanged, the records are read, so the altered ones above are close to valid ones.
+
+
+def test_the_annex_that_is_altered_is_sound() -> None:
     assert record_from_json(AnnexRecord, json.dumps(ANNEX), "", 1).target == V3
-    put(place / PROMOTED, json.dumps(NOTE).encode())
-    assert read_note(place) == PulledNote(**NOTE)  # type: ignore[arg-type]
+
+
+def test_the_note_of_a_promotion_that_is_altered_is_sound(tmp_path: Path) -> None:
+    put(tmp_path / PROMOTED, json.dumps(NOTE).encode())
+    assert read_note(tmp_path) == PulledNote(**NOTE)  # type: ignore[arg-type]
+
+
+def test_the_event_that_is_altered_is_sound() -> None:
     event = _read_event(run_with(cut(json.dumps(EVENT).encode()), 1), "jets")
     assert (event.number, event.decisions) == (3, (Decision(**DECISION),))  # type: ignore[arg-type]
     assert isinstance(event, Event)
+
+
+def test_the_promotion_that_is_altered_is_sound() -> None:
     version = version_with({"promotion.production": json.dumps(PROMOTION)})
     assert version.promotion("production") is not None
+
+
+def test_the_outputs_that_are_altered_are_sound() -> None:
     assert read_outputs(json.dumps([OUTPUT]))[0].shape == (-1, 3)
-    assert hashlib.sha256(b"").hexdigest() != DIGEST
-    (place / MLFLOW_NOTE).write_text("model_name: jets\nmodel_version: '3'\n")
-    assert _version_of(place)[0] == "jets/3"
+
+
+def test_a_note_of_mlflow_is_read(tmp_path: Path) -> None:
+    (tmp_path / MLFLOW_NOTE).write_text("model_name: jets\nmodel_version: '3'\n")
+    assert _version_of(tmp_path)[0] == "jets/3"

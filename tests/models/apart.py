@@ -216,6 +216,7 @@ INDEPENDENT: dict[str, Function] = dict(
 
 
 def _assigned_by_masks(x: Tensor) -> Tensor:
+    """Writes into columns that constant masks pick, and where a condition holds."""
     y, third = x.clone(), torch.tensor([True, False, False] * 2)
     y[:, third] = x[:, 1:3] * x[:, 2:4]
     y[:, ~third & (torch.arange(6) < 3)] = 2.0
@@ -226,6 +227,7 @@ def _assigned_by_masks(x: Tensor) -> Tensor:
 
 
 def _assigned(x: Tensor) -> Tensor:
+    """Writes into columns by their numbers, and where a condition holds."""
     y = x.clone()
     y[:, 0] = 0.0
     y[:, [2, 4]] = x[:, [4, 2]]
@@ -235,11 +237,11 @@ def _assigned(x: Tensor) -> Tensor:
 
 def _neighbours(x: Tensor) -> Tensor:
     """As in ParticleNet: the points of all rows lie side by side, and are picked by number."""
-    given = points(x)
-    n = given.shape[0]
-    near = (-torch.cdist(given.mT, given.mT)).topk(2, dim=-1).indices  # (n, 3, 2)
+    pairs = points(x)
+    n = pairs.shape[0]
+    near = (-torch.cdist(pairs.mT, pairs.mT)).topk(2, dim=-1).indices  # (n, 3, 2)
     place = (near + torch.arange(n).view(-1, 1, 1) * 3).view(-1)
-    flat = given.transpose(0, 1).reshape(2, -1)
+    flat = pairs.transpose(0, 1).reshape(2, -1)
     return flat[:, place].view(2, n, 3, 2).transpose(0, 1)
 
 

@@ -12,6 +12,8 @@ MODEL = "models/model.json"
 
 
 class Linear(torch.nn.Module):
+    """Has a weight, a buffer and a constant, and leaves out the first row."""
+
     offset: torch.Tensor
 
     def __init__(self) -> None:
@@ -21,14 +23,15 @@ class Linear(torch.nn.Module):
         self.scale = torch.full((2,), 3.0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = self.layer(x[1:]) * self.scale + self.offset
-        return made
+        answers: torch.Tensor = self.layer(x[1:]) * self.scale + self.offset
+        return answers
 
 
 def save_program(path: Path) -> Path:
+    """Writes the program of `Linear` for 3 to 100 rows, and returns its path."""
     rows = torch.export.Dim("rows", min=3, max=100)
-    made = torch.export.export(Linear(), (torch.ones(4, 3),), dynamic_shapes=({0: rows},))
-    torch.export.save(made, path)
+    program = torch.export.export(Linear(), (torch.ones(4, 3),), dynamic_shapes=({0: rows},))
+    torch.export.save(program, path)
     return path
 
 
@@ -49,4 +52,5 @@ def doctored(program: Path, into: Path, changes: dict[str, bytes | None]) -> Pat
 
 
 def record(program: Path, name: str) -> Any:
+    """One of the archive's JSON records."""
     return json.loads(torch._C.PyTorchFileReader(str(program)).get_record(name))

@@ -55,7 +55,7 @@ def certify(
         encipher_only=False,
         decipher_only=False,
     )
-    made = (
+    certificate = (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(subject if issuer is None else issuer.certificate.subject)
@@ -72,5 +72,5 @@ def certify(
     )
     pair = write_keys(folder, name, key)
     pem = folder / f"{name}.crt.pem"
-    pem.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    return Certified(key, made, pair.private, pem)
+    pem.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    return Certified(key, certificate, pair.private, pem)

@@ -35,12 +35,10 @@ from stages.reports import ValidationReport
 from tests.models.mlps import CLASSES, FEATURES
 
 JETS = Layout([column(name, "float32") for name in FEATURES])
+TAGS = Layout([column(name, "float32") for name in CLASSES])
 # The engines that build every model here; `make core` has no ONNX.
 _NOT_HERE = {"aoti-standalone"} if find_spec("onnxscript") else {"aoti-standalone", "onnxruntime"}
 ENGINES = tuple(name for name in DEFAULT_ENGINES if name not in _NOT_HERE)
-TAGS = Layout([column(name, "float32") for name in CLASSES])
-
-
 ROWS = RowRange(0, 100)
 
 
@@ -62,11 +60,12 @@ def signature_of(
         blocks[collection] = [
             Block(block, collection, tuple(c.name for c in own)) for block, own in columns.items()
         ]
-    given, returned = names
-    return Signature.build(layouts, blocks[given], blocks[returned], {"n": rows})
+    of_inputs, of_outputs = names
+    return Signature.build(layouts, blocks[of_inputs], blocks[of_outputs], {"n": rows})
 
 
 def _columns(text: str) -> list[Column]:
+    """The columns of a block, as `signature_of` takes them."""
     words = [word.partition(":") for word in text.split()]
     return [column(name, dtype or "float32") for name, _, dtype in words]
 
@@ -94,14 +93,17 @@ class Built:
     files: dict[str, Path]
 
     def executable(self, name: str) -> Executable:
+        """The opened artifact of the engine with this name."""
         return engine(name).open(self.files[name], torch.device("cpu"))
 
     def session(self, name: str) -> Session:
+        """A session of the artifact of the engine with this name."""
         return Session(self.signature, self.executable(name))
 
     def collections(
         self, case: Case, spare: int = 0
     ) -> tuple[dict[str, Collection], dict[str, Collection]]:
+        """See `reference_collections`."""
         return reference_collections(self.signature, self.inputs, case, spare)
 
 
@@ -144,8 +146,8 @@ def build(
         out = folder / name
         out.mkdir()
         source = Portable(captured.program, captured.script)
-        made = engine(name).compile(source, Target.parse("cpu"), {}, out)
-        files[name] = artifact_file(name, tuple(made), out, captured)
+        compiled = engine(name).compile(source, Target.parse("cpu"), {}, out)
+        files[name] = artifact_file(name, tuple(compiled), out, captured)
     return Built(model, signature, inputs, captured, files)
 
 
@@ -164,26 +166,28 @@ def opened(model: torch.nn.Module, signature: Signature, folder: Path, note: Pat
 def reference_collections(
     signature: Signature, inputs: Arrays, case: Case, spare: int = 0
 ) -> tuple[dict[str, Collection], dict[str, Collection]]:
-    """Input collections with the first rows of `inputs`, and zeroed output collections."""
-    given: dict[str, Collection] = {}
-    for name in signature.input_collections:
+    """Input collections with the first rows of `inputs`, and zeroed output collections. One that is
+    both is the same object. `spare`: rows of room behind the last one."""
+
+    def empty(name: str) -> Collection:
         n = case[signature.rows_of[name]]
-        given[name] = Collection(signature.layouts[name], n, capacity=n + spare)
+        return Collection(signature.layouts[name], n, capacity=n + spare)
+
+    filled: dict[str, Collection] = {}
+    for name in signature.input_collections:
+        filled[name] = empty(name)
         for member in signature.layouts[name].columns:
-            given[name].fill(member.name, inputs[name][member.name])
+            filled[name].fill(member.name, inputs[name][member.name])
     written: dict[str, Collection] = {}
     for name in signature.output_collections:
-        n = case[signature.rows_of[name]]
-        written[name] = given.get(name) or Collection(
-            signature.layouts[name], n, capacity=n + spare
-        )
-    return given, written
+        written[name] = filled[name] if name in filled else empty(name)
+    return filled, written
 
 
 def bound(mlp: Built, session: Session, n: int) -> tuple[Binding, Collection]:
     """A binding on n rows, and its output collection."""
-    given, written = mlp.collections({"n": n})
-    return session.bind(given, written), written["tags"]
+    inputs, written = mlp.collections({"n": n})
+    return session.bind(inputs, written), written["tags"]
 
 
 def values(tags: Collection) -> torch.Tensor:
@@ -224,6 +228,6 @@ def require_valid(
     route: Route = "auto",
 ) -> Built:
     """Builds artifacts, which must be valid."""
-    made = build(model, signature, folder, engines, inputs, route)
-    assert reasons(made) == dict.fromkeys(made.files)
-    return made
+    built = build(model, signature, folder, engines, inputs, route)
+    assert reasons(built) == dict.fromkeys(built.files)
+    return built

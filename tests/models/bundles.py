@@ -145,6 +145,6 @@ def elsewhere() -> Manifest:
     data = provable(manifest_data())
     (record,) = data["targets"].values()
     for engine in record["candidates"].values():
-        engine["files"] = [f.replace(V3, FAR) for f in engine.get("files", [])]
+        engine["files"] = [file.replace(V3, FAR) for file in engine.get("files", [])]
     data["targets"] = {FAR: {**record, "status": "unverified"}}
     return as_record(Manifest, data)

@@ -20,6 +20,7 @@ TORCH = Path(torch.__file__).parent / "lib"
 
 
 def execute(*command: object) -> str:
+    """The output of a command, which must succeed."""
     words = [str(word) for word in command]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -40,8 +41,8 @@ def built(source: Path, build: Path, *settings: str) -> Path:
 def installed(factory: pytest.TempPathFactory, *, shim: bool = False) -> Path:
     """The prefix into which the library was installed."""
 
-    made = made_once(factory, f"cplusplus-{shim:d}", lambda folder: install(folder, shim=shim))
-    return made / "prefix"
+    folder = made_once(factory, f"cplusplus-{shim:d}", lambda folder: install(folder, shim=shim))
+    return folder / "prefix"
 
 
 def install(folder: Path, *, shim: bool = False) -> Path:
@@ -70,6 +71,7 @@ class Answering:
         )
 
     def __call__(self, line: str) -> str:
+        """The program's answer to a line."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
@@ -78,6 +80,7 @@ class Answering:
         return answer
 
     def close(self) -> None:
+        """Ends the program, which must succeed."""
         self._process.communicate()
         assert self._process.returncode == 0
 

@@ -78,6 +78,7 @@ OUTPUTS = [
 
 
 def signature() -> Signature:
+    """Of all blocks; pairs and links have a row dimension of their own."""
     return Signature.build(
         {
             "hits": HITS,
@@ -142,17 +143,17 @@ class Detector(nn.Module):
             ],
             dim=1,
         )
-        found = row @ self.weights + scalars[0] - scalars[1]
+        answers = row @ self.weights + scalars[0] - scalars[1]
         rank = pairs[:, 0].long() * 3 - pairs[:, 1].long()
         return (
-            found[:, 0:2],
-            found[:, 2:4],
-            found[:, 4:5].int(),
-            found[:, 5:8],
-            found[:, 8:14].reshape(-1, 2, 3),
+            answers[:, 0:2],
+            answers[:, 2:4],
+            answers[:, 4:5].int(),
+            answers[:, 5:8],
+            answers[:, 8:14].reshape(-1, 2, 3),
             torch.stack([row[:, 0].sum() * 0 + row.shape[0], in_order.sum()]),
-            found[:, 13:18].unsqueeze(2),
-            found[:, 17],
+            answers[:, 13:18].unsqueeze(2),
+            answers[:, 17],
             pairs[:, 0] - 2 * pairs[:, 1] + scalars[1],
             rank,
         )

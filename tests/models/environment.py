@@ -71,27 +71,28 @@ def remember_operators() -> None:
     ask, known = utils._collect_all_valid_cia_ops, dict[Any, set[Any]]()
 
     def registered() -> Any:
+        """What shows that operators were added: the sizes of namespaces, and composite ones."""
         spaces = [(name, len(getattr(getattr(ops, name), "_dir", ()))) for name in ops._dir]
         composite = _C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
         return tuple(spaces), tuple(composite)
 
     def answer() -> set[Any]:
         if registered() not in known:
-            found = ask()  # which also puts operators into their namespaces
+            valid = ask()  # which also puts operators into their namespaces
             known.clear()
-            known[registered()] = found
+            known[registered()] = valid
         return known[registered()]
 
     for module in (utils, exported_program):
         vars(module)["_collect_all_valid_cia_ops"] = answer
-    prepared = "autograd_not_implemented"
-    vars(exported_program)[prepared] = cache(vars(exported_program)[prepared])
+    prepares = "autograd_not_implemented"
+    vars(exported_program)[prepares] = cache(vars(exported_program)[prepares])
     # Its inner function has annotations, which take most of its time: here they are not evaluated.
     text = textwrap.dedent(inspect.getsource(_ops.OperatorBase.py_impl))
-    made: dict[str, Any] = {}
+    defined: dict[str, Any] = {}
     code = compile(text, _ops.__file__, "exec", __future__.annotations.compiler_flag)
-    exec(code, vars(_ops), made)
-    _ops.OperatorBase.py_impl = made["py_impl"]  # type: ignore[method-assign]
+    exec(code, vars(_ops), defined)
+    _ops.OperatorBase.py_impl = defined["py_impl"]  # type: ignore[method-assign]
 
 
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -18,11 +18,11 @@ Array = npt.NDArray[Any]
 def drawn_tree(draw: np.random.Generator, leaves: int, features: int, real: type) -> Tree:
     """A tree that grows at a leaf drawn at random, so that some leaves lie deep. Its thresholds are
     few, so that rows meet them, and 0 is one of them."""
-    children, at = [[0, 0]], [0]
+    children, open_leaves = [[0, 0]], [0]  # a leaf is its own child
     for _ in range(leaves - 1):
-        node = at.pop(int(draw.integers(len(at))))
+        node = open_leaves.pop(int(draw.integers(len(open_leaves))))
         children[node] = [len(children), len(children) + 1]
-        at += children[node]
+        open_leaves += children[node]
         children += [[child, child] for child in children[node]]
     nodes = len(children)
     return Tree(
@@ -38,12 +38,12 @@ def drawn_forest(
     leaves: Sequence[int], features: int = 5, real: type = np.float32, zero: float | None = None,
     seed: int = 1,
 ) -> tuple[Trees, list[Tree]]:  # fmt: skip
-    """A tree for each number of leaves. `zero`: see Trees."""
+    """A model with a tree for each number of leaves, and its trees. `zero`: see Trees."""
     draw = np.random.default_rng(seed)
-    trees = [drawn_tree(draw, each, features, real) for each in leaves]
+    trees = [drawn_tree(draw, count, features, real) for count in leaves]
     names = tuple(f"x{k}" for k in range(features))
-    made = Trees(trees, [0] * len(trees), np.zeros(1), features, names, "identity", zero=zero)
-    return made, trees
+    model = Trees(trees, [0] * len(trees), np.zeros(1), features, names, "identity", zero=zero)
+    return model, trees
 
 
 class Forest(nn.Module):
@@ -68,15 +68,19 @@ def rows_for(trees: list[Tree], features: int, n: int, seed: int = 2) -> Array:
 
 
 def sums(trees: list[Tree], x: Array, equal: bool) -> list[float]:
-    """The sum of the leaves that each row reaches, node by node."""
+    """The sum of the leaves that each row reaches, node by node. `equal`: a value equal to a
+    threshold goes left, as in LightGBM; in xgboost it goes right."""
     return [math.fsum(float(_leaf(tree, row, equal)) for tree in trees) for row in x]
 
 
 def _leaf(tree: Tree, row: Array, equal: bool) -> Any:
-    at = 0
-    while tree.children[at][0] != at:
-        value, limit = float(row[tree.feature[at]]), float(tree.threshold[at])
-        below = value <= limit if equal else value < limit
-        left = bool(tree.missing_left[at]) if math.isnan(value) else below
-        at = int(tree.children[at][0 if left else 1])
-    return tree.value[at]
+    """The value of the leaf that a row reaches; a leaf is a node that is its own child."""
+    node = 0
+    while tree.children[node][0] != node:
+        value, limit = float(row[tree.feature[node]]), float(tree.threshold[node])
+        if math.isnan(value):
+            left = bool(tree.missing_left[node])
+        else:
+            left = value <= limit if equal else value < limit
+        node = int(tree.children[node][0 if left else 1])
+    return tree.value[node]

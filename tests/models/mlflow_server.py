@@ -28,6 +28,7 @@ _PLAIN = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTIO
 
 
 def free_port() -> int:
+    """A port on which nothing listened a moment ago."""
     with closing(socket.create_server(("127.0.0.1", 0))) as probe:
         return int(probe.getsockname()[1])
 
@@ -73,8 +74,8 @@ class MlflowServer:
             else:
                 return
         self.kill()
-        said = (self._folder / "log").read_text()[-3000:]
-        raise RuntimeError(f"MLflow's server does not start:\n{said}")
+        log_end = (self._folder / "log").read_text()[-3000:]
+        raise RuntimeError(f"MLflow's server does not start:\n{log_end}")
 
     def stop(self) -> None:
         """Stops the server with its worker processes."""

@@ -56,6 +56,7 @@ class OciServer:
         self.start()
 
     def start(self) -> None:
+        """Starts the server, again if it runs, and returns once it accepts connections."""
         self.kill()  # a killed one may still be dying, and its socket still accept
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -78,15 +79,18 @@ class OciServer:
         return host, int(port)
 
     def kill(self) -> None:
+        """Sends SIGKILL, if the server was started."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     def close(self) -> None:
+        """Kills the server and removes what it stored."""
         self.kill()
         self._store.cleanup()
 
     def log(self) -> str:
+        """What the server has logged since it was made."""
         return (self.folder / "log").read_text()
 
     def asked(self, method: str) -> list[str]:
@@ -116,13 +120,13 @@ def relayed(server: OciServer, most: int) -> Iterator[str]:
         with suppress(OSError), closing(source), closing(into):
             while piece := source.recv(4096):
                 with lock:
-                    alive = left[0] >= 0
+                    was_alive = left[0] >= 0
                     left[0] -= len(piece)
-                    if alive and left[0] < 0:  # once: the test starts it again
+                    if was_alive and left[0] < 0:  # once: the test starts it again
                         server.kill()
                 if left[0] < 0:
-                    for each in (listener, source, into):
-                        each.shutdown(socket.SHUT_RDWR)
+                    for connection in (listener, source, into):
+                        connection.shutdown(socket.SHUT_RDWR)
                 into.sendall(piece)
 
     def accept() -> None:
@@ -195,6 +199,7 @@ class Tokens:
         return {"token": {"realm": f"http://{host}/token", **more}}
 
     def answer(self, request: http.server.BaseHTTPRequestHandler) -> Answer:
+        """A token for the scope that is asked for, signed with ES256; 401 to anybody else."""
         expected = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
         if request.headers.get("Authorization") != f"Basic {expected}":
             return 401, {}, b""
@@ -208,7 +213,8 @@ class Tokens:
             "access": [{"type": kind, "name": name, "actions": actions.split(",")}],
         }
         chain = [self._leaf.certificate.public_bytes(serialization.Encoding.DER)]
-        head = {"alg": "ES256", "typ": "JWT", "x5c": [base64.b64encode(c).decode() for c in chain]}
+        x5c = [base64.b64encode(certificate).decode() for certificate in chain]
+        head = {"alg": "ES256", "typ": "JWT", "x5c": x5c}
         signed = b".".join(_text64(json.dumps(part).encode()) for part in (head, claims))
         r, s = decode_dss_signature(self._leaf.key.sign(signed, ec.ECDSA(hashes.SHA256())))
         token = signed + b"." + _text64(r.to_bytes(32, "big") + s.to_bytes(32, "big"))
@@ -216,4 +222,5 @@ class Tokens:
 
 
 def _text64(content: bytes) -> bytes:
+    """The form of base64 in tokens: for URLs, without padding."""
     return base64.urlsafe_b64encode(content).rstrip(b"=")

@@ -139,6 +139,7 @@ def first_step(config: Path, work: Path, registry: str) -> str | None:
 
 
 def write_project(folder: Path, hidden: int = 48, seed: int = 1, config: str = CONFIG) -> Project:
+    """Writes the model, its weights and the config into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.py").write_text(Path(mlps.__file__).read_text() + FACTORY)
     save_file(mlps.PointwiseFirst(seed, hidden).state_dict(), folder / "weights.safetensors")
@@ -148,6 +149,7 @@ def write_project(folder: Path, hidden: int = 48, seed: int = 1, config: str = C
 
 
 def project_in(folder: Path) -> Project:
+    """The project in a folder, which has its work and its registry there."""
     return Project(folder, folder / "work", f"sqlite:///{folder}/store/registry.db")
 
 
@@ -193,13 +195,14 @@ def _no_page(*_: object) -> NoReturn:
     raise ReportError("this test does not look at it")
 
 
-def checked(command: str, said: Any) -> None:
+def checked(command: str, answer: Any) -> None:
     """Requires the form that docs/answers.schema.json gives for the command's answer."""
-    answers_schema().validate({command: said})
+    answers_schema().validate({command: answer})
 
 
 @cache
 def answers_schema() -> Any:
+    """A validator of docs/answers.schema.json, which has a form for each command."""
     import jsonschema
 
     schema = json.loads((Path(__file__).parents[2] / "docs" / "answers.schema.json").read_text())
@@ -218,10 +221,10 @@ def refusal(*arguments: object) -> str:
     result = cli(*arguments, code=1)
     assert result.stdout == ""
     lines = result.stderr.splitlines()
-    said = [line for line in lines if line.startswith("pipeline: ")]
-    assert lines[-1:] == said, result.stderr
-    text, bracket, code = said[0].removeprefix("pipeline: ").rpartition(" [")
-    assert bracket and re.fullmatch(r"[a-z-]+\]", code), said
+    refusals = [line for line in lines if line.startswith("pipeline: ")]
+    assert lines[-1:] == refusals, result.stderr
+    text, bracket, code = refusals[0].removeprefix("pipeline: ").rpartition(" [")
+    assert bracket and re.fullmatch(r"[a-z-]+\]", code), refusals
     return text
 
 
@@ -269,9 +272,9 @@ def require_right(session: Session, engine: str | None = None, n: int = 33) -> N
     for i, name in enumerate("abcdef"):
         jets.tensor(name).copy_(features[:, i])
     session.run(jets, tags)
-    found = torch.stack([tags.tensor(name) for name in "xyz"], dim=1)
+    answers = torch.stack([tags.tensor(name) for name in "xyz"], dim=1)
     expected = mlps.PointwiseFirst(1)(features).detach()
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(answers, expected, atol=1e-5, rtol=1e-4)
     if engine is not None:
         assert session.origin is not None
         assert (session.origin.target, session.origin.engine) == (TARGET, engine)

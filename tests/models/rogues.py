@@ -30,6 +30,7 @@ class Triple(nn.Module):
 
 
 def reference(signature: Signature | None = None, model: nn.Module | None = None) -> Reference:
+    """The reference of a model, of `Triple` by default."""
     signature = signature or mlp_signature()
     return compute_reference(
         model or Triple(), signature, random_inputs(signature, 1, {}), make_cases(signature)
@@ -44,6 +45,7 @@ class Split(nn.Module):
 
 
 def split_signature() -> Signature:
+    """That of `Split`: the outputs `first` and `others`."""
     outputs = {"first": CLASSES[0], "others": " ".join(CLASSES[1:])}
     return signature_of({"features": " ".join(FEATURES)}, outputs, names=("jets", "tags"))
 
@@ -54,8 +56,8 @@ def split_off_by(amount: float, output: int) -> Executable:
     def run(arguments: Sequence[Tensor]) -> None:
         rows, x, *answers = arguments
         n = rows.shape[0]
-        for k, given in ((0, x[:1, :n]), (1, x[1:3, :n])):
-            answers[k][:, :n] = given * 3
+        for answer, features in zip(answers, (x[:1, :n], x[1:3, :n]), strict=True):
+            answer[:, :n] = features * 3
         if n:
             answers[output][:, n - 1] += amount
 
@@ -99,6 +101,7 @@ class Rogue(Executable):
 
 
 def honest() -> Executable:
+    """An executable that breaks no rule."""
     return Rogue()
 
 
@@ -108,14 +111,17 @@ def off_by(amount: float) -> Executable:
 
 
 def writes_padding() -> Executable:
+    """Writes the element of an output behind the last row."""
     return Rogue(lambda n, x, y: y[1, n : n + 1].fill_(1.0))
 
 
 def changes_inputs() -> Executable:
+    """Writes into the rows of its inputs."""
     return Rogue(lambda n, x, y: x[5, :n].mul_(2.0))
 
 
 def changes_input_padding() -> Executable:
+    """Writes behind the last row of its inputs."""
     return Rogue(lambda n, x, y: x[5, n:].fill_(0.0))
 
 
@@ -140,6 +146,7 @@ class ReadsPadding(Rogue):
 
 
 def nondeterministic() -> Executable:
+    """Gives slightly larger answers in each call."""
     calls = itertools.count()
     return Rogue(lambda n, x, y: y[:, :n].add_(1e-7 * next(calls)))
 
@@ -150,6 +157,8 @@ def returns(value: float) -> Executable:
 
 
 class Fails(Executable):
+    """Raises an error of two lines."""
+
     def __call__(self, arguments: Sequence[Tensor]) -> None:
         raise RuntimeError("CUDA error: an illegal memory access\nand a second line")
 

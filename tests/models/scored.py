@@ -23,39 +23,39 @@ SUFFIXES = (".parquet", ".arrow", ".feather", ".root", ".rntuple.root", ".h5", "
 def columns(rows: int, seed: int = 1) -> dict[str, Any]:
     """Features, the row numbers, and a column of vectors."""
     draw = np.random.default_rng(seed)
-    made: dict[str, Any] = {name: draw.normal(size=rows).astype("f4") for name in FEATURES}
-    return {**made, "event": np.arange(rows), "hit": draw.normal(size=(rows, 3))}
+    features: dict[str, Any] = {name: draw.normal(size=rows).astype("f4") for name in FEATURES}
+    return {**features, "event": np.arange(rows), "hit": draw.normal(size=(rows, 3))}
 
 
-def eager(given: Mapping[str, Any]) -> np.ndarray[Any, Any]:
+def eager(table: Mapping[str, Any]) -> np.ndarray[Any, Any]:
     """The model's answers on rows: (n, 3)."""
-    rows = torch.from_numpy(np.stack([np.asarray(given[name]) for name in FEATURES], axis=1))
+    rows = torch.from_numpy(np.stack([np.asarray(table[name]) for name in FEATURES], axis=1))
     with torch.no_grad():
-        found: np.ndarray[Any, Any] = PointwiseFirst(1)(rows).numpy()
-    return found
+        answers: np.ndarray[Any, Any] = PointwiseFirst(1)(rows).numpy()
+    return answers
 
 
-def write_rows(path: Path, given: Mapping[str, Any], group: int = 250) -> Path:
+def write_rows(path: Path, table: Mapping[str, Any], group: int = 250) -> Path:
     """Writes a file with row groups, baskets, clusters or chunks of `group` rows."""
     kind = "".join(path.suffixes[-2:])
     if path.suffix == ".parquet":
-        pq.write_table(pa.table(arrow(given)), path, row_group_size=group)
+        pq.write_table(pa.table(arrow(table)), path, row_group_size=group)
     elif path.suffix in (".arrow", ".feather"):
-        pyarrow.feather.write_feather(pa.table(arrow(given)), path, chunksize=group)
+        pyarrow.feather.write_feather(pa.table(arrow(table)), path, chunksize=group)
     elif path.suffix == ".root":
         with uproot.recreate(path) as file:
-            types = {name: ak.Array(each).type.content for name, each in given.items()}
+            types = {name: ak.Array(values).type.content for name, values in table.items()}
             make = file.mkrntuple if kind == ".rntuple.root" else file.mktree
             tree = make("Events", types)
-            rows = len(next(iter(given.values())))
+            rows = len(next(iter(table.values())))
             for low in range(0, rows, group):
-                tree.extend({n: each[low : low + group] for n, each in given.items()})
+                tree.extend({name: values[low : low + group] for name, values in table.items()})
     elif path.suffix == ".h5":
         with h5py.File(path, "w") as file:
-            for name, each in given.items():
-                file[name] = each
+            for name, values in table.items():
+                file[name] = values
     else:
-        np.savez_compressed(path, **given)
+        np.savez_compressed(path, **table)
     return path
 
 
@@ -69,14 +69,16 @@ def write_parts(folder: Path, files: int) -> list[Path]:
     return paths
 
 
-def arrow(given: Mapping[str, Any]) -> dict[str, Any]:
-    def one(values: Any) -> Any:
+def arrow(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Arrays of Arrow; those of vectors are lists of a fixed size."""
+
+    def array(values: Any) -> Any:
         if isinstance(values, ak.Array):
             return ak.to_arrow(values, extensionarray=False)
         flat = pa.array(values.reshape(-1))
         return flat if values.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, 3)
 
-    return {name: one(values) for name, values in given.items()}
+    return {name: array(values) for name, values in table.items()}
 
 
 def read_rows(path: Path) -> dict[str, Any]:
@@ -98,11 +100,12 @@ def read_rows(path: Path) -> dict[str, Any]:
     return {name: ak.from_arrow(table[name]) for name in table.column_names}
 
 
-def require_scored(path: Path, given: Mapping[str, Any], kept: tuple[str, ...] = ()) -> None:
-    """Requires exactly the rows of `given`, in their order, with the model's answers."""
-    found = read_rows(path)
-    assert {name for name in found if not name.startswith("n")} == {*kept, *CLASSES}
-    answers = np.stack([np.asarray(found[name]) for name in CLASSES], axis=1)
-    np.testing.assert_allclose(answers, eager(given), atol=1e-5, rtol=1e-4)
+def require_scored(path: Path, table: Mapping[str, Any], kept: tuple[str, ...] = ()) -> None:
+    """Requires exactly the rows of `table`, in their order, with the model's answers."""
+    written = read_rows(path)
+    # A file of ROOT may have counts of vectors besides, such as `nhit`.
+    assert {name for name in written if not name.startswith("n")} == {*kept, *CLASSES}
+    answers = np.stack([np.asarray(written[name]) for name in CLASSES], axis=1)
+    np.testing.assert_allclose(answers, eager(table), atol=1e-5, rtol=1e-4)
     for name in kept:
-        np.testing.assert_array_equal(np.asarray(found[name]), given[name])
+        np.testing.assert_array_equal(np.asarray(written[name]), table[name])

@@ -132,6 +132,7 @@ class Sums(nn.Module):
 
 
 def of_jets() -> nn.Module:
+    """The model of JETS: `Sums` on padded jets."""
     return Padded(Sums(), [Padding(2, 4, 0), 1])
 
 
@@ -186,15 +187,16 @@ def make_bundle(
     """
     work = folder / "work"
     work.mkdir(parents=True)
-    made = build(model, signature, work, ("exported",), random_inputs(signature, 5, {}), "none")
-    report = reports(made)["exported"]
+    built = build(model, signature, work, ("exported",), random_inputs(signature, 5, {}), "none")
+    report = reports(built)["exported"]
     assert report.valid, report.reason
-    timed = benchmark(signature, {"exported": made.session("exported")}, made.inputs, seconds=0.01)
+    sessions = {"exported": built.session("exported")}
+    timed = benchmark(signature, sessions, built.inputs, seconds=0.01)
     compiled = Compiled("exported", work / "exported", (), 0.0, Outcome(None, None, work, work))
     candidates = {"exported": Candidate(compiled, report)}
     result = TargetResult(str(Target.parse("cpu")), {}, candidates, timed)
     return package(
-        folder / "bundle", name, "", made.capture, {result.target: result},
+        folder / "bundle", name, "", built.capture, {result.target: result},
         tolerances_of(signature), frozenset(), SessionSettings(),
         replace(_PROVENANCE, config=config or {}),
     )  # fmt: skip

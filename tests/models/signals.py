@@ -12,6 +12,7 @@ Handler = Callable[[int, Any], Any] | signal.Handlers
 
 @contextlib.contextmanager
 def disposed(number: signal.Signals, handler: Handler) -> Iterator[None]:
+    """The signal has this action within the block, and the former one behind it."""
     before = signal.signal(number, handler)
     try:
         yield

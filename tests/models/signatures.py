@@ -41,29 +41,29 @@ def problems(draw: st.DrawFn, one_dtype: bool = False) -> Problem:
     With `one_dtype`, all columns of a collection have one dtype, which NumPy also has.
     """
     dtypes = [(d,) for d in DTYPES if d != "bfloat16"] if one_dtype else [DTYPES]
-    given = {
+    read = {
         f"in{i}": draw(layouts(draw(st.sampled_from(dtypes)), _STORAGES).filter(_has_columns))
         for i in range(draw(st.integers(1, 2)))
     }
-    inputs = [_block(draw, f"x{i}", name, given[name]) for i, name in enumerate(given)]
+    inputs = [_block(draw, f"x{i}", name, layout) for i, (name, layout) in enumerate(read.items())]
     if draw(st.booleans()):
-        inputs.append(_block(draw, "again", "in0", given["in0"], scalars=draw(st.booleans())))
+        inputs.append(_block(draw, "again", "in0", read["in0"], scalars=draw(st.booleans())))
     floats = [("float32",), ("float64",)] if one_dtype else [("float32", "float64")]
     written = draw(layouts(draw(st.sampled_from(floats)), _STORAGES).filter(_has_columns))
     names = draw(st.permutations([c.name for c in written.columns if c.kind != "scalar"]))
-    parts = [tuple(names[: len(names) // 2]), tuple(names[len(names) // 2 :])]
+    halves = [tuple(names[: len(names) // 2]), tuple(names[len(names) // 2 :])]
     outputs = [
-        Block(f"y{i}", "out", part, "float32", _shape(draw, written, part))
-        for i, part in enumerate(parts)
-        if part
+        Block(f"y{i}", "out", half, "float32", _shape(draw, written, half))
+        for i, half in enumerate(halves)
+        if half
     ]
     signature = Signature.build(
-        {**given, "out": written}, inputs, outputs, {"n": RowRange(0, MAX_ROWS)}
+        {**read, "out": written}, inputs, outputs, {"n": RowRange(0, MAX_ROWS)}
     )
     seed = draw(st.integers(0, 1000))
     arrays = {
         name: values_of(layout, MAX_ROWS, seed + i)
-        for i, (name, layout) in enumerate(given.items())
+        for i, (name, layout) in enumerate(read.items())
         if name in signature.input_collections
     }
     model = Affine(
@@ -75,12 +75,14 @@ def problems(draw: st.DrawFn, one_dtype: bool = False) -> Problem:
 
 
 def _has_columns(layout: Layout) -> bool:
+    """Whether it has more than scalars."""
     return any(c.kind != "scalar" for c in layout.columns)
 
 
 def _block(
     draw: st.DrawFn, name: str, collection: str, layout: Layout, scalars: bool = False
 ) -> Block:
+    """A block of some columns, in any order; of scalars, if they are wanted and there are any."""
     members = [c.name for c in layout.columns if (c.kind == "scalar") == scalars]
     if not members:
         members = [c.name for c in layout.columns if c.kind != "scalar"]

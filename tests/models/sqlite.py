@@ -33,6 +33,7 @@ def quick_commits() -> None:
 
 
 def _copies(make_tables: Callable[[Any], None]) -> Callable[[Any], None]:
+    """A function that makes the tables of a new database once, and then copies its file."""
     first: list[bytes] = []
 
     def tables(engine: Any) -> None:

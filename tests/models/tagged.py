@@ -57,10 +57,10 @@ def make(folder: Path, bundle: Bundle) -> Tags:
     """Registers, promotes and deploys `bundle`, which holds `Tagged`."""
     registry = Registry(f"sqlite:///{folder}/registry.db")
     other = described(bundle, folder / "second", "another")
-    done = {}
-    for label, each in (("repository", bundle), ("newer", other)):
-        version = registry.promote(registry.register(each), "production", PASSED)
-        done[label] = deploy(registry, version.ref, folder / label)
+    deployments = {}
+    for label, registered in (("repository", bundle), ("newer", other)):
+        version = registry.promote(registry.register(registered), "production", PASSED)
+        deployments[label] = deploy(registry, version.ref, folder / label)
     deploy(registry, f"{NAME}/1", folder / "in_rows", requests="rows")
     elsewhere = Registry(f"sqlite:///{folder}/elsewhere.db")
     version = elsewhere.promote(elsewhere.register(other), "production", PASSED)
@@ -72,7 +72,7 @@ def make(folder: Path, bundle: Bundle) -> Tags:
         folder / "newer",
         folder / "in_rows",
         folder / "forged",
-        done["repository"],
+        deployments["repository"],
     )
 
 
@@ -86,6 +86,7 @@ class Event:
 
     @classmethod
     def make(cls, session: Session, number: int, n: int) -> Event:
+        """Event `number`, of n rows."""
         given = session.collection("given", n)
         spread = torch.arange(n, dtype=torch.float32)
         given["event"][:] = number
@@ -96,11 +97,13 @@ class Event:
         return event
 
     def spoil(self) -> None:
+        """Writes values that are no answer into the outputs."""
         self.found["event"][:] = -1
         self.found["score"][:] = -2.0
 
     @property
     def untouched(self) -> bool:
+        """Whether nothing was written since `spoil`."""
         return bool((self.found["event"] == -1).all() and (self.found["score"] == -2.0).all())
 
     def require_right(self, local: Session, exact: bool = True) -> None:
@@ -113,4 +116,5 @@ class Event:
         torch.testing.assert_close(scores, right, rtol=0 if exact else 1e-6, atol=0)
 
     def answers(self) -> tuple[Tensor, Tensor]:
+        """Copies of the numbers and the scores in the outputs."""
         return self.found.tensor("event").clone(), self.found.tensor("score").clone()

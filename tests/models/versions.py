@@ -46,6 +46,7 @@ def copy_of(store: Path, folder: Path) -> Registry:
 
 
 def promoted(registry: Registry, bundle: Bundle) -> Version:
+    """Registers a bundle and promotes it to production."""
     return registry.promote(registry.register(bundle), "production", PASSED)
 
 

@@ -16,8 +16,8 @@ class OnlyDLPack:
     def __init__(self, array: Any) -> None:
         self._array = array
 
-    def __dlpack__(self, **how: Any) -> Any:
-        return self._array.__dlpack__(**how)
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._array.__dlpack__(**options)
 
     def __dlpack_device__(self) -> Any:
         return self._array.__dlpack_device__()

@@ -1,5 +1,5 @@
-"""Values of a wrong kind for an argument of a public function: one line of ours, and no Python
-error from inside."""
+"""Values of a wrong kind for an argument of a public function: an error of ours, of one line, and
+no Python error from inside. Some of the values are right, and may be taken."""
 
 from __future__ import annotations
 
@@ -49,127 +49,129 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
 
 @pytest.fixture(autouse=True)
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty working folder and an empty registry."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PIPELINE_REGISTRY", f"sqlite:///{tmp_path}/registry.db")
 
 
-def refused(said: str, call: Callable[[], object]) -> list[str]:
-    """Lines for a call that raises anything but an error of ours with one line."""
+def failures(title: str, call: Callable[[], object]) -> list[str]:
+    """A line if a call raises anything but an error of ours with one line."""
     try:
         call()
     except SoaPipelineError as error:
-        return [f"{said}: several lines: {error}"] if "\n" in str(error) else []
+        return [f"{title}: several lines: {error}"] if "\n" in str(error) else []
     except Exception as error:
-        return [f"{said}: {type(error).__name__}: {error}"]
+        return [f"{title}: {type(error).__name__}: {error}"]
     return []
 
 
-def tried(said: str, function: Any, *given: Any, **named: Any) -> Iterator[str]:
-    """Calls with each of the wrong values in place of each argument in turn."""
+def tried(title: str, function: Any, *arguments: Any, **named: Any) -> Iterator[str]:
+    """The failures of calls with each wrong value in place of each argument in turn."""
     for value in WRONG:
-        for i in range(len(given)):
-            changed = [*given[:i], value, *given[i + 1 :]]
-            yield from refused(f"{said}, {i}: {value!r}", partial(function, *changed, **named))
+        for i in range(len(arguments)):
+            changed = [*arguments[:i], value, *arguments[i + 1 :]]
+            yield from failures(f"{title}, {i}: {value!r}", partial(function, *changed, **named))
         for name in named:
-            changed_name = named | {name: value}
-            yield from refused(
-                f"{said}, {name}={value!r}", partial(function, *given, **changed_name)
-            )
+            call = partial(function, *arguments, **named | {name: value})
+            yield from failures(f"{title}, {name}={value!r}", call)
 
 
-@pytest.mark.parametrize("load", [pipeline.load, runtime.load])
-def test_load(load: Any) -> None:
-    every = dict.fromkeys(
-        ("registry", "max_age_s", "trusted_keys", "target", "engine_name", "threads", "instances",
-         "builder", "prover", "lookup", "mode", "device")
-    )  # fmt: skip
-    own = dict.fromkeys(
-        ("live", "build", "remote", "canary", "share", "canary_limits", "shadow",
-         "shadow_fraction", "shadow_record")
-    )  # fmt: skip
-    names = every if load is runtime.load else every | own
-    wrong = [line for name in names for line in tried("load", load, REF, **{name: None})]
-    assert wrong == []
-    folder = Path("no such folder")
-    assert [line for name in every for line in tried("load", load, folder, **{name: None})] == []
+OF_LOAD = ("registry", "max_age_s", "trusted_keys", "target", "engine_name", "threads", "instances",
+           "builder", "prover", "lookup", "mode", "device")  # fmt: skip
+OF_PIPELINES_LOAD = ("live", "build", "remote", "canary", "share", "canary_limits", "shadow",
+                     "shadow_fraction", "shadow_record")  # fmt: skip
+either_load = pytest.mark.parametrize(
+    "load", [pipeline.load, runtime.load], ids=["pipeline", "runtime"]
+)
+
+
+@either_load
+@pytest.mark.parametrize("option", OF_LOAD)
+@pytest.mark.parametrize("source", [REF, Path("no such folder")], ids=["a reference", "a folder"])
+def test_load_refuses_a_wrong_option(load: Any, option: str, source: Any) -> None:
+    assert [*tried("load", load, source, **{option: None})] == []
+
+
+@pytest.mark.parametrize("option", OF_PIPELINES_LOAD)
+def test_load_of_pipeline_refuses_a_wrong_option(option: str) -> None:
+    """Options that `runtime.load` does not have."""
+    assert [*tried("load", pipeline.load, REF, **{option: None})] == []
 
 
 @pytest.mark.parametrize(
-    ("given", "named"),
-    [
-        ({"threads": "2"}, "threads"),
-        ({"trusted_keys": 5}, "trusted_keys"),
-        ({"target": 5}, "target"),
-        ({"ref": None}, "ref"),
-    ],
+    ("name", "value"), [("threads", "2"), ("trusted_keys", 5), ("target", 5), ("ref", None)]
 )
-def test_the_line_says_where_what_and_what_to_do(given: dict[str, Any], named: str) -> None:
+def test_the_line_says_where_what_and_what_to_do(name: str, value: Any) -> None:
     with pytest.raises(pipeline.LoadError) as caught:
-        pipeline.load(**{"ref": REF} | given)
-    said = str(caught.value)
-    assert said.startswith(f"load: {named} is ") and "give" in said
-    assert given[named] is None or repr(given[named]) in said
+        pipeline.load(**{"ref": REF} | {name: value})
+    text = str(caught.value)
+    assert text.startswith(f"load: {name} is ") and "give" in text
+    assert value is None or repr(value) in text
 
 
-def test_sessions(session: Session) -> None:
+@pytest.mark.parametrize("several_devices", [False, True])
+def test_sessions_refuse_wrong_arguments(session: Session, several_devices: bool) -> None:
     jets, tags = session.collection("jets", 3), session.collection("tags", 3)
-    for kind in (session, MultiDeviceSession(session.signature, lambda device: session)):
-        binding = kind.bind(jets, tags)
-        wrong = [
-            *tried("layout", kind.layout, "jets"),
-            *tried("collection", kind.collection, "jets", 3, 3),
-            *tried("bind", kind.bind, jets, tags, graph=False),
-            *tried("run", kind.run, jets, tags, stream=None),
-            *tried("run_many", kind.run_many, [binding], 1, stream=None),
-            *tried("binding", binding, 3, stream=None),
-            *tried("resize", binding.resize, 3),
-            *tried("rebind", binding.rebind, jets, tags),
-        ]
-        assert wrong == []
+    tested: Any = session
+    if several_devices:
+        tested = MultiDeviceSession(session.signature, lambda device: session)
+    binding = tested.bind(jets, tags)
+    wrong = [
+        *tried("layout", tested.layout, "jets"),
+        *tried("collection", tested.collection, "jets", 3, 3),
+        *tried("bind", tested.bind, jets, tags, graph=False),
+        *tried("run", tested.run, jets, tags, stream=None),
+        *tried("run_many", tested.run_many, [binding], 1, stream=None),
+        *tried("binding", binding, 3, stream=None),
+        *tried("resize", binding.resize, 3),
+        *tried("rebind", binding.rebind, jets, tags),
+    ]
+    assert wrong == []
 
 
-def test_collections() -> None:
-    made, zeros = Collection(LAYOUT, 3), np.zeros(3, np.float32)
-    bytes_ = np.zeros(4096, np.uint8)
+def test_collections_refuse_wrong_arguments() -> None:
+    collection, zeros = Collection(LAYOUT, 3), np.zeros(3, np.float32)
+    memory = np.zeros(4096, np.uint8)
     wrong = [
         *tried("Collection", Collection, LAYOUT, 3, "cpu", capacity=3),
-        *tried("wrap", Collection.wrap, LAYOUT, bytes_, 3, capacity=3, nbytes=4096),
+        *tried("wrap", Collection.wrap, LAYOUT, memory, 3, capacity=3, nbytes=4096),
         *tried("from_columns", Collection.from_columns, LAYOUT, {}, 3),
         *tried("from_arrays", Collection.from_arrays, LAYOUT, {}, 3),
-        *tried("[]", made.__getitem__, "pt"),
-        *tried("tensor", made.tensor, "pt"),
-        *tried("component", made.component, "pt", 0),
-        *tried("span", made.span, "pt", 0),
-        *tried("run", made.run, "v", 0, 2),
-        *tried("fill", made.fill, "pt", zeros),
-        *tried("copy_from", made.copy_from, made),
-        *tried("rows", made.rows, 3),
-        *tried("window", made.window, 0, 3),
-        *tried("to", made.to, "cpu"),
+        *tried("[]", collection.__getitem__, "pt"),
+        *tried("tensor", collection.tensor, "pt"),
+        *tried("component", collection.component, "pt", 0),
+        *tried("span", collection.span, "pt", 0),
+        *tried("run", collection.run, "v", 0, 2),
+        *tried("fill", collection.fill, "pt", zeros),
+        *tried("copy_from", collection.copy_from, collection),
+        *tried("rows", collection.rows, 3),
+        *tried("window", collection.window, 0, 3),
+        *tried("to", collection.to, "cpu"),
         *tried("as_collection", as_collection, {"pt": zeros}, None, fill={}),
         *tried("from_jagged", from_jagged, [], building.mlp_signature(), "jets"),
     ]
     for function in (to_numpy, to_arrow, to_awkward, to_pandas, to_polars):
-        wrong += tried(function.__name__, function, made, ["pt"])
+        wrong += tried(function.__name__, function, collection, ["pt"])
     assert wrong == []
 
 
 def test_a_run_of_more_columns_than_there_are_is_refused() -> None:
-    made = Collection(LAYOUT, 3)
+    collection = Collection(LAYOUT, 3)
     with pytest.raises(CollectionError, match=r"no 3 columns from 'v'\[1\] on"):
-        made.run("v", 1, 3)  # v has two components, and one column is behind it
+        collection.run("v", 1, 3)  # v has two components, and one column is behind it
 
 
-def test_layouts() -> None:
+def test_layouts_refuse_wrong_arguments() -> None:
     wrong = [
         *tried("Layout", Layout, LAYOUT.columns, 128, "buffer"),
         *tried("[]", LAYOUT.__getitem__, "pt"),
-        *(line for make in (column, scalar, eigen) for line in tried("column", make, "x", "int8")),
     ]
+    for make in (column, scalar, eigen):
+        wrong += tried(make.__name__, make, "x", "int8")
     assert wrong == []
 
 
-def test_builds_jobs_and_connections() -> None:
+def test_builds_jobs_and_connections_refuse_wrong_arguments() -> None:
     store = pipeline.Registry()
     wrong = [
         *tried("Registry", pipeline.Registry, None, None),

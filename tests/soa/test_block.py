@@ -36,8 +36,9 @@ APART = Layout(LAYOUT.columns, storage="columns")
 CARRIES = Layout([*LAYOUT.columns, opaque("hit", 12), column("event", "uint64")])
 
 
-def plan(*names: str, layout: Layout = LAYOUT, **how: Any) -> Plan:
-    return plan_block(Block("features", "jets", names, **how), layout)
+def plan(*names: str, layout: Layout = LAYOUT, **options: Any) -> Plan:
+    """The plan of a block of these columns."""
+    return plan_block(Block("features", "jets", names, **options), layout)
 
 
 # -- which plan ------------------------------------------------------------------------------
@@ -56,16 +57,22 @@ def plan(*names: str, layout: Layout = LAYOUT, **how: Any) -> Plan:
 def test_adjacent_columns_of_one_dtype_are_a_matrix(
     names: tuple[str, ...], first: tuple[str, int], order: Any, shape: Any
 ) -> None:
-    found = plan(*names)
-    assert (found.kind, found.components[0], found.order) == ("matrix", first, order)
-    assert found.identity == (sorted(order) == [*order])
-    assert found.dtypes == (LAYOUT[names[0]].dtype,)
-    assert found.feature_shape == shape
+    matrix = plan(*names)
+    assert (matrix.kind, matrix.components[0], matrix.order) == ("matrix", first, order)
+    assert matrix.identity == (sorted(order) == [*order])
+    assert matrix.dtypes == (LAYOUT[names[0]].dtype,)
+    assert matrix.feature_shape == shape
+
+
+@pytest.mark.parametrize(
+    "names", [("pt", "eta", "phi"), ("phi", "pt", "eta"), ("cov",), ("cov", "dir"), ("q",)]
+)
+def test_separate_columns_are_no_matrix(names: tuple[str, ...]) -> None:
     assert plan(*names, layout=APART).kind == "columns"
 
 
 @pytest.mark.parametrize(
-    ("names", "how"),
+    ("names", "options"),
     [
         (("pt", "phi"), {}),  # eta lies between them
         (("cov", "mass"), {}),  # the scalars lie between them
@@ -73,39 +80,42 @@ def test_adjacent_columns_of_one_dtype_are_a_matrix(
         (("phi", "dir"), {}),  # q lies between them
     ],
 )
-def test_other_columns_stay_columns(names: tuple[str, ...], how: dict[str, Any]) -> None:
-    found = plan(*names, **how)
+def test_other_columns_stay_columns(names: tuple[str, ...], options: dict[str, Any]) -> None:
+    columns = plan(*names, **options)
     wanted = [LAYOUT[name] for name in names]
-    assert found.kind == "columns"
-    assert found.components == tuple(
+    assert columns.kind == "columns"
+    assert columns.components == tuple(
         (m.name, m.component_of(i)) for m in wanted for i in range(m.components)
     )
-    assert found.dtypes == tuple(m.dtype for m in wanted for _ in range(m.components))
-    assert found.identity
+    assert columns.dtypes == tuple(m.dtype for m in wanted for _ in range(m.components))
+    assert columns.identity
 
 
 def test_a_matrix_in_separate_columns_is_read_row_by_row() -> None:
-    found = plan("cov", layout=APART).components
-    assert found == tuple(("cov", k) for k in (0, 2, 4, 1, 3, 5))
+    components = plan("cov", layout=APART).components
+    assert components == tuple(("cov", k) for k in (0, 2, 4, 1, 3, 5))
 
 
-def test_scalars() -> None:
-    found = plan("lumi", "run")
-    assert found.kind == "scalars"
-    assert found.components == (("lumi", 0), ("run", 0))
-    assert found.dtypes == ("uint32", "uint32")
-    assert found.feature_shape == (2,)
+def test_scalars_have_a_plan_without_rows() -> None:
+    scalars = plan("lumi", "run")
+    assert scalars.kind == "scalars"
+    assert scalars.components == (("lumi", 0), ("run", 0))
+    assert scalars.dtypes == ("uint32", "uint32")
+    assert scalars.feature_shape == (2,)
 
 
-def test_the_models_dtype_and_shape() -> None:
+def test_the_model_gets_the_dtype_of_the_block_or_of_its_columns() -> None:
     assert plan("q", "pt", dtype="float16").dtype == "float16"
     assert plan("pt").dtype == "float32"
+
+
+def test_a_block_may_have_another_shape_than_its_columns() -> None:
     assert plan("pt", "eta", "phi", shape=(3, 1)).feature_shape == (3, 1)
     assert plan("cov", shape=(6,)).feature_shape == (6,)
 
 
 @pytest.mark.parametrize(
-    ("names", "how", "says"),
+    ("names", "options", "says"),
     [
         ((), {}, "block 'features' names no columns"),
         (("pt", "eta", "pt"), {}, "block 'features' names column 'pt' twice"),
@@ -120,9 +130,9 @@ def test_the_models_dtype_and_shape() -> None:
         (("pt", "eta"), {"shape": (-1, -2)}, r"block 'features': shape \[-1, -2\]"),
     ],
 )
-def test_blocks_that_cannot_be(names: tuple[str, ...], how: Any, says: str) -> None:
+def test_blocks_that_cannot_be_are_refused(names: tuple[str, ...], options: Any, says: str) -> None:
     with pytest.raises(BlockError, match=says):
-        plan(*names, **how)
+        plan(*names, **options)
 
 
 # -- following a plan, in NumPy and from bytes alone --------------------------------------------
@@ -147,24 +157,24 @@ def read_column(collection: Collection, name: str, k: int, length: int) -> Array
     return decode(bytes(collection.buffer.numpy())[at : at + size], layout[name].dtype)
 
 
-def gather(collection: Collection, found: Plan) -> Array:
+def gather(collection: Collection, block: Plan) -> Array:
     """What the graph computes from a block's arguments: `(n, F)` or `(F,)`."""
-    if found.kind == "matrix":
-        name, k = found.components[0]
+    if block.kind == "matrix":
+        name, k = block.components[0]
         length = collection.layout.padded_length(name, collection.capacity)
-        count = len(found.components)
+        count = len(block.components)
         matrix = read_column(collection, name, k, count * length).reshape(count, length)
-        return matrix[:, : collection.n].T[:, list(found.order)]
-    length = 1 if found.kind == "scalars" else collection.n
-    parts = [read_column(collection, name, k, length) for name, k in found.components]
-    stacked = np.stack(parts, axis=-1)[:, list(found.order)]
-    return stacked[0] if found.kind == "scalars" else stacked
+        return matrix[:, : collection.n].T[:, list(block.order)]
+    length = 1 if block.kind == "scalars" else collection.n
+    columns = [read_column(collection, name, k, length) for name, k in block.components]
+    stacked = np.stack(columns, axis=-1)[:, list(block.order)]
+    return stacked[0] if block.kind == "scalars" else stacked
 
 
 def row_major(members: list[Column], values: dict[str, torch.Tensor], n: int) -> Array:
     """The array that the model gets: a row for each element, with its numbers side by side."""
-    parts = [values[m.name].double().reshape(n, m.components).numpy() for m in members]
-    return np.concatenate(parts, axis=1)
+    columns = [values[m.name].double().reshape(n, m.components).numpy() for m in members]
+    return np.concatenate(columns, axis=1)
 
 
 KINDS = {
@@ -180,16 +190,15 @@ def test_a_plan_gives_the_row_major_tensor(
     kind: str, n: int, spare: int, seed: int, data: st.DataObject
 ) -> None:
     layout = data.draw(KINDS[kind])
-    want_scalars = data.draw(st.booleans())
-    able = [c for c in layout.columns if (c.kind == "scalar") == want_scalars]
-    assume(able)
-    picked = data.draw(st.permutations(able))[: data.draw(st.integers(1, len(able)))]
-    block = Block("b", "c", tuple(c.name for c in picked), "float64")
-    found = plan_block(block, layout)
+    scalars = data.draw(st.booleans())
+    candidates = [c for c in layout.columns if (c.kind == "scalar") == scalars]
+    assume(candidates)
+    picked = data.draw(st.permutations(candidates))[: data.draw(st.integers(1, len(candidates)))]
+    block = plan_block(Block("b", "c", tuple(c.name for c in picked), "float64"), layout)
     values = values_of(layout, n, seed)
     collection = Collection.from_arrays(layout, values, n, capacity=n + spare)
-    if want_scalars:
+    if scalars:
         expected = np.array([float(values[c.name]) for c in picked])
     else:
         expected = row_major(picked, values, n)
-    assert np.array_equal(gather(collection, found), expected)
+    assert np.array_equal(gather(collection, block), expected)

@@ -9,13 +9,13 @@ from soa.errors import causes
 
 
 def test_each_cause_comes_once_also_in_a_circle() -> None:
-    one, other = ValueError("one"), KeyError("other")
-    one.__cause__, other.__cause__ = other, one
-    assert [*causes(one)] == [one, other]
+    first, second = ValueError("first"), KeyError("second")
+    first.__cause__, second.__cause__ = second, first
+    assert [*causes(first)] == [first, second]
 
 
 @pytest.mark.parametrize("contexts", [False, True])
-def test_what_was_being_handled_counts_if_it_is_asked_for(contexts: bool) -> None:
+def test_an_error_that_was_being_handled_counts_if_contexts_do(contexts: bool) -> None:
     handled, raised = OSError("disk"), ValueError("record")
     raised.__context__ = handled
     assert [*causes(raised, contexts)] == ([raised, handled] if contexts else [raised])

@@ -54,13 +54,15 @@ BY_HAND = [
 
 
 @pytest.mark.parametrize(("alignment", "n", "offsets", "total"), BY_HAND)
-def test_offsets_by_hand(alignment: int, n: int, offsets: list[int], total: int) -> None:
+def test_offsets_are_those_computed_by_hand(
+    alignment: int, n: int, offsets: list[int], total: int
+) -> None:
     layout = Layout(MEMBERS, alignment)
     assert list(layout.offsets(n).values()) == offsets
     assert layout.nbytes(n) == total
 
 
-def test_pitch_and_padded_length_by_hand() -> None:
+def test_pitch_and_padded_length_are_those_computed_by_hand() -> None:
     layout = Layout(MEMBERS)
     assert layout.pitch("cov", 33) == 256  # 33 * 4 = 132 -> 256
     assert layout.padded_length("cov", 33) == 64  # 256 / 4
@@ -129,7 +131,7 @@ int main(int argc, char** argv) {
 """
 
 
-def test_offsets_of_the_cpp_formula(tmp_path: Path) -> None:
+def test_offsets_are_those_of_the_cpp_formula(tmp_path: Path) -> None:
     compiler = shutil.which("g++")
     assert compiler, "g++ is a requirement of this project"
     source = tmp_path / "walk.cc"
@@ -150,14 +152,27 @@ def test_offsets_of_the_cpp_formula(tmp_path: Path) -> None:
         assert [int(word) for word in line.split()] == expected, (n, alignment)
 
 
-def test_what_is_carried_only() -> None:
-    layout = Layout([*CARRIED, column("x", "float32")], 16)
-    assert [c.name for c in layout.numbers] == ["x"]
+CARRYING = (*CARRIED, column("x", "float32"))
+
+
+def test_what_is_carried_only_is_no_number() -> None:
+    assert [member.name for member in Layout(CARRYING).numbers] == ["x"]
+
+
+def test_what_is_carried_only_is_padded_in_a_buffer() -> None:
+    layout = Layout(CARRYING, 16)
     assert (layout.pitch("hit", 33), layout.pitch("id", 33)) == (400, 272)  # 396 and 264
-    assert layout.row_step == 4
-    apart = Layout(layout.columns, storage="columns")
-    assert [apart.alignment_of(c.name) for c in apart.columns] == [1, 8, 1, 4]
-    assert (apart.alignment, apart.row_step, Layout(layout.columns).alignment) == (1, 1, 128)
+    assert layout.row_step == 4  # so many x take 16 bytes; what is carried does not count
+
+
+def test_what_is_carried_only_has_an_alignment_of_its_own_in_separate_columns() -> None:
+    apart = Layout(CARRYING, storage="columns")
+    assert [apart.alignment_of(member.name) for member in apart.columns] == [1, 8, 1, 4]
+    assert (apart.alignment, apart.row_step) == (1, 1)
+
+
+def test_a_buffer_is_aligned_to_128_bytes_if_nothing_is_said() -> None:
+    assert Layout(CARRYING).alignment == 128
 
 
 @given(layouts(), ROWS)
@@ -186,10 +201,15 @@ def test_columns_are_aligned_and_never_overlap(layout: Layout, n: int) -> None:
         (8, {"int64", "float64"}),
     ],
 )
-def test_dtypes(size: int, dtypes: set[str]) -> None:
+def test_the_size_of_each_dtype(size: int, dtypes: set[str]) -> None:
     assert {dtype for dtype in DTYPES if itemsize(dtype) == size} == dtypes
-    for dtype in dtypes:
-        assert Layout([column("x", dtype)], 8).nbytes(3) == -(-3 * size // 8) * 8
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_column_takes_the_bytes_of_its_elements_rounded_up(dtype: str) -> None:
+    used, alignment = 3 * itemsize(dtype), 8
+    whole_steps = (used + alignment - 1) // alignment
+    assert Layout([column("x", dtype)], alignment).nbytes(3) == whole_steps * alignment
 
 
 @pytest.mark.parametrize(
@@ -214,6 +234,6 @@ def test_dtypes(size: int, dtypes: set[str]) -> None:
         (lambda: Layout(MEMBERS).nbytes(-1), "-1 elements"),
     ],
 )
-def test_layouts_that_cannot_exist(make: Any, says: str) -> None:
+def test_layouts_that_cannot_be_are_refused(make: Any, says: str) -> None:
     with pytest.raises(LayoutError, match=says):
         make()

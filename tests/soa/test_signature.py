@@ -35,9 +35,10 @@ SCORES = Block("scores", "tags", ("b", "c"))
 
 
 def build(
-    inputs: list[Block] | None = None, outputs: list[Block] | None = None, **how: Any
+    inputs: list[Block] | None = None, outputs: list[Block] | None = None, **changes: Any
 ) -> Signature:
-    arguments: dict[str, Any] = {"layouts": LAYOUTS, "ranges": RANGES, **how}
+    """A sound signature of jets and tags, with changes by argument."""
+    arguments: dict[str, Any] = {"layouts": LAYOUTS, "ranges": RANGES, **changes}
     return Signature.build(
         inputs=[KINEMATICS] if inputs is None else inputs,
         outputs=[SCORES] if outputs is None else outputs,
@@ -45,7 +46,7 @@ def build(
     )
 
 
-def test_arguments_in_order() -> None:
+def test_arguments_are_carriers_inputs_and_outputs_in_order() -> None:
     signature = build(
         [
             KINEMATICS,
@@ -55,11 +56,11 @@ def test_arguments_in_order() -> None:
         ],
         [SCORES],
     )
-    shown = [
+    facts = [
         (a.role, a.kind, a.block, a.column, a.component, a.dtype, a.count)
         for a in signature.arguments
     ]
-    assert shown == [
+    assert facts == [
         ("carrier", "carrier", "", "", 0, "float32", 1),
         ("input", "matrix", "kinematics", "pt", 0, "float32", 2),
         ("input", "column", "mixed", "q", 0, "int8", 1),
@@ -68,6 +69,10 @@ def test_arguments_in_order() -> None:
         ("input", "matrix", "cov", "cov", 0, "float32", 4),
         ("output", "matrix", "scores", "b", 0, "float32", 2),
     ]
+
+
+def test_collections_are_those_of_inputs_and_those_of_outputs() -> None:
+    signature = build()
     assert signature.input_collections == ("jets",)
     assert signature.output_collections == ("tags",)
 
@@ -87,7 +92,7 @@ def test_the_shapes_that_a_model_sees() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "says"),
+    ("changes", "says"),
     [
         ({"inputs": []}, "at least one input and one output block"),
         ({"outputs": []}, "at least one input and one output block"),
@@ -105,14 +110,19 @@ def test_the_shapes_that_a_model_sees() -> None:
         ({"ranges": {**RANGES, "n/2": RANGES["n"]}}, "row dimension 'n/2' is not an identifier"),
     ],
 )
-def test_signatures_that_contradict_themselves(how: dict[str, Any], says: str) -> None:
+def test_signatures_that_contradict_themselves_are_refused(
+    changes: dict[str, Any], says: str
+) -> None:
     with pytest.raises(SignatureError, match=says):
-        build(**how)
+        build(**changes)
 
 
-def test_blocks_are_checked_where_they_are_named() -> None:
+def test_a_block_with_an_unknown_column_is_named() -> None:
     with pytest.raises(BlockError, match="block 'x', collection 'jets': no column 'phi'"):
         build([Block("x", "jets", ("phi",))])
+
+
+def test_an_output_block_of_several_dtypes_is_refused() -> None:
     mixed = Block("mixed", "tags", ("b", "n"), "float32")
     with pytest.raises(BlockError, match="output block 'mixed' has columns of float32, int32"):
         build(outputs=[mixed])
@@ -127,7 +137,7 @@ def test_blocks_are_checked_where_they_are_named() -> None:
         (lambda: RowRange(1, 8, (4, 9)), "typical n 9 lies outside 1 … 8"),
     ],
 )
-def test_ranges_that_cannot_be(make: Any, says: str) -> None:
+def test_ranges_that_cannot_be_are_refused(make: Any, says: str) -> None:
     with pytest.raises(SignatureError, match=says):
         make()
 
@@ -136,6 +146,7 @@ def test_ranges_that_cannot_be(make: Any, says: str) -> None:
 
 
 def stored(signature: Signature) -> dict[str, Any]:
+    """The signature as JSON keeps it."""
     data: dict[str, Any] = json.loads(json.dumps(signature.to_dict()))
     return data
 
@@ -144,14 +155,14 @@ def stored(signature: Signature) -> dict[str, Any]:
 def test_any_signature_reads_back(source: Layout, sink: Layout, data: st.DataObject) -> None:
     def pick(layout: Layout, name: str, collection: str, outputs: bool) -> Block:
         scalars = data.draw(st.booleans())
-        able = [c for c in layout.columns if (c.kind == "scalar") == scalars]
+        fit = [c for c in layout.columns if (c.kind == "scalar") == scalars]
         if outputs:
             floats = data.draw(st.booleans())
-            able = [c for c in able if is_float(c.dtype) == floats]
+            fit = [c for c in fit if is_float(c.dtype) == floats]
             if not floats:  # integers of one dtype: no type holds all mixed ones
-                able = [c for c in able if c.dtype == able[0].dtype]
-        assume(able)
-        picked = data.draw(st.permutations(able))[: data.draw(st.integers(1, len(able)))]
+                fit = [c for c in fit if c.dtype == fit[0].dtype]
+        assume(fit)
+        picked = data.draw(st.permutations(fit))[: data.draw(st.integers(1, len(fit)))]
         return Block(name, collection, tuple(c.name for c in picked), "float32")
 
     inputs = [pick(source, f"in{i}", "source", False) for i in range(data.draw(st.integers(1, 3)))]
@@ -197,24 +208,39 @@ def test_an_altered_signature_is_refused(alter: Any) -> None:
         {**stored(build()), "inputs": [{**stored(build())["inputs"][0], "name": None}]},
     ],
 )
-def test_what_is_no_stored_signature(data: dict[str, Any]) -> None:
+def test_what_is_no_stored_signature_is_refused(data: dict[str, Any]) -> None:
     with pytest.raises(SignatureError, match="not a stored signature"):
         Signature.from_dict(data)
 
 
-def test_a_jagged_collection_is_stored_and_needs_its_offsets() -> None:
-    layouts = {"jets": JETS, "tags": TAGS, "jets_offsets": offsets_layout("int32")}
-    how: dict[str, Any] = {
-        "inputs": [KINEMATICS, Block("offsets", "jets_offsets", ("begin", "end"))],
-        "ranges": {"n": RowRange(0, 100), "jet": RowRange(0, 1000)},
-        "rows_of": {"jets": "jet"},
-    }
-    signature = build(layouts=layouts, jagged={"jets": 16}, **how)
-    stored = json.loads(json.dumps(signature.to_dict()))
-    assert Signature.from_dict(stored) == signature
-    assert stored["jagged"] == {"jets": 16}
+JAGGED: dict[str, Any] = {
+    "layouts": {"jets": JETS, "tags": TAGS, "jets_offsets": offsets_layout("int32")},
+    "inputs": [KINEMATICS, Block("offsets", "jets_offsets", ("begin", "end"))],
+    "ranges": {"n": RowRange(0, 100), "jet": RowRange(0, 1000)},
+    "rows_of": {"jets": "jet"},
+    "jagged": {"jets": 16},
+}
+
+
+def test_a_jagged_collection_reads_back() -> None:
+    signature = build(**JAGGED)
+    data = stored(signature)
+    assert Signature.from_dict(data) == signature
+    assert data["jagged"] == {"jets": 16}
+
+
+def test_a_signature_without_jagged_collections_does_not_mention_them() -> None:
     assert "jagged" not in build().to_dict()
-    with pytest.raises(SignatureError, match="'jets' needs 'jets_offsets', of another row dim"):
-        build(layouts=layouts, jagged={"jets": 16}, **{**how, "rows_of": {}})
-    with pytest.raises(SignatureError, match="'tags' needs 'tags_offsets'"):
-        build(layouts=layouts, jagged={"tags": 16}, **how)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"rows_of": {}}, "'jets' needs 'jets_offsets', of another row dim"),
+        ({"jagged": {"tags": 16}}, "'tags' needs 'tags_offsets'"),
+    ],
+    ids=["offsets of the same rows", "no offsets"],
+)
+def test_a_jagged_collection_needs_its_offsets(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(SignatureError, match=says):
+        build(**JAGGED | changes)

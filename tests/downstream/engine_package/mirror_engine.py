@@ -13,6 +13,8 @@ from engines import Engine, Executable, NotApplicableError, Portable, Target
 
 
 class Mirror(Executable):
+    """A TorchScript module, which writes into its arguments."""
+
     def __init__(self, module: torch.jit.ScriptModule) -> None:
         self.module = module
 
@@ -22,6 +24,8 @@ class Mirror(Executable):
 
 
 class MirrorEngine(Engine, engine="mirror"):
+    """Copies the TorchScript file, and opens the copy."""
+
     anywhere = True  # it builds on any host
 
     def compile(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
@@ -33,8 +34,8 @@ class Neighbours(nn.Module):
         there = flat[:, rows].view(width, n, points, self.k).transpose(0, 1).contiguous()
         here = x.view(n, width, points, 1).repeat(1, 1, 1, self.k)
         edges = torch.cat((here, there - here), dim=1)
-        found: Tensor = self.second(torch.relu(self.norm(self.first(edges))))
-        return found.mean(dim=(2, 3))
+        messages: Tensor = self.second(torch.relu(self.norm(self.first(edges))))
+        return messages.mean(dim=(2, 3))
 
 
 class Edges(nn.Module):
@@ -47,13 +48,14 @@ class Edges(nn.Module):
 
     def forward(self, nodes: Tensor, index: Tensor, edges: Tensor) -> Tensor:
         ends = [nodes[index[:, 0]], nodes.index_select(0, index[:, 1]), edges]
-        found: Tensor = self.after(torch.relu(self.message(torch.cat(ends, dim=1))))
-        return found
+        messages: Tensor = self.after(torch.relu(self.message(torch.cat(ends, dim=1))))
+        return messages
 
 
 def exported(
     model: nn.Module, arguments: tuple[Tensor, ...], dims: tuple[Dim, ...]
 ) -> ExportedProgram:
+    """The model's program, with a dynamic first dimension of each argument."""
     shapes = tuple({0: dim} for dim in dims)
     program = torch.export.export(model.eval(), arguments, dynamic_shapes=shapes, strict=False)
     functional: ExportedProgram = program.run_decompositions({})
@@ -62,46 +64,62 @@ def exported(
 
 def layers(program: ExportedProgram) -> list[Tensor]:
     """The inputs of the program's linear layers, as recorded at export."""
-    nodes = [n for n in program.graph.nodes if n.target in KINDS]
-    return [n.args[1 if n.target is aten.mm.default else 0].meta["val"] for n in nodes]
+    nodes = [node for node in program.graph.nodes if node.target in KINDS]
+    # `hoist_linear` writes mm(weight, input); the other operators have the input first.
+    inputs = [node.args[1 if node.target is aten.mm.default else 0] for node in nodes]
+    return [node.meta["val"] for node in inputs]
 
 
-def test_a_layer_on_edges_becomes_one_on_points() -> None:
+@pytest.fixture
+def neighbours() -> tuple[Neighbours, ExportedProgram]:
     torch.manual_seed(0)
     model = Neighbours()
-    program = exported(model, (torch.randn(3, 6, 9),), (Dim("n", max=50),))
+    return model, exported(model, (torch.randn(3, 6, 9),), (Dim("n", max=50),))
+
+
+def require_same_answers(model: nn.Module, program: ExportedProgram) -> None:
+    """Compares a changed program of Neighbours with the model."""
+    for n in (1, 2, 50):
+        x = torch.randn(n, 6, 9)
+        torch.testing.assert_close(program.module()(x), model(x), atol=1e-5, rtol=1e-4)
+
+
+def test_a_layer_on_edges_becomes_one_on_points(
+    neighbours: tuple[Neighbours, ExportedProgram],
+) -> None:
+    model, program = neighbours
     assert hoist_linear(program) == 1
     assert sorted(value.dim() for value in layers(program)) == [2, 4, 4, 4]
     on_edges = [value for value in layers(program) if value.dim() == 4 and value.shape[3] == 4]
     assert len(on_edges) == 1  # the second layer, behind a ReLU
-    for n in (1, 2, 50):
-        x = torch.randn(n, 6, 9)
-        torch.testing.assert_close(program.module()(x), model(x), atol=1e-5, rtol=1e-4)
+    require_same_answers(model, program)
 
 
-def test_a_convolution_of_one_place_becomes_a_layer() -> None:
-    torch.manual_seed(0)
-    model = Neighbours()
-    program = exported(model, (torch.randn(3, 6, 9),), (Dim("n", max=50),))
+def test_a_convolution_of_one_place_becomes_a_layer(
+    neighbours: tuple[Neighbours, ExportedProgram],
+) -> None:
+    model, program = neighbours
     linear_for_convolutions(program)
     assert [node.target for node in program.graph.nodes if node.target in KINDS] == [LINEAR] * 2
-    for n in (1, 2, 50):
-        x = torch.randn(n, 6, 9)
-        torch.testing.assert_close(program.module()(x), model(x), atol=1e-5, rtol=1e-4)
+    require_same_answers(model, program)
 
 
 def test_a_layer_on_edges_becomes_one_on_nodes() -> None:
     torch.manual_seed(0)
     model = Edges()
-    given = (torch.randn(7, 4), torch.randint(0, 7, (30, 2)), torch.randn(30, 3))
-    program = exported(model, given, (Dim("n", max=100), *[Dim("e", max=800)] * 2))
+
+    def graph(nodes: int, edges: int) -> tuple[Tensor, Tensor, Tensor]:
+        ends = torch.randint(0, nodes, (edges, 2))
+        return torch.randn(nodes, 4), ends, torch.randn(edges, 3)
+
+    program = exported(model, graph(7, 30), (Dim("n", max=100), *[Dim("e", max=800)] * 2))
     assert hoist_linear(program) == 1
+    # `message` on both ends and on the edge's own features, and `after`.
     assert [value.shape[1] for value in layers(program)] == [4, 4, 3, 5]
     for nodes, edges in ((1, 2), (60, 33)):
-        given = (
-            torch.randn(nodes, 4), torch.randint(0, nodes, (edges, 2)), torch.randn(edges, 3)
-        )  # fmt: skip
-        torch.testing.assert_close(program.module()(*given), model(*given), atol=1e-5, rtol=1e-4)
+        arguments = graph(nodes, edges)
+        wanted = model(*arguments)
+        torch.testing.assert_close(program.module()(*arguments), wanted, atol=1e-5, rtol=1e-4)
 
 
 class Kept(nn.Module):
@@ -121,7 +139,7 @@ class Kept(nn.Module):
         return summed
 
 
-def test_what_is_kept() -> None:
+def test_layers_that_cannot_move_stay() -> None:
     program = exported(Kept(), (torch.randn(5, 8),), (Dim("n", max=50),))
     before = str(program.graph)
     assert hoist_linear(program) == 0

@@ -20,9 +20,9 @@ class Convolved(nn.Module):
         self.outer = nn.Linear(24, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.outer(self.inner(x.reshape(-1, 1, 2, 3)).flatten(1))
-        return found
+        answer: torch.Tensor = self.outer(self.inner(x.reshape(-1, 1, 2, 3)).flatten(1))
+        return answer
 
 
-def test_the_largest_row_count_is_not_the_only_one(tmp_path: Path) -> None:
+def test_a_kernel_for_the_largest_row_count_is_not_used_for_all(tmp_path: Path) -> None:
     assert reasons(build(Convolved(), mlp_signature(16), tmp_path, ("aoti",))) == {"aoti": None}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -38,6 +37,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def standalone(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """The small model, built for this engine."""
     signature = building.mlp_signature(5000, (1000, 4099))
 
     def make(folder: Path) -> None:
@@ -49,22 +49,22 @@ def standalone(tmp_path_factory: pytest.TempPathFactory) -> Built:
         building.save(built, folder / "files.json")
 
     folder = made_once(tmp_path_factory, "standalone", make)
-    made = folder / "made"
-    return building.opened(mlps.PointwiseFirst(), signature, made, folder / "files.json")
+    artifacts, note = folder / "made", folder / "files.json"
+    return building.opened(mlps.PointwiseFirst(), signature, artifacts, note)
 
 
-def alone(library: Path, n: int, *words: str, **more: str) -> dict[str, Any]:
-    """The artifact's answer in a process of its own, with NumPy and without torch."""
+def alone(library: Path, n: int, *words: str, **environment: str) -> dict[str, Any]:
+    """What without_torch.py says of the artifact's answers to n rows, in a process of its own."""
     done = subprocess.run(
         [sys.executable, HERE / "without_torch.py", library, str(n), *words],
-        env={**os.environ, "PYTHONPATH": str(HERE.parents[2]), **more},
+        env={**os.environ, "PYTHONPATH": str(HERE.parents[2]), **environment},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
 
 
 def test_it_is_valid_at_every_size(standalone: Built) -> None:
@@ -77,36 +77,48 @@ def test_it_is_valid_at_every_size(standalone: Built) -> None:
     assert report.reason is None
 
 
-def test_a_process_without_torch_gives_the_same_bits(standalone: Built) -> None:
-    library = standalone.files[NAME]
-    bare = alone(library, 4099)
+@pytest.fixture(scope="module")
+def bare(standalone: Built) -> dict[str, Any]:
+    """The answer for 4,099 rows of a process without torch."""
+    return alone(standalone.files[NAME], 4099)
+
+
+def test_it_runs_in_a_process_without_torch(bare: dict[str, Any]) -> None:
     assert not bare["torch"]
-    assert bare["total"] == pytest.approx(4099, rel=1e-5)  # probabilities
-    # The same bits if torch's functions are loaded too, and if the C library sees an older
-    # processor.
+    assert bare["total"] == pytest.approx(4099, rel=1e-5)  # the probabilities of a row sum to 1
+
+
+def test_torchs_own_functions_change_no_bit(standalone: Built, bare: dict[str, Any]) -> None:
+    """They have the names of the shim's."""
+    assert alone(standalone.files[NAME], 4099, "global") == {**bare, "torch": True}
+
+
+def test_an_older_processor_changes_no_bit(standalone: Built, bare: dict[str, Any]) -> None:
+    """The C library has other functions for it, which the artifact must not use."""
     older = {"GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX512F,-AVX2,-FMA"}
-    assert alone(library, 4099, "global") == {**bare, "torch": True}
-    assert alone(library, 4099, **older) == bare
+    assert alone(standalone.files[NAME], 4099, **older) == bare
 
 
 @pytest.mark.long  # it compiles for another level
 def test_levels_give_the_same_bits(standalone: Built, tmp_path: Path) -> None:
     source = Portable(standalone.capture.program, None)
-    made = engine(NAME).compile(source, Target.parse("cpu/x86-64-v3"), {}, tmp_path)
-    assert alone(tmp_path / made[0], 1000) == alone(standalone.files[NAME], 1000)
+    files = engine(NAME).compile(source, Target.parse("cpu/x86-64-v3"), {}, tmp_path)
+    assert alone(tmp_path / files[0], 1000) == alone(standalone.files[NAME], 1000)
 
 
 class Foreign(nn.Module):
+    """Needs a function and two operators that only torch has."""
+
     def forward(self, x: Tensor) -> Tensor:
-        found = torch.lgamma(x[:, :3].abs() + 1)  # line: a function
-        found = torch.cumsum(found, 1)  # line: an operator
-        turned = torch.linalg.inv(x[:, :4].reshape(-1, 2, 2))  # line: by the dispatcher
-        needs_torch: Tensor = found + turned[:, :1, 0]
-        return needs_torch
+        logarithms = torch.lgamma(x[:, :3].abs() + 1)  # line: a function
+        sums = torch.cumsum(logarithms, 1)  # line: an operator
+        inverse = torch.linalg.inv(x[:, :4].reshape(-1, 2, 2))  # line: by the dispatcher
+        answer: Tensor = sums + inverse[:, :1, 0]
+        return answer
 
 
 @pytest.mark.long  # it compiles another model, which is refused
-def test_what_needs_torch_is_named(tmp_path: Path) -> None:
+def test_a_refusal_names_what_needs_torch_with_its_line(tmp_path: Path) -> None:
     signature = building.mlp_signature()
     inputs = random_inputs(signature, 1, {})
     captured = capture(Foreign().eval(), signature, inputs, tmp_path, "none")
@@ -120,7 +132,7 @@ def test_what_needs_torch_is_named(tmp_path: Path) -> None:
         ("aoti_torch_cpu_cumsum", "an operator"),
         ("aten.linalg_inv_ex.default", "by the dispatcher"),
     ):
-        [line] = [i for i, text in enumerate(lines, 1) if text.endswith(f"# line: {mark}")]
+        (line,) = [i for i, text in enumerate(lines, 1) if text.endswith(f"# line: {mark}")]
         assert re.search(rf"{name} \([^)]*{__file__}:{line}\b", str(refused.value))
     assert list(out.iterdir()) == []
 
@@ -168,6 +180,5 @@ def test_a_truncated_shim_is_an_error_and_no_crash(
     assert "libsoa_shim.so: not a whole 64-bit ELF library" in done.stdout + done.stderr
 
 
-def test_it_is_among_those_that_nobody_has_to_name() -> None:
+def test_it_is_a_default_engine() -> None:
     assert NAME in DEFAULT_ENGINES
-    assert platform.machine() == "x86_64"

@@ -21,9 +21,9 @@ from soa import Block, Collection, Layout, RowRange, Signature, column
 
 library, n = Path(sys.argv[1]), int(sys.argv[2])
 if "global" in sys.argv:
-    found = importlib.util.find_spec("torch")
-    assert found is not None and found.origin is not None
-    ctypes.CDLL(str(Path(found.origin).parent / "lib/libtorch_cpu.so"), mode=ctypes.RTLD_GLOBAL)
+    torch = importlib.util.find_spec("torch")
+    assert torch is not None and torch.origin is not None
+    ctypes.CDLL(str(Path(torch.origin).parent / "lib/libtorch_cpu.so"), mode=ctypes.RTLD_GLOBAL)
 layouts = {
     "jets": Layout([column(name, "float32") for name in "abcdef"]),
     "tags": Layout([column(name, "float32") for name in "xyz"]),

@@ -42,29 +42,45 @@ class Touches:
 
 
 def saved(value: object) -> bytes:
+    """The bytes that torch.save writes."""
     buffer = BytesIO()
     torch.save(value, buffer)
     return buffer.getvalue()
 
 
 def refused(path: Path) -> str:
+    """The error, of one line, with which the engine refuses a file."""
     with pytest.raises(EngineError) as caught:
         engine("exported").open(path, torch.device("cpu"))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-def test_a_program_loads(program: Path, tmp_path: Path) -> None:
+def test_a_program_loads(program: Path) -> None:
     x = torch.arange(18.0).reshape(6, 3)
     expected = torch.export.load(program).module()(x)
     assert torch.equal(load_program(program).module()(x), expected)
+
+
+def test_a_doctored_program_without_a_change_loads(program: Path, tmp_path: Path) -> None:
+    """So the refusals below are for what was changed."""
+    x = torch.arange(18.0).reshape(6, 3)
     again = doctored(program, tmp_path / "again.pt2", {})
-    assert torch.equal(load_program(again).module()(x), expected)
+    assert torch.equal(load_program(again).module()(x), load_program(program).module()(x))
 
 
-def test_every_real_program_loads(mlp: Any, jets: Any) -> None:
-    for path in (mlp.capture.program, jets.bundle.file("program.pt2")):
-        assert load_program(path).graph_signature == torch.export.load(path).graph_signature
+def test_the_program_of_a_capture_loads_as_in_torch(mlp: Any) -> None:
+    path = mlp.capture.program
+    assert load_program(path).graph_signature == torch.export.load(path).graph_signature
+
+
+def test_the_program_of_a_bundle_loads_as_in_torch(jets: Any) -> None:
+    path = jets.bundle.file("program.pt2")
+    assert load_program(path).graph_signature == torch.export.load(path).graph_signature
+
+
+# The places of an archive in which code can stand: the members to replace, so that loading the
+# archive creates the marker.
 
 
 def in_the_samples(program: Path, marker: Path) -> dict[str, bytes | None]:
@@ -106,7 +122,9 @@ def in_a_name(program: Path, marker: Path) -> dict[str, bytes | None]:
     return {MODEL: text.replace('"name": "x"', f'"name": "{evil}"').encode()}
 
 
-RUNS: list[Callable[[Path, Path], dict[str, bytes | None]]] = [
+Changes = Callable[[Path, Path], dict[str, bytes | None]]
+"""A function of a program and the marker: the members to replace."""
+RUNS: list[Changes] = [
     in_the_samples,
     in_a_weight,
     in_an_opaque_constant,
@@ -116,10 +134,10 @@ RUNS: list[Callable[[Path, Path], dict[str, bytes | None]]] = [
 
 
 @pytest.mark.parametrize("changes", RUNS)
-def test_torch_would_have_run_it(
-    program: Path, tmp_path: Path, changes: Callable[[Path, Path], dict[str, bytes | None]]
+def test_torch_alone_runs_code_in_an_archive(
+    program: Path, tmp_path: Path, changes: Changes
 ) -> None:
-    """Without our checks, the installed torch runs the code of each of these archives."""
+    """So these archives need our checks. It may raise an error afterwards."""
     marker = tmp_path / "ran"
     path = doctored(program, tmp_path / "evil.pt2", changes(program, marker))
     with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
@@ -131,8 +149,8 @@ def test_torch_would_have_run_it(
 
 
 @pytest.mark.parametrize("changes", [*RUNS, in_a_name])
-def test_code_in_the_archive(
-    program: Path, tmp_path: Path, changes: Callable[[Path, Path], dict[str, bytes | None]]
+def test_code_in_an_archive_is_refused_and_not_run(
+    program: Path, tmp_path: Path, changes: Changes
 ) -> None:
     marker = tmp_path / "ran"
     path = doctored(program, tmp_path / "evil.pt2", changes(program, marker))
@@ -140,7 +158,7 @@ def test_code_in_the_archive(
     assert not marker.exists()
 
 
-def test_older_form_of_a_program(program: Path, tmp_path: Path) -> None:
+def test_the_older_form_of_a_program_is_refused_and_not_run(program: Path, tmp_path: Path) -> None:
     """A plain zip of pickles: torch tries this form if it cannot read the newer one."""
     marker = tmp_path / "ran"
     with zipfile.ZipFile(tmp_path / "old.pt2", "w") as archive:
@@ -163,12 +181,13 @@ def test_older_form_of_a_program(program: Path, tmp_path: Path) -> None:
         "data/weights/model.pt",
     ],
 )
-def test_other_members(program: Path, tmp_path: Path, name: str) -> None:
+def test_other_members_are_refused(program: Path, tmp_path: Path, name: str) -> None:
     path = doctored(program, tmp_path / "more.pt2", {name: b"content"})
     assert "which is no part of a program" in refused(path)
 
 
 def edited(program: Path, into: Path, old: str, new: str) -> Path:
+    """A copy of a program with another text in its model."""
     text = torch._C.PyTorchFileReader(str(program)).get_record(MODEL).decode()
     assert old in text
     return doctored(program, into, {MODEL: text.replace(old, new).encode()})
@@ -185,7 +204,7 @@ def edited(program: Path, into: Path, old: str, new: str) -> Path:
         ("builtins.tuple", "collections.defaultdict", "is not a kind of container"),
     ],
 )
-def test_names_that_reach_elsewhere(
+def test_names_that_reach_elsewhere_are_refused(
     program: Path, tmp_path: Path, old: str, new: str, why: str
 ) -> None:
     assert why in refused(edited(program, tmp_path / "edited.pt2", old, new))
@@ -210,11 +229,12 @@ def test_names_that_reach_elsewhere(
         "s0(size=10)",
     ],
 )
-def test_shapes_that_are_none(program: Path, tmp_path: Path, text: str) -> None:
+def test_what_is_no_shape_is_refused(program: Path, tmp_path: Path, text: str) -> None:
     assert "is not a shape" in refused(with_shape(program, tmp_path / "shape.pt2", text))
 
 
 def with_shape(program: Path, into: Path, text: str) -> Path:
+    """A copy of a program whose input has this text as its first size."""
     model = record(program, MODEL)
     values = model["graph_module"]["graph"]["tensor_values"]
     values["x"]["sizes"][0]["as_expr"]["expr_str"] = text
@@ -242,7 +262,7 @@ SUMS = [
         f"Max({', '.join(SUMS * 10)})",
     ],
 )
-def test_shapes_that_take_for_ever(program: Path, tmp_path: Path, text: str) -> None:
+def test_shapes_that_take_for_ever_are_refused(program: Path, tmp_path: Path, text: str) -> None:
     """sympy would compute for minutes, or without end: they are refused before it starts."""
     assert "shape" in refused(with_shape(program, tmp_path / "shape.pt2", text))
 
@@ -253,18 +273,28 @@ def test_guards_are_not_executed(program: Path, tmp_path: Path) -> None:
     model["guards_code"] = [f"__import__('pathlib').Path({str(marker)!r}).touch() or True"]
     path = doctored(program, tmp_path / "guards.pt2", {MODEL: json.dumps(model).encode()})
     torch.export.load(path).module()(torch.ones(5, 3))
-    assert marker.exists()  # torch itself runs it
+    assert marker.exists()  # torch alone runs the guard
     marker.unlink()
     load_program(path).module()(torch.ones(5, 3))
     assert not marker.exists()
 
 
-def test_cut_short(program: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "length",
+    [lambda size: 0, lambda size: 10, lambda size: size // 2, lambda size: size - 1],
+    ids=["nothing", "ten bytes", "half", "all but a byte"],
+)
+def test_a_program_that_is_cut_short_is_refused(
+    program: Path, tmp_path: Path, length: Callable[[int], int]
+) -> None:
     content = program.read_bytes()
-    for length in (0, 10, len(content) // 2, len(content) - 1):
-        (tmp_path / "cut.pt2").write_bytes(content[:length])
-        refused(tmp_path / "cut.pt2")
-    refused(tmp_path / "nowhere.pt2")
+    cut = tmp_path / "cut.pt2"
+    cut.write_bytes(content[: length(len(content))])
+    assert "cut.pt2" in refused(cut)
+
+
+def test_a_program_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    assert "nowhere.pt2" in refused(tmp_path / "nowhere.pt2")
 
 
 def test_torchscript_runs_no_pickle(tmp_path: Path) -> None:

@@ -42,11 +42,13 @@ SOME = (
 )  # fmt: skip
 
 
-def some_and_all(names: Iterable[str]) -> list[Any]:
+def light_and_long(names: Iterable[str]) -> list[Any]:
+    """The parameters of a test for each name; those that are not light are long."""
     return [n if n in SOME else pytest.param(n, marks=pytest.mark.long) for n in names]
 
 
 def program_of(model: nn.Module, signature: Signature) -> ExportedProgram:
+    """The program that `capture` exports, on random inputs."""
     inputs, case = random_inputs(signature, 1, {}), example_case(signature)
     return export_convention(
         model.eval().requires_grad_(False), signature, convention_arguments(signature, inputs, case)
@@ -102,23 +104,28 @@ def differ(function: Function, n: int, scale: float) -> bool:
     return not torch.allclose(whole[5:20], part, atol=1e-4, rtol=1e-3, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", some_and_all(DEPENDENT))
+@pytest.mark.parametrize("name", light_and_long(DEPENDENT))
 def test_rows_that_see_each_other_are_not_let_through(name: str) -> None:
-    said = why_dependent(programs(name in SOME)[name])
-    assert said is not None and said.known
-    assert "aten." in said.text and "apart.py:" in said.text
+    dependence = why_dependent(programs(name in SOME)[name])
+    assert dependence is not None and dependence.known
+    assert "aten." in dependence.text and "apart.py:" in dependence.text
 
 
-@pytest.mark.parametrize("name", some_and_all(DEPENDENT))
-def test_they_do_see_each_other(name: str) -> None:
-    """In eager torch, their answers change with the other rows."""
+@pytest.mark.parametrize("name", light_and_long(DEPENDENT))
+def test_rows_of_dependent_models_see_each_other(name: str) -> None:
+    """In eager torch, their answers change with the other rows: of some models only where numbers
+    are large or rows are many."""
     tries = ((40, 1.0), (40, 5.0), (6000, 1.0))
-    assert any(differ(DEPENDENT[name], *each) for each in tries)
+    assert any(differ(DEPENDENT[name], n, scale) for n, scale in tries)
 
 
-@pytest.mark.parametrize("name", some_and_all(INDEPENDENT))
-def test_rows_that_do_not_see_each_other_are_known(name: str) -> None:
+@pytest.mark.parametrize("name", light_and_long(INDEPENDENT))
+def test_rows_that_do_not_see_each_other_are_let_through(name: str) -> None:
     assert why_dependent(programs(name in SOME)[name]) is None
+
+
+@pytest.mark.parametrize("name", light_and_long(INDEPENDENT))
+def test_rows_of_independent_models_do_not_see_each_other(name: str) -> None:
     assert not differ(INDEPENDENT[name], 40, 1.0)
 
 
@@ -140,6 +147,7 @@ class Jagged(nn.Module):
         return tuple(function(items, offsets, padded) for function in self.functions)
 
 
+# Whether rows are independent, and the function.
 JAGGED: dict[str, tuple[bool, Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
     "what the padding gives": (True, lambda items, offsets, padded: padded.sum((1, 2))),
     "how many there are": (True, lambda items, offsets, padded: 1.0 * offsets.diff(dim=1)[:, 0]),
@@ -164,6 +172,7 @@ JAGGED: dict[str, tuple[bool, Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
 
 
 def jagged_signature(outputs: Sequence[str]) -> Signature:
+    """Jets with two columns, their offsets, and one number for each output."""
     return Signature.build(
         {
             "jets": Layout([column("pt", "float32"), column("eta", "float32")], 1, "columns"),
@@ -184,7 +193,8 @@ def jagged_signature(outputs: Sequence[str]) -> Signature:
 @pytest.fixture(scope="module")
 def jagged() -> dict[str, ExportedProgram]:
     outputs = [f"a{i}" for i in range(len(JAGGED))]
-    whole = program_of(Jagged(f for _, f in JAGGED.values()), jagged_signature(outputs))
+    functions = [function for _, function in JAGGED.values()]
+    whole = program_of(Jagged(functions), jagged_signature(outputs))
     return {name: with_output(whole, i) for i, name in enumerate(JAGGED)}
 
 
@@ -192,15 +202,18 @@ def jagged() -> dict[str, ExportedProgram]:
 def test_items_belong_to_rows_by_offsets_alone(
     name: str, jagged: dict[str, ExportedProgram]
 ) -> None:
-    assert (why_dependent(jagged[name]) is None) is JAGGED[name][0]
+    independent, _ = JAGGED[name]
+    assert (why_dependent(jagged[name]) is None) is independent
 
 
 class OneEach(nn.Module):
+    """An output for each input."""
+
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return x + 1, y + 1
 
 
-def test_several_row_dimensions_without_offsets() -> None:
+def test_several_row_dimensions_without_offsets_are_not_let_through() -> None:
     names = ("x", "y", "u", "v")
     signature = Signature.build(
         {name: Layout([column(name, "float32")]) for name in names},
@@ -209,8 +222,8 @@ def test_several_row_dimensions_without_offsets() -> None:
         {"n": RowRange(0, 70), "m": RowRange(0, 90)},
         {"x": "n", "u": "n", "y": "m", "v": "m"},
     )
-    said = why_dependent(program_of(OneEach(), signature))
-    assert said is not None and "row dimensions" in said.text
+    dependence = why_dependent(program_of(OneEach(), signature))
+    assert dependence is not None and "row dimensions" in dependence.text
 
 
 # -- programs drawn at random ----------------------------------------------------------------------
@@ -221,7 +234,10 @@ ROWS = -1
 
 
 class Drawn(nn.Module):
-    """A random model on (n, 2 * 3); `apart` is whether its steps keep rows apart."""
+    """A random model on (n, 2 * 3); `apart` is whether its steps keep rows apart.
+
+    A step takes a tensor, a dimension and a number, and keeps `factors` up to date.
+    """
 
     def __init__(self, drawn: Sequence[tuple[str, int, int]]) -> None:
         super().__init__()
@@ -232,34 +248,44 @@ class Drawn(nn.Module):
         self.n, self.factors, self.apart = x.shape[0], [[ROWS], [2, 3]], True
         for name, first, second in self.drawn:
             x = getattr(self, name)(x, first % x.dim(), second)
+        return torch.tanh(self.by_row(x).sum(1))
+
+    def by_row(self, x: Tensor) -> Tensor:
+        """The elements of each row: (n, elements)."""
         (dim,) = [d for d, factors in enumerate(self.factors) if ROWS in factors]
         at = self.factors[dim].index(ROWS)
-        pieces = [self.size(part) for part in (self.factors[dim][:at], self.factors[dim][at + 1 :])]
-        whole = x.reshape(*x.shape[:dim], pieces[0], self.n, pieces[1], *x.shape[dim + 1 :])
-        return torch.tanh(whole.movedim(dim + 1, 0).flatten(1).sum(1))
+        before, after = self.size(self.factors[dim][:at]), self.size(self.factors[dim][at + 1 :])
+        whole = x.reshape(*x.shape[:dim], before, self.n, after, *x.shape[dim + 1 :])
+        return whole.movedim(dim + 1, 0).flatten(1)
 
     def size(self, factors: Sequence[int]) -> int:
-        found = 1
+        """The product of the factors."""
+        # No math.prod: while torch exports the model, n is a symbol.
+        size = 1
         for factor in factors:
-            found = found * (self.n if factor == ROWS else factor)
-        return found
+            size = size * (self.n if factor == ROWS else factor)
+        return size
 
     def across(self, *dims: int) -> None:
         """Notes that a step combines values along these dimensions."""
         self.apart = self.apart and not any(ROWS in self.factors[dim] for dim in dims)
 
     def turned(self, x: Tensor, dim: int, by: int) -> Tensor:
+        """The dimension and those behind it come first."""
         order = [*range(dim, x.dim()), *range(dim)]
         self.factors = [self.factors[d] for d in order]
         return x.permute(order)
 
     def merged(self, x: Tensor, dim: int, by: int) -> Tensor:
+        """The dimension and the next one become one."""
         if dim + 1 < x.dim():
             self.factors[dim : dim + 2] = [self.factors[dim] + self.factors[dim + 1]]
             x = x.flatten(dim, dim + 1)
         return x
 
     def cut(self, x: Tensor, dim: int, by: int, swapped: bool = False) -> Tensor:
+        """The dimension becomes two; `swapped`: of the sizes in the other order, which mixes rows,
+        unless the other one is 1."""
         factors = self.factors[dim]
         if len(factors) > 1:
             at = 1 + by % (len(factors) - 1)
@@ -273,49 +299,59 @@ class Drawn(nn.Module):
         return x
 
     def cut_the_other_way(self, x: Tensor, dim: int, by: int) -> Tensor:
+        """See `cut`."""
         return self.cut(x, dim, by, swapped=True)
 
     def centred(self, x: Tensor, dim: int, by: int) -> Tensor:
+        """Less its mean along the dimension."""
         self.across(dim)
         return x - x.mean(dim, keepdim=True)
 
     def running(self, x: Tensor, dim: int, by: int) -> Tensor:
+        """Sums so far along the dimension."""
         self.across(dim)
         return x.cumsum(dim).tanh()
 
     def flipped(self, x: Tensor, dim: int, by: int) -> Tensor:
+        """A sum with itself, turned round along the dimension."""
         self.across(dim)
         return x + 2 * x.flip(dim)
 
     def in_order(self, x: Tensor, dim: int, by: int) -> Tensor:
+        """Sorted along the dimension."""
         self.across(dim)
         return x.gather(dim, x.argsort(dim))
 
     def product(self, x: Tensor, dim: int, by: int) -> Tensor:
+        """A product of its matrices, in the last two dimensions."""
         if x.dim() > 1:
             self.across(-1, -2)
             x = (x @ x.mT @ x).tanh()
         return x
 
     def weighted(self, x: Tensor, dim: int, by: int) -> Tensor:
+        """A product with weights in the last dimension, if that is not of rows."""
         if ROWS not in self.factors[-1]:
             x = x @ torch.linspace(-1, 1, 3 * self.size(self.factors[-1])).view(-1, 3)
             self.factors[-1] = [3]
         return x
 
     def some(self, x: Tensor, dim: int, by: int) -> Tensor:
+        """The last and the first element of a dimension that is not of rows."""
         if ROWS not in self.factors[dim]:
             x = x.index_select(dim, torch.tensor([self.size(self.factors[dim]) - 1, 0]))
             self.factors[dim] = [2]
         return x
 
     def one(self, x: Tensor, dim: int, by: int) -> Tensor:
+        """One element of a dimension that is not of rows."""
         if ROWS not in self.factors[dim]:
             x = x.select(dim, by % self.size(self.factors[dim]))
             del self.factors[dim]
         return x
 
     def again(self, x: Tensor, dim: int, by: int) -> Tensor:
+        """Each element twice, or all elements twice, along the dimension."""
         if by % 2:
             self.factors[dim] = [2, *self.factors[dim]]
             return x.repeat(*[2 if d == dim else 1 for d in range(x.dim())])
@@ -323,6 +359,7 @@ class Drawn(nn.Module):
         return x.repeat_interleave(2, dim)
 
     def by_number(self, x: Tensor, dim: int, by: int) -> Tensor:
+        """Each row picked by its own number, if rows are outermost in the dimension."""
         if self.factors[dim][0] == ROWS:
             x = x.index_select(dim, torch.arange(x.shape[dim])) + 1
         return x
@@ -342,7 +379,9 @@ DRAWN = st.lists(
     max_examples=100, phases=(Phase.generate,), suppress_health_check=list(HealthCheck)
 )  # an example takes a second, and shrinking some minutes
 @given(DRAWN)
-def test_drawn_programs(drawn: list[tuple[str, int, int]]) -> None:
+def test_drawn_programs_pass_if_they_keep_rows_apart(
+    drawn: list[tuple[str, int, int]],
+) -> None:
     names = tuple(f"x{i}" for i in range(WIDTH))
     signature = Signature.build(
         {
@@ -357,10 +396,10 @@ def test_drawn_programs(drawn: list[tuple[str, int, int]]) -> None:
     x = torch.randn(40, WIDTH, generator=torch.Generator().manual_seed(3))
     whole, part, apart = model(x), model(x[5:20]), model.apart
     try:
-        said = why_dependent(program_of(model, signature))
+        dependence = why_dependent(program_of(model, signature))
     except CaptureError:
         reject()
-    assert (said is None) is apart, said
+    assert (dependence is None) is apart, dependence
     if apart:
         torch.testing.assert_close(whole[5:20], part, atol=1e-4, rtol=1e-3)
 
@@ -372,19 +411,20 @@ NETWORKS = ["demo", "hzz", "nanoaod", *sorted(p.stem for p in (CONFIGS / "zoo").
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", [*NETWORKS, *SHAPES])
-def test_networks(name: str, tmp_path: Path) -> None:
+def test_only_the_network_of_a_graph_has_dependent_rows(name: str, tmp_path: Path) -> None:
+    """The rows of `edge_gnn` are the nodes and edges of one event."""
     paths = [*CONFIGS.rglob("*.yaml"), *write_configs(tmp_path)]
     config = load_config(next(path for path in paths if path.stem == name))
-    said = why_dependent(program_of(build_model(source_of(config)), config.signature()))
-    if name == "edge_gnn":  # a graph is one event
-        assert said is not None and "edge_gnn.py:" in said.text
+    dependence = why_dependent(program_of(build_model(source_of(config)), config.signature()))
+    if name == "edge_gnn":
+        assert dependence is not None and "edge_gnn.py:" in dependence.text
     else:
-        assert said is None
+        assert dependence is None
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["particlenet", "particlenet_raw"])
-def test_particlenet(name: str) -> None:
+def test_particlenet_keeps_rows_apart(name: str) -> None:
     pytest.importorskip("weaver", reason="ParticleNet is weaver-core's")
     config = load_config(CONFIGS / f"{name}.yaml")
     source = replace(source_of(config), weights=None)

@@ -57,54 +57,53 @@ class Compiled:
     def __call__(self, *inputs: Tensor) -> dict[str, Tensor]:
         """The artifact's answers as tensors of rows; it runs on columns. With `same_bits`, each row
         runs alone, too."""
-        found = self.together(*inputs)
+        answers = self.together(*inputs)
         if self.same_bits and len(inputs[0]):
-            self._require_alone(inputs, found)
-        return found
+            self._require_same_alone(inputs, answers)
+        return answers
 
     def together(self, *inputs: Tensor) -> dict[str, Tensor]:
         """The answers of one call with all rows."""
-        given, written = self._collections(len(inputs[0]))
+        n = len(inputs[0])
+        rows, written = self._collections(n)
         for bound, values in zip(self.signature.inputs, inputs, strict=True):
-            by_row(bound, given).copy_(flat(values))
+            by_row(bound, rows).copy_(flat(values))
         device = self.session.device
-        there = {name: each.to(device) for name, each in written.items()}
-        self.session.run({name: each.to(device) for name, each in given.items()}, there)
-        found = {name: each.to("cpu") for name, each in there.items()}
-        return {
-            b.name: by_row(b, found).reshape(b.shape(len(inputs[0])))
-            for b in self.signature.outputs
-        }
+        on_device = {name: collection.to(device) for name, collection in written.items()}
+        self.session.run({name: given.to(device) for name, given in rows.items()}, on_device)
+        back = {name: collection.to("cpu") for name, collection in on_device.items()}
+        return {b.name: by_row(b, back).reshape(b.shape(n)) for b in self.signature.outputs}
 
-    def _require_alone(self, inputs: Sequence[Tensor], found: Mapping[str, Tensor]) -> None:
+    def _require_same_alone(self, inputs: Sequence[Tensor], together: Mapping[str, Tensor]) -> None:
         """Runs each row in a call of its own, in the same memory, and compares the bits."""
-        given, written = self._collections(1)
-        binding = self.session.bind(given, written)
-        rows = [by_row(bound, given) for bound in self.signature.inputs]
+        rows, written = self._collections(1)
+        binding = self.session.bind(rows, written)
+        row_inputs = [by_row(bound, rows) for bound in self.signature.inputs]
         answers = {bound.name: by_row(bound, written) for bound in self.signature.outputs}
-        wanted = {name: flat(values) for name, values in found.items()}
+        wanted = {name: flat(values) for name, values in together.items()}
         for row in range(len(inputs[0])):
-            for place, values in zip(rows, inputs, strict=True):
-                place.copy_(flat(values[row : row + 1]))
+            for row_input, values in zip(row_inputs, inputs, strict=True):
+                row_input.copy_(flat(values[row : row + 1]))
             for collection in written.values():
                 assert collection.buffer is not None
-                collection.buffer.fill_(0x55)
+                collection.buffer.fill_(0x55)  # so that an answer that is not written shows
             binding()
             for name, answer in answers.items():
                 assert bits(answer) == bits(wanted[name][row : row + 1]), (name, row)
 
     def _collections(self, n: int) -> tuple[dict[str, Collection], dict[str, Collection]]:
         """The inputs and the outputs, without values."""
-        given, written = (
+        rows, written = (
             {name: Collection(self.signature.layouts[name], n) for name in names}
             for names in (self.signature.input_collections, self.signature.output_collections)
         )
-        return given, written
+        return rows, written
 
     def eager(self, *inputs: Tensor) -> dict[str, Tensor]:
+        """The answers of the model in eager torch."""
         with torch.no_grad():
-            found = self.model(*inputs)
-        return dict(zip((b.name for b in self.signature.outputs), found, strict=True))
+            answers = self.model(*inputs)
+        return dict(zip((b.name for b in self.signature.outputs), answers, strict=True))
 
 
 def by_row(bound: BoundBlock, collections: Mapping[str, Collection]) -> Tensor:
@@ -120,11 +119,11 @@ def flat(values: Tensor) -> Tensor:
 
 
 def bits(values: Tensor) -> bytes:
-    """The bits of numbers; all NaN are one."""
+    """The bits of numbers; all NaN have the same ones."""
     if values.is_floating_point():
         values = values.masked_fill(values.isnan(), math.nan)
-    whole = values.clone(memory_format=torch.contiguous_format)
-    return whole.view(torch.uint8).numpy().tobytes()
+    contiguous = values.clone(memory_format=torch.contiguous_format)
+    return contiguous.view(torch.uint8).numpy().tobytes()
 
 
 def signature_of(inputs: Sequence[Tensor], outputs: Mapping[str, Tensor]) -> Signature:
@@ -134,12 +133,13 @@ def signature_of(inputs: Sequence[Tensor], outputs: Mapping[str, Tensor]) -> Sig
     def block(name: str, values: Tensor) -> Block:
         shape = tuple(values.shape[1:])
         names = tuple(f"{name}_{k}" for k in range(math.prod(shape)))
-        layouts[name] = Layout([column(each, dtype_name(values.dtype)) for each in names])
+        dtype = dtype_name(values.dtype)
+        layouts[name] = Layout([column(column_name, dtype) for column_name in names])
         return Block(name, name, names, shape=shape if len(shape) > 1 else None)
 
-    given = [block(f"x{k}", values) for k, values in enumerate(inputs)]
-    found = [block(name, values) for name, values in outputs.items()]
-    return Signature.build(layouts, given, found, {"n": RowRange(0, MOST)})
+    input_blocks = [block(f"x{k}", values) for k, values in enumerate(inputs)]
+    output_blocks = [block(name, values) for name, values in outputs.items()]
+    return Signature.build(layouts, input_blocks, output_blocks, {"n": RowRange(0, MOST)})
 
 
 def target_on(device: str) -> Target:
@@ -176,8 +176,8 @@ def prepared(
     signature = signature_of(inputs, outputs)
     arrays: dict[str, dict[str, Any]] = {}
     for bound, values in zip(signature.inputs, inputs, strict=True):
-        flat = values.reshape(len(values), -1)
-        arrays[bound.name] = {c: flat[:, k].clone() for k, c in enumerate(bound.block.columns)}
+        elements = flat(values)
+        arrays[bound.name] = {c: elements[:, k].clone() for k, c in enumerate(bound.block.columns)}
     file = Path(tempfile.mkdtemp(dir=_SCRATCH)) / "program.pt2"
     return Prepared(model, signature, building.exported(model, signature, arrays, file, row_wise))
 
@@ -192,7 +192,7 @@ def compiled(
 def arguments(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Given]:
     """The arguments of a program for one row: the number of rows, and a matrix (columns, 1) for
     each input and output."""
-    sizes = [(flat(each).shape[1], each.dtype) for each in (*inputs, *outputs)]
+    sizes = [(flat(values).shape[1], values.dtype) for values in (*inputs, *outputs)]
     matrices = [Given(torch.empty(size, 1, dtype=dtype), "m") for size, dtype in sizes]
     return [Given(torch.empty(1, 0), "n"), *matrices]
 
@@ -203,23 +203,25 @@ def one_row(
     """The model's operators at one row, on `arguments`. `vmapped`: it calls torch.vmap."""
 
     def run(_count: Tensor, *matrices: Tensor) -> list[Tensor]:
-        given = zip(matrices[: len(inputs)], inputs, strict=True)
-        rows = [matrix.T.reshape(1, *each.shape[1:]) for matrix, each in given]
-        return [flat(each).T for each in model(*rows)]
+        pairs = zip(matrices[: len(inputs)], inputs, strict=True)
+        rows = [matrix.T.reshape(1, *values.shape[1:]) for matrix, values in pairs]
+        return [flat(answer).T for answer in model(*rows)]
 
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    given = arguments(inputs, outputs)
-    examples = [mode.from_tensor(each.value) for each in given]
+    row_arguments = arguments(inputs, outputs)
+    examples = [mode.from_tensor(argument.value) for argument in row_arguments]
     with quiet_torch(), torch.no_grad(), mode:
         # `traced` cannot see through torch.vmap.
         graph = traced(make_fx(run)(*examples) if vmapped else run, examples, mode)
-    return OneRow(graph, list(range(1 + len(inputs), len(given))))
+    return OneRow(graph, list(range(1 + len(inputs), len(row_arguments))))
 
 
 def first_rows(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The model's answers to the first two rows. It makes the model one for inference."""
+    model.eval().requires_grad_(False)
     with torch.no_grad():
-        found: tuple[Tensor, ...] = model.eval().requires_grad_(False)(*[x[:2] for x in inputs])
-    return found
+        answers: tuple[Tensor, ...] = model(*[x[:2] for x in inputs])
+    return answers
 
 
 def program_of(model: nn.Module, inputs: Sequence[Tensor]) -> Program:

@@ -30,7 +30,7 @@ _RELATIVE = 1e-4  # allowed error, relative to the largest number of an output
 
 
 @dataclass(frozen=True)
-class Made:
+class Example:
     """The example value of one tensor of the program, and whether its numbers are exact."""
 
     value: Tensor
@@ -50,17 +50,19 @@ Apply = Callable[..., Tensor]
 
 @dataclass
 class Program:
-    """A model of steps, each a function of earlier tensors."""
+    """A model of steps, each a function of earlier tensors, by their places: 0 is the first input,
+    1 the second, 2 the result of the first step. `titles`: of the steps."""
 
     seed: int
     steps: list[tuple[Apply, tuple[int, ...]]] = field(default_factory=list)
     titles: list[str] = field(default_factory=list)
 
     def __call__(self, x: Tensor, index: Tensor) -> Tensor:
-        made = [x, index]
+        tensors = [x, index]
         for step, places in self.steps:
-            made.append(step(*(made[p] for p in places)))
-        return made[-1].float().flatten(1) if made[-1].dim() > 1 else made[-1].float()
+            tensors.append(step(*(tensors[place] for place in places)))
+        last = tensors[-1].float()
+        return last.flatten(1) if last.dim() > 1 else last
 
 
 UNARY_EXACT: dict[str, Apply] = {
@@ -108,9 +110,10 @@ class _Writer:
     def __init__(self, seed: int, examples: Sequence[Tensor]) -> None:
         self.draw = random.Random(seed)
         self.program = Program(seed)
-        self.made = [Made(examples[0], True), Made(examples[1], True)]
+        self.tensors = [Example(value, True) for value in examples]
 
     def write(self, steps: int) -> Program:
+        """A program of this many steps."""
         kinds = (self.unary, self.binary, self.view, self.reduce, self.select, self.product)
         while len(self.program.steps) < steps:
             self.draw.choices(kinds, (4, 4, 5, 3, 3, 2))[0]()
@@ -119,23 +122,29 @@ class _Writer:
     def add(self, title: str, step: Apply, places: tuple[int, ...], exact: bool) -> None:
         """Adds a step, unless its result has too many elements or no row dimension."""
         with torch.no_grad():
-            value = step(*(self.made[p].value for p in places))
+            value = step(*(self.tensors[place].value for place in places))
         if value[0].numel() > _LARGEST or value.dim() < 2:
             return
         self.program.steps.append((step, places))
         self.program.titles.append(f"{title}{list(places)} -> {list(value.shape[1:])}")
-        self.made.append(Made(value, exact and all(self.made[p].exact for p in places)))
+        exact = exact and all(self.tensors[place].exact for place in places)
+        self.tensors.append(Example(value, exact))
+
+    def fit(self, exact: bool) -> list[int]:
+        """The places of tensors that are not indices. `exact`: of those with exact numbers."""
+        return [
+            place
+            for place, tensor in enumerate(self.tensors)
+            if place != 1 and (tensor.exact or not exact)
+        ]
 
     def place(self, exact: bool = False, dims: int = 1) -> int | None:
-        """The place of one of the last tensors with floating-point numbers."""
-        fit = [
-            p
-            for p, made in enumerate(self.made)
-            if p != 1 and (made.exact or not exact) and made.value.dim() > dims
-        ]
+        """The place of one of the last tensors that are not indices, with more dimensions."""
+        fit = [place for place in self.fit(exact) if self.tensors[place].value.dim() > dims]
         return self.draw.choice(fit[-4:]) if fit else None
 
     def unary(self) -> None:
+        """Adds a function of one tensor."""
         exact = self.draw.random() < 0.5
         title, step = self.draw.choice(list((UNARY_EXACT if exact else UNARY).items()))
         place = self.place(exact)
@@ -143,23 +152,21 @@ class _Writer:
             self.add(title, step, (place,), exact)
 
     def binary(self) -> None:
+        """Adds a function of two tensors of one shape."""
         exact = self.draw.random() < 0.5
         title, step = self.draw.choice(list((BINARY_EXACT if exact else BINARY).items()))
-        one = self.place(exact)
-        if one is None:
+        first = self.place(exact)
+        if first is None:
             return
-        shape = self.made[one].value.shape
-        fit = [
-            p
-            for p, made in enumerate(self.made)
-            if p != 1 and made.value.shape == shape and (made.exact or not exact)
-        ]
-        self.add(title, step, (one, self.draw.choice(fit)), exact)
+        shape = self.tensors[first].value.shape
+        fit = [place for place in self.fit(exact) if self.tensors[place].value.shape == shape]
+        self.add(title, step, (first, self.draw.choice(fit)), exact)
 
     def view(self) -> None:
+        """Adds a function that moves, repeats or leaves out elements."""
         place = self.place()
         assert place is not None
-        shape = self.made[place].value.shape[1:]
+        shape = self.tensors[place].value.shape[1:]
         dim = self.draw.randrange(len(shape)) + 1
         size, count = shape[dim - 1], math.prod(shape)
         divisor = self.draw.choice([d for d in range(1, count + 1) if count % d == 0])
@@ -184,13 +191,14 @@ class _Writer:
         self.add(title, choices[title], (place,), True)
 
     def reduce(self) -> None:
+        """Adds a function along one dimension."""
         exact = self.draw.random() < 0.6
         place = self.place(exact, 1 if self.draw.random() < 0.3 else 2)
         if place is None:
             return
-        dims = self.made[place].value.dim()
+        dims = self.tensors[place].value.dim()
         dim, keep = self.draw.randrange(1, dims), dims == 2
-        sure: dict[str, Apply] = {
+        kept_exact: dict[str, Apply] = {
             "sum": lambda a: a.sum(dim, keepdim=keep),
             "amax": lambda a: a.amax(dim, keepdim=True).expand_as(a),
             "amin": lambda a: a.amin(dim, keepdim=keep),
@@ -208,14 +216,15 @@ class _Writer:
             "norm": lambda a: F.normalize(a, dim=dim, eps=1.0),
             "logsumexp": lambda a: a.logsumexp(dim, keepdim=keep),
         }
-        choices = sure if exact else rounded
+        choices = kept_exact if exact else rounded
         title = self.draw.choice(list(choices))
         self.add(title, choices[title], (place,), exact)
 
     def select(self) -> None:
+        """Adds a function that reads or writes elements at indices."""
         place = self.place()
         assert place is not None
-        shape = self.made[place].value.shape
+        shape = self.tensors[place].value.shape
         dim = self.draw.randrange(1, len(shape))
         size = shape[dim]
         some = torch.tensor([self.draw.randrange(size) for _ in range(3)])
@@ -235,9 +244,10 @@ class _Writer:
         self.add(title, step, places, True)
 
     def product(self) -> None:
+        """Adds a product of matrices, a convolution or a pool."""
         place = self.place()
         assert place is not None
-        shape = self.made[place].value.shape
+        shape = self.tensors[place].value.shape
         generator = torch.Generator().manual_seed(self.draw.randrange(1 << 30))
         weights = torch.randn(5, shape[-1], generator=generator) / math.sqrt(shape[-1])
         choices: dict[str, Apply] = {"linear": lambda a: F.linear(a, weights)}
@@ -259,50 +269,53 @@ def examples(seed: int) -> list[Tensor]:
     return [x, torch.randint(0, 5, (MOST, 6), generator=generator)]
 
 
-def agrees(found: Tensor, wanted: Tensor) -> bool:
-    same = (found == wanted) | (found.isnan() & wanted.isnan())
+def agrees(answers: Tensor, wanted: Tensor) -> bool:
+    """Whether all numbers are equal up to rounding, and NaN and infinities the same."""
+    same = (answers == wanted) | (answers.isnan() & wanted.isnan())
     largest = float(wanted.nan_to_num(0.0, 0.0, 0.0).abs().max())
-    off = (found - wanted).abs().nan_to_num(math.inf)
+    off = (answers - wanted).abs().nan_to_num(math.inf)
     return bool((same | (off <= _RELATIVE * (1 + largest))).all())
 
 
-def wrong(seeds: range, steps: int = 10, device: str = "cpu") -> Iterator[Program]:
+def wrong_programs(seeds: range, steps: int = 10, device: str = "cpu") -> Iterator[Program]:
     """Compiles a program for each seed, all in one library; those that differ from eager torch."""
     inputs = examples(seeds.start)
     programs = [_Writer(seed, inputs).write(steps) for seed in seeds]
     # One output for all: torch.export takes longer for an output than for a program.
-    together = {"y": lambda *given: torch.cat([_columns(p(*given)) for p in programs], 1)}
+    together = {"y": lambda *rows: torch.cat([_columns(p(*rows)) for p in programs], 1)}
     library = compiled(Function(together), inputs, list(together), device)
     for n in (MOST, 3):
-        rows = [each[:n] for each in inputs]
+        rows = [values[:n] for values in inputs]
         wanted = [_columns(program(*rows)) for program in programs]
-        found = library(*rows)["y"].split([each.shape[1] for each in wanted], 1)
-        for program, part, right in zip(programs, found, wanted, strict=True):
-            if not agrees(part, right):
+        parts = library(*rows)["y"].split([answer.shape[1] for answer in wanted], 1)
+        for program, part, answer in zip(programs, parts, wanted, strict=True):
+            if not agrees(part, answer):
                 yield program
 
 
 def _columns(answer: Tensor) -> Tensor:
+    """A program's answer as (rows, columns)."""
     return answer if answer.dim() > 1 else answer.unsqueeze(1)
 
 
 def main() -> None:
+    """Tries programs, and prints those that are wrong; the status is 1 if there are any."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--programs", type=int, default=3000)
     parser.add_argument("--steps", type=int, default=12, help="of each program")
     parser.add_argument("--together", type=int, default=20, help="programs in one library")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu", help="or cuda:0")
-    given = parser.parse_args()
+    options = parser.parse_args()
     begun, failed = time.monotonic(), 0
-    for first in range(given.seed, given.seed + given.programs, given.together):
-        seeds = range(first, first + given.together)
-        for program in wrong(seeds, given.steps, given.device):
+    for first in range(options.seed, options.seed + options.programs, options.together):
+        seeds = range(first, first + options.together)
+        for program in wrong_programs(seeds, options.steps, options.device):
             failed += 1
             print(f"program {program.seed}: " + "; ".join(program.titles), flush=True)
         if sys.stderr.isatty():
-            print(f"\r{first + given.together - given.seed}", end="", file=sys.stderr)
-    print(f"{given.programs} programs, {failed} wrong, {time.monotonic() - begun:.0f} s")
+            print(f"\r{first + options.together - options.seed}", end="", file=sys.stderr)
+    print(f"{options.programs} programs, {failed} wrong, {time.monotonic() - begun:.0f} s")
     sys.exit(failed > 0)
 
 

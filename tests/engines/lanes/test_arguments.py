@@ -22,51 +22,65 @@ def overloads(name: str) -> Iterator[Any]:
         for overload in packet.overloads() if packet else ():
             target = getattr(packet, overload)
             schema = target._schema
-            tensors = all("Tensor" in str(each.type) for each in schema.returns)
-            if tensors and not schema.is_mutable and not any(a.is_out for a in schema.arguments):
+            returns_tensors = all("Tensor" in str(value.type) for value in schema.returns)
+            writes = schema.is_mutable or any(argument.is_out for argument in schema.arguments)
+            if returns_tensors and not writes:
                 yield target
 
 
-def harmless(name: str, argument: str) -> bool:
+def without_effect(name: str, argument: str) -> bool:
+    """Whether the argument changes no number, so that the lowering may leave it out."""
     return argument in NO_EFFECT or f"{name}.{argument}" in NO_EFFECT
 
 
 @pytest.mark.parametrize("name", sorted(LOWERINGS))
 def test_every_argument_is_taken_or_refused(name: str) -> None:
-    found = list(overloads(name))
-    assert found, "no operator has this name"
-    taken = 0
-    for target in found:
-        given = {each.name: object() for each in target._schema.arguments}
-        read = {value for each, value in given.items() if not harmless(name, each)}
+    """An overload is refused by NotKnown; at least one must be lowered."""
+    targets = list(overloads(name))
+    assert targets, "no operator has this name"
+    lowered = 0
+    for target in targets:
+        values = {argument.name: object() for argument in target._schema.arguments}
+        read = {value for argument, value in values.items() if not without_effect(name, argument)}
         try:
-            positional, named = arguments(name, target, list(given.values()), {})
+            positional, named = arguments(name, target, list(values.values()), {})
         except NotKnown:
             continue
-        taken += 1
+        lowered += 1
         assert {*positional, *named.values()} == read, target
+        # Raises TypeError if the lowering does not take them, after the builder and the operator.
         inspect.signature(LOWERINGS[name]).bind(None, None, *positional, **named)
-    assert taken, "no overload is lowered"
+    assert lowered, "no overload is lowered"
 
 
 @pytest.mark.parametrize("name", sorted(LOWERINGS))
-def test_every_parameter_is_read_and_has_the_default_of_torch(name: str) -> None:
+def test_every_parameter_is_read(name: str) -> None:
+    """In the function's byte code: a parameter that it does not load has no effect."""
     function = LOWERINGS[name]
     parameters = list(inspect.signature(function).parameters.values())[2:]
-    loaded = {each.argval for each in dis.get_instructions(function) if "LOAD" in each.opname}
+    loaded = {code.argval for code in dis.get_instructions(function) if "LOAD" in code.opname}
     for parameter in parameters:
         assert parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         assert parameter.name in loaded, parameter
+
+
+@pytest.mark.parametrize("name", sorted(LOWERINGS))
+def test_every_default_is_that_of_torch(name: str) -> None:
+    parameters = inspect.signature(LOWERINGS[name]).parameters
+    defaults = {
+        parameter.name: parameter.default
+        for parameter in parameters.values()
+        if parameter.kind is not parameter.POSITIONAL_ONLY
+        and parameter.default is not parameter.empty
+    }
     for target in overloads(name):
-        for argument in target._schema.arguments:
-            own = inspect.signature(function).parameters.get(argument.name)
-            if own is None or own.kind is own.POSITIONAL_ONLY or own.default is own.empty:
-                continue
-            if target.namespace == "aten" and argument.default_value is not None:
-                assert same(own.default, argument.default_value), (target, argument.name)
+        for argument in target._schema.arguments if target.namespace == "aten" else ():
+            if argument.name in defaults and argument.default_value is not None:
+                own = defaults[argument.name]
+                assert same_default(own, argument.default_value), (target, argument.name)
 
 
-def same(own: Any, default: Any) -> bool:
+def same_default(own: Any, default: Any) -> bool:
     """True if two defaults mean the same: torch writes `(0,)` as [0, 0] for two dimensions."""
     if isinstance(default, list):
         return default in ([], [*own] * max(len(default), 1)) if own else default == []
@@ -74,8 +88,11 @@ def same(own: Any, default: Any) -> bool:
 
 
 def test_a_name_without_effect_is_one_of_torch() -> None:
-    every = {
-        each.name for name in LOWERINGS for t in overloads(name) for each in t._schema.arguments
-    }
-    assert {each.rpartition(".")[2] for each in NO_EFFECT} <= every
-    assert {each.partition(".")[0] for each in NO_EFFECT if "." in each} <= set(LOWERINGS)
+    targets = [target for name in LOWERINGS for target in overloads(name)]
+    of_torch = {argument.name for target in targets for argument in target._schema.arguments}
+    assert {entry.rpartition(".")[2] for entry in NO_EFFECT} <= of_torch
+
+
+def test_an_operator_whose_argument_has_no_effect_is_lowered() -> None:
+    """An entry is the name of an argument, or of an operator and its argument."""
+    assert {entry.partition(".")[0] for entry in NO_EFFECT if "." in entry} <= set(LOWERINGS)

@@ -53,6 +53,8 @@ def usual(small: Prepared) -> Tensor:
     return small.compiled()(X)["y"]
 
 
+# When its library is loaded, sets the bits 15 and 6 of MXCSR: denormals are taken for 0, as results
+# and as operands.
 SWITCHES = """
 #include <xmmintrin.h>
 __attribute__((constructor)) static void flush() { _mm_setcsr(_mm_getcsr() | 0x8040); }
@@ -60,17 +62,18 @@ __attribute__((constructor)) static void flush() { _mm_setcsr(_mm_getcsr() | 0x8
 
 
 def script(folder: Path, text: str) -> str:
+    """The path of a shell script, as a compiler for CXX."""
     file = folder / "compiler"
     file.write_text(f"#!/bin/sh\n{text}\n")
     file.chmod(0o755)
     return str(file)
 
 
-def test_a_compiler_that_fails(
+def test_the_message_of_a_compiler_that_fails_is_in_the_error(
     small: Prepared, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    said = "echo 'network.cpp:1: error: no space left on device' >&2; exit 1"
-    monkeypatch.setenv("CXX", script(tmp_path, said))
+    fails = "echo 'network.cpp:1: error: no space left on device' >&2; exit 1"
+    monkeypatch.setenv("CXX", script(tmp_path, fails))
     with pytest.raises(EngineError, match="no space left") as caught:
         small.compiled()
     assert not isinstance(caught.value, NotApplicableError)
@@ -96,7 +99,7 @@ def test_an_error_of_the_compiler_names_the_operator(
     assert "\n" not in str(caught.value) and type(error).__name__ in str(caught.value)
 
 
-def test_a_compiler_that_hangs(
+def test_a_compiler_that_hangs_is_ended_after_a_time(
     small: Prepared, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("CXX", script(tmp_path, "exec sleep 60"))
@@ -110,26 +113,25 @@ def test_a_compiler_that_hangs(
     ["g++ -ffast-math", "g++ -Ofast", "ccache g++ -mdaz-ftz", "g++ @options", 'g++ "unclosed',
      "g++ network.o", "no-such-compiler"],
 )  # fmt: skip
+@pytest.mark.parametrize("engine_name", ["lanes", "aoti", "aoti-standalone"])
 def test_a_compiler_that_is_missing_or_may_change_numbers_is_refused(
-    small: Prepared, named: str, monkeypatch: pytest.MonkeyPatch
+    small: Prepared, named: str, engine_name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("CXX", named)
-    for engine_name in ("lanes", "aoti", "aoti-standalone"):
-        with pytest.raises(EngineError) as refused:
-            engine(engine_name).compile(
-                Portable(small.program, None), Target.parse("cpu"), {}, small.program.parent
-            )
-        assert str(refused.value).startswith("CXX") and "\n" not in str(refused.value)
+    source, target = Portable(small.program, None), Target.parse("cpu")
+    with pytest.raises(EngineError) as refused:
+        engine(engine_name).compile(source, target, {}, tmp_path)
+    assert str(refused.value).startswith("CXX") and "\n" not in str(refused.value)
 
 
-def test_options_that_change_no_number(
+def test_options_that_change_no_number_are_taken(
     small: Prepared, usual: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", "env g++ --sysroot=/ -fuse-ld=bfd -B/usr/bin -pipe")
     assert torch.equal(small.compiled()(X)["y"], usual)
 
 
-def test_messages_of_a_compiler_in_another_encoding(
+def test_messages_of_a_compiler_may_have_another_encoding(
     small: Prepared, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("CXX", script(tmp_path, r"printf 'error: f\374r x\n' >&2; exit 1"))
@@ -147,21 +149,21 @@ def test_a_compiler_that_computes_in_another_mode_is_noticed(
     plain = 'case " $* " in *" -c "*) exec g++ "$@";; esac'
     own = f'{plain}; exec g++ "$@" -x c++ {tmp_path}/mode.cpp'
     monkeypatch.setenv("CXX", script(tmp_path, own))
-    least = np.full(9, 1e-40, np.float32)
+    denormals = np.full(9, 1e-40, np.float32)
     with pytest.raises(EngineError, match="floating-point"):
         small.compiled()
-    assert (least * np.float32(0.5) > 0).all()
+    assert (denormals * np.float32(0.5) > 0).all()  # this process computes as before
 
 
-def test_the_key_of_an_artifact_has_the_compiler(
+def test_the_identity_of_a_compiler_is_what_it_says_of_its_version(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     target = Target.parse("cpu")
     monkeypatch.delenv("CXX", raising=False)
-    usual_key = compilers.compiler_identity(target)
+    usual = compilers.compiler_identity(target)
     monkeypatch.setenv("CXX", script(tmp_path, "echo g++ 99.1"))
     other = compilers.compiler_identity(target)
-    assert usual_key != other and other.endswith("g++ 99.1")
+    assert usual != other and other.endswith("g++ 99.1")
 
 
 def test_flags_of_the_environment_change_no_bit(
@@ -171,23 +173,24 @@ def test_flags_of_the_environment_change_no_bit(
     assert torch.equal(small.compiled()(X)["y"], usual)
 
 
-@pytest.mark.parametrize("name", ["g++", "clang++"])
-def test_every_compiler_gives_the_same_bits(
-    small: Prepared, usual: Tensor, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if shutil.which(name) is None:
-        pytest.skip(f"{name} is not here")
-    monkeypatch.setenv("CXX", name)
+@pytest.fixture(params=["g++", "clang++"])
+def cxx(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sets CXX to a compiler; skips if it is not installed."""
+    if shutil.which(request.param) is None:
+        pytest.skip(f"{request.param} is not here")
+    monkeypatch.setenv("CXX", request.param)
+
+
+@pytest.mark.usefixtures("cxx")
+def test_every_compiler_gives_the_same_bits(small: Prepared, usual: Tensor) -> None:
     assert torch.equal(small.compiled()(X)["y"], usual)
 
 
-@pytest.mark.parametrize("name", ["g++", "clang++"])
+@pytest.mark.usefixtures("cxx")
 def test_a_network_in_parts_gives_the_bits_of_the_whole(
-    small: Prepared, usual: Tensor, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    small: Prepared, usual: Tensor, tmp_path: Path
 ) -> None:
-    if shutil.which(name) is None:
-        pytest.skip(f"{name} is not here")
-    monkeypatch.setenv("CXX", name)
+    """Each width of the code and what they share are compiled apart, then linked."""
     target = Target.parse("cpu")
     plan = planned(row_program(small.program))
     widths = choose_widths(plan, target)
@@ -211,27 +214,29 @@ def looked_up() -> Compiled:
         "gathered": lambda x, i: x.gather(1, i),
         "scattered": lambda x, i: torch.zeros_like(x).scatter(1, i, 1.0),
     }
-    given = [torch.ones(MOST, 6), torch.randint(0, 6, (MOST, 2))]
-    return compiled_row(Function(outputs), given, list(outputs))
+    inputs = [torch.ones(MOST, 6), torch.randint(0, 6, (MOST, 2))]
+    return compiled_row(Function(outputs), inputs, list(outputs))
 
 
 @pytest.mark.parametrize("index", [-1, 6, 1 << 40, -(1 << 63), (1 << 63) - 1])
 def test_an_index_that_leads_nowhere_stays_within_the_memory(
     looked_up: Compiled, index: int
 ) -> None:
+    """Row 4 has no answer for it; the other rows have those of eager torch."""
     places = torch.tensor([[0, 5]]).repeat(9, 1)
     places[4, 1] = index
-    found = looked_up(torch.ones(9, 6), places)
-    for name, wanted in looked_up.eager(torch.ones(8, 6), places[[0, 1, 2, 3, 5, 6, 7, 8]]).items():
-        others = torch.cat([found[name][:4], found[name][5:]])
-        assert torch.equal(others, wanted.reshape(others.shape))  # the other rows are unchanged
-    assert found["embedded"][4, 1].isnan() and found["gathered"][4, 1].isnan()
-    assert found["scattered"][4].sum() == 1
+    answers = looked_up(torch.ones(9, 6), places)
+    others = torch.arange(9) != 4
+    for name, wanted in looked_up.eager(torch.ones(8, 6), places[others]).items():
+        own = answers[name][others]
+        assert torch.equal(own, wanted.reshape(own.shape)), name
+    assert answers["embedded"][4, 1].isnan() and answers["gathered"][4, 1].isnan()
+    assert answers["scattered"][4].sum() == 1
 
 
-def test_no_rows(looked_up: Compiled) -> None:
-    found = looked_up(torch.ones(0, 6), torch.zeros(0, 2, dtype=torch.int64))
-    assert {name: len(answer) for name, answer in found.items()} == dict.fromkeys(found, 0)
+def test_no_rows_have_no_answers(looked_up: Compiled) -> None:
+    answers = looked_up(torch.ones(0, 6), torch.zeros(0, 2, dtype=torch.int64))
+    assert {name: len(answer) for name, answer in answers.items()} == dict.fromkeys(answers, 0)
 
 
 class Determinant(nn.Module):
@@ -239,7 +244,7 @@ class Determinant(nn.Module):
         return (torch.linalg.det(x),)
 
 
-def test_the_model_s_line_of_what_has_no_code() -> None:
+def test_the_error_has_the_line_of_the_model_without_code() -> None:
     with pytest.raises(NotApplicableError, match=r"test_build\.py:\d+"):
         compiled(Determinant(), [torch.randn(MOST, 3, 3)], ["y"])
 
@@ -254,6 +259,8 @@ def test_an_operator_without_code_is_named() -> None:
         compiled(Eigenvalues(), [torch.randn(MOST, 3, 3)], ["y"])
 
 
+# Calls the library `argv[1]` on the columns in the file `argv[2]`, in a thread with a stack of
+# 128 kB. The answers replace the file.
 _IN_A_SMALL_THREAD = """
 import ctypes, sys, threading
 import numpy as np
@@ -284,23 +291,24 @@ def test_a_sort_of_many_elements_needs_little_stack(tmp_path: Path) -> None:
     """3,000 elements of a row, with NaN and equal ones, in a thread with a stack of 128 kB."""
     torch.manual_seed(0)
     weights = torch.randn(500).mul(8).round()
-    some = [0, 1, 65, 700, 1500, 2400, 2998, 2999]
+    some = [0, 1, 65, 700, 1500, 2400, 2998, 2999]  # places in the order that are outputs
 
     def apply(x: Tensor) -> Tensor:
         spread = (x[:, :, None] * weights).flatten(1)
         up, down = (torch.sort(spread, dim=1, stable=True, descending=d) for d in (False, True))
-        half = torch.sort(spread.double(), dim=1, stable=True)
-        found = [up.values, up.indices, down.values, down.indices, half.values, half.indices]
-        return torch.cat([each[:, some].float() for each in found], 1)
+        double = torch.sort(spread.double(), dim=1, stable=True)
+        results = [up.values, up.indices, down.values, down.indices]
+        results += [double.values, double.indices]
+        return torch.cat([values[:, some].float() for values in results], 1)
 
     x = torch.randn(MOST, 6).mul(4).round()
     x[1, 2], x[2, 3], x[3] = math.nan, math.inf, 0.0
-    made = prepared(Function({"y": apply}), [x], ["y"])
-    engine("lanes").compile(Portable(made.program, None), Target.parse("cpu"), {}, tmp_path)
-    rows = tmp_path / "rows.npy"
-    np.save(rows, x.T.numpy())
-    script = [sys.executable, "-c", _IN_A_SMALL_THREAD, str(tmp_path / "network.so"), str(rows)]
-    done = subprocess.run(script, capture_output=True, text=True)
+    program = prepared(Function({"y": apply}), [x], ["y"]).program
+    engine("lanes").compile(Portable(program, None), Target.parse("cpu"), {}, tmp_path)
+    columns = tmp_path / "columns.npy"
+    np.save(columns, x.T.numpy())
+    command = [sys.executable, "-c", _IN_A_SMALL_THREAD, str(tmp_path / "network.so"), str(columns)]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found = torch.from_numpy(np.load(rows)).T
-    torch.testing.assert_close(found, apply(x), rtol=0, atol=0, equal_nan=True)
+    answers = torch.from_numpy(np.load(columns)).T
+    torch.testing.assert_close(answers, apply(x), rtol=0, atol=0, equal_nan=True)

@@ -19,8 +19,9 @@ def scaled_erfc(v: mpf) -> mpf:
 def test_the_coefficients_are_those_of_a_chebyshev_fit() -> None:
     text = (HEADERS / "functions.h").read_text()
     (inside,) = re.findall(r"polynomial\(t - splat\(0\.5625\),([^;]+)\);", text)
-    found = [float(number) for number in inside.split(",")]
+    coefficients = [float(number) for number in inside.split(",")]
     with mp.workdps(60):
-        powers, error = chebyfit(scaled_erfc, [-mpf(7) / 16, mpf(7) / 16], len(found), error=True)
+        ends = [-mpf(7) / 16, mpf(7) / 16]  # of v: t is between 1/8 and 1, z between 28 and 0
+        fitted, error = chebyfit(scaled_erfc, ends, len(coefficients), error=True)
         assert error < 1e-17
-        assert found == [float(power) for power in reversed(powers)]
+        assert coefficients == [float(power) for power in reversed(fitted)]  # highest power last

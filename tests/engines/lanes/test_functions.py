@@ -13,7 +13,7 @@ from engines.kinds import host_cpu_levels
 from engines.lanes.functions import FUNCTIONS, call, carrier
 from engines.lanes.planning.source_file import HEADERS
 from tests.engines.lanes.harness import MOST, compiled_row
-from tests.engines.lanes.programs import wrong
+from tests.engines.lanes.programs import wrong_programs
 
 _ON_CPU = """
 #include "prelude.h"
@@ -32,17 +32,18 @@ namespace lanes {
 
 
 @pytest.mark.skipif("x86-64-v3" not in host_cpu_levels(), reason="it is built for x86-64-v3")
-@pytest.mark.parametrize("headers", [_ON_CPU, _ON_GPU])
+@pytest.mark.parametrize("headers", [_ON_CPU, _ON_GPU], ids=["cpu", "gpu"])
 def test_the_headers_have_each_function_of_the_table(headers: str, tmp_path: Path) -> None:
     lines = []
-    for name, known in FUNCTIONS.items():
-        for kind in known.carriers:
-            result = carrier(known.result) if known.result else kind
-            given = ["a", "b", "c"][: known.arguments]
-            head = f"{result} {name}_of_{kind}({', '.join(f'{kind} {x}' for x in given)})"
-            lines += [f"{head} {{ return {call(name, given)}; }}"]
-        if known.of_bools:
-            lines += [f"I {name}_of_bools(I a, I b) {{ return {call(name, given, True)}; }}"]
+    for name, function in FUNCTIONS.items():
+        arguments = ["a", "b", "c"][: function.arguments]
+        for kind in function.carriers:
+            result = carrier(function.result) if function.result else kind
+            parameters = ", ".join(f"{kind} {argument}" for argument in arguments)
+            body = f"{{ return {call(name, arguments)}; }}"
+            lines.append(f"{result} {name}_of_{kind}({parameters}) {body}")
+        if function.of_bools:
+            lines.append(f"I {name}_of_bools(I a, I b) {{ return {call(name, arguments, True)}; }}")
     source = tmp_path / "functions.cpp"
     source.write_text("\n".join([headers, *lines, "}"]))
     flags = ("-fsyntax-only", "-std=c++20", "-march=x86-64-v3", "-w", f"-I{HEADERS}")
@@ -50,8 +51,8 @@ def test_the_headers_have_each_function_of_the_table(headers: str, tmp_path: Pat
     assert done.returncode == 0, done.stderr
 
 
-def test_random_programs() -> None:
-    assert [program.titles for program in wrong(range(6), steps=8)] == []
+def test_random_programs_have_the_answers_of_eager_torch() -> None:
+    assert [program.titles for program in wrong_programs(range(6), steps=8)] == []
 
 
 class Block(nn.Module):

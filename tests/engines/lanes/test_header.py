@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -82,25 +82,35 @@ class Whole(nn.Module):
         return ordered.cumsum(-1), ordered[:, :1] > 2
 
 
-Names = tuple[str, ...]
-NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], torch.dtype, Names]] = {
-    # by the names of their headers: the shape and dtype of a row, and the names of the outputs
-    "purity": (TrackPurity, (15,), torch.float32, ("p",)),
-    "lstm": (Steps, (3, 3), torch.float32, ("a", "b")),
-    "edges": (Neighbours, (6, 4), torch.float32, ("f",)),
-    "trees": (Forest, (6,), torch.float32, ("score",)),
-    "deep": (partial(Forest, (500, 450)), (6,), torch.float32, ("score",)),
-    "integers": (Whole, (6,), torch.int64, ("sums", "above")),
+class Kind(NamedTuple):
+    """A model: how it is made, the shape and the dtype of a row, and the names of its outputs."""
+
+    model: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    outputs: tuple[str, ...]
+    dtype: torch.dtype = torch.float32
+
+
+NETWORKS = {  # by the names of their headers
+    "purity": Kind(TrackPurity, (15,), ("p",)),
+    "lstm": Kind(Steps, (3, 3), ("a", "b")),
+    "edges": Kind(Neighbours, (6, 4), ("f",)),
+    "trees": Kind(Forest, (6,), ("score",)),
+    "deep": Kind(partial(Forest, (500, 450)), (6,), ("score",)),
+    "integers": Kind(Whole, (6,), ("sums", "above"), torch.int64),
 }
 
 
 @dataclass(frozen=True)
 class Network:
+    """An exported model, and rows of its input."""
+
     prepared: Prepared
     rows: Tensor
 
     @cached_property
     def library(self) -> Compiled:
+        """The library of `lanes` for this host."""
         return self.prepared.compiled()
 
 
@@ -115,16 +125,17 @@ class Headers:
 
 @pytest.fixture(scope="module")
 def networks() -> dict[str, Network]:
-    found: dict[str, Network] = {}
-    for name, (kind, shape, dtype, names) in NETWORKS.items():
+    by_name: dict[str, Network] = {}
+    for name, kind in NETWORKS.items():
         torch.manual_seed(5)
-        floats = dtype.is_floating_point
-        rows = torch.randn(64, *shape) if floats else torch.randint(-9, 9, (64, *shape))
-        found[name] = Network(prepared(kind(), [rows.to(dtype)], names), rows.to(dtype))
-    return found
+        shape = (64, *kind.shape)
+        floats = kind.dtype.is_floating_point
+        rows = (torch.randn(shape) if floats else torch.randint(-9, 9, shape)).to(kind.dtype)
+        by_name[name] = Network(prepared(kind.model(), [rows], kind.outputs), rows)
+    return by_name
 
 
-def made(network: Prepared, target: Target, folder: Path) -> Compiled:
+def with_header(network: Prepared, target: Target, folder: Path) -> Compiled:
     """The library that includes the network's header.
 
     It is compiled for one of NVIDIA's architectures: tests/pipeline/building/test_header.py has a
@@ -163,11 +174,14 @@ def test_a_header_has_the_bits_of_the_library(
     for name, network in networks.items():
         header = headers.libraries[name]
         for n in (0, 1, 7, 33, 64):
-            wanted, found = network.library(network.rows[:n]), header(network.rows[:n])
-            assert all(torch.equal(found[each], wanted[each]) for each in wanted), (name, n)
+            wanted, answers = network.library(network.rows[:n]), header(network.rows[:n])
+            assert wanted.keys() == answers.keys()
+            for output, values in wanted.items():
+                assert torch.equal(answers[output], values), (name, n, output)
 
 
 def _require_nvrtc() -> None:
+    """Skips if CUDA's compiler library is not installed."""
     try:
         nvrtc()
     except EngineError as error:
@@ -175,10 +189,11 @@ def _require_nvrtc() -> None:
 
 
 def written(networks: Mapping[str, Network], folder: Path, target: Target) -> Headers:
+    """Writes the header of each network as NAME.h into this folder."""
     libraries: dict[str, Compiled] = {}
     for name, network in networks.items():
         (folder / name).mkdir()
-        libraries[name] = made(network.prepared, target, folder / name)
+        libraries[name] = with_header(network.prepared, target, folder / name)
         signature, rows = network.prepared.signature, network.rows
         values = _columns(signature.inputs, [rows])
         answers = libraries[name](rows)
@@ -227,7 +242,8 @@ def compiler(words: str) -> list[str]:
 
 
 def run(words: str, folder: Path, text: str) -> subprocess.CompletedProcess[str]:
-    """Compiles a program and runs it; the result of the compiler if that fails."""
+    """Compiles a program and runs it; the result of the compiler if that fails. `words`: as in
+    COMPILERS."""
     (folder / "main.cpp").write_text(text)
     program = folder / "main"
     done = subprocess.run(
@@ -257,7 +273,7 @@ def test_fast_math_is_refused(purity: Path) -> None:
 
 
 def test_the_self_test_sees_other_arithmetic(purity: Path) -> None:
-    """A fused product and sum that rounds twice."""
+    """Here a fused product and sum rounds twice."""
     twice = "#define __builtin_fmaf(a, b, c) ((a) * (b) + (c))\n"
     assert run("g++ -std=c++17 -O2", purity.parent, twice + TEST).returncode != 0
 
@@ -276,12 +292,13 @@ def test_a_gpu_compiler_takes_the_file_and_fuses_nothing(cuda: Headers) -> None:
 def test_device_code_has_no_vector_and_no_lambda(cuda: Headers, name: str) -> None:
     """NVRTC takes vectors, which nvcc does not; before 13.1 it takes no lambda."""
     command = ["g++", "-E", "-P", "-D__CUDACC__", "-x", "c++", str(cuda.folder / f"{name}.h")]
-    said = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "self_test" in said.stdout and "vector_size" not in said.stdout
-    assert not re.search(r"= \[[&=]?\]\s*\(", said.stdout)
+    code = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "self_test" in code and "vector_size" not in code
+    assert not re.search(r"= \[[&=]?\]\s*\(", code)
 
 
 def _nvcc() -> str:
+    """The path of nvcc; skips if it is not installed."""
     try:
         return nvcc()
     except RuntimeError as error:
@@ -291,6 +308,7 @@ def _nvcc() -> str:
 def _self_tests_compile(
     command: list[str], headers: Headers, runtime: str, names: Iterable[str] = NETWORKS
 ) -> None:
+    """Compiles main.cu, a kernel with the self-tests of these networks. `runtime`: an include."""
     includes = "".join(f'#include "{name}.h"\n' for name in names)
     wrong = " + ".join(f"{name}::self_test()" for name in names)
     kernel = f"__global__ void k(int *n) {{ *n = {wrong}; }}\n"
@@ -300,7 +318,9 @@ def _self_tests_compile(
 
 
 @pytest.mark.parametrize(
-    "names", [("purity", "integers"), pytest.param(tuple(NETWORKS), marks=pytest.mark.long)]
+    "names",
+    [("purity", "integers"), pytest.param(tuple(NETWORKS), marks=pytest.mark.long)],
+    ids=["two", "all"],
 )
 def test_nvcc_takes_the_files(cuda: Headers, names: tuple[str, ...]) -> None:
     command = [_nvcc(), "-std=c++17", "-arch=sm_90", "-ptx", "-o", "main.ptx", "main.cu"]
@@ -348,18 +368,33 @@ def test_two_networks_in_one_program_with_a_qualifier_of_the_users(
     assert done.returncode == 0, done.stderr
 
 
-def test_two_versions_of_one_network_are_told_apart(purity: Path, tmp_path: Path) -> None:
-    """In one file their names are ambiguous; in two files of one program each keeps its own."""
-    other = tmp_path / "purity.h"
-    other.write_text(renamed(purity.with_name("integers.h"), "purity"))
-    first = f'#include "{purity}"\n'
-    both = f'{first}#include "{other}"\nint main() {{ return purity::self_test(); }}\n'
-    assert "ambiguous" in run("g++ -std=c++17", tmp_path, both).stderr
-    (tmp_path / "second.cpp").write_text(
-        f'#include "{other}"\nint second() {{ return purity::self_test(); }}\n'
+@pytest.fixture
+def other_purity(purity: Path, tmp_path: Path) -> Path:
+    """The header of another network with the name of `purity`."""
+    header = tmp_path / "purity.h"
+    header.write_text(renamed(purity.with_name("integers.h"), "purity"))
+    return header
+
+
+def test_two_versions_of_one_network_are_ambiguous_in_one_file(
+    purity: Path, other_purity: Path, tmp_path: Path
+) -> None:
+    includes = f'#include "{purity}"\n#include "{other_purity}"\n'
+    done = run(
+        "g++ -std=c++17", tmp_path, f"{includes}int main() {{ return purity::self_test(); }}\n"
     )
-    first += "int second();\nint main() { return purity::self_test() + second(); }\n"
-    done = run(f"g++ -std=c++17 -O1 {tmp_path / 'second.cpp'}", tmp_path, first)
+    assert done.returncode != 0 and "ambiguous" in done.stderr
+
+
+def test_each_file_of_a_program_keeps_its_version_of_a_network(
+    purity: Path, other_purity: Path, tmp_path: Path
+) -> None:
+    second = tmp_path / "second.cpp"
+    second.write_text(
+        f'#include "{other_purity}"\nint second() {{ return purity::self_test(); }}\n'
+    )
+    main = "int second();\nint main() { return purity::self_test() + second(); }\n"
+    done = run(f"g++ -std=c++17 -O1 {second}", tmp_path, f'#include "{purity}"\n{main}')
     assert done.returncode == 0, done.stderr
 
 
@@ -369,7 +404,7 @@ def test_weights_have_the_line_and_the_layer_of_the_model(purity: Path, layer: s
     assert weights.search(purity.read_text())
 
 
-def test_a_row_takes_and_gives_numbers(purity: Path) -> None:
+def test_a_row_is_called_with_numbers_or_with_a_struct(purity: Path) -> None:
     """One output is a number: what ROOT's `Define` takes."""
     numbers = ", ".join(["0.5f"] * 15)
     program = (
@@ -380,10 +415,10 @@ def test_a_row_takes_and_gives_numbers(purity: Path) -> None:
     assert first == second and 0 < float(first) < 1
 
 
-def test_numbers_keep_their_bits(tmp_path: Path) -> None:
+def test_numbers_keep_their_bits_as_text(tmp_path: Path) -> None:
     kinds = {"f4": "float", "f8": "double"}
     lines: list[str] = []
-    for k, number in enumerate(NUMBERS):
+    for k, number in enumerate(NUMBERS):  # the status of the program is k + 1 if that is wrong
         kind = kinds.get(number.dtype.str[1:], f"{number.dtype}_t")
         wanted = ", ".join(map(str, number.tobytes()))
         lines += [f"const {kind} x{k} = {number_text(number)};"]

@@ -27,10 +27,12 @@ VARIABLES = (Variable("i", 3), Variable("j", 4), Variable("k", 6))
 
 
 def value(index: Index, at: Mapping[Variable, int]) -> int:
+    """The index as a number, for these values of its variables."""
     return index.constant + sum(factor * _atom(atom, at) for atom, factor in index.terms)
 
 
 def _atom(atom: Atom, at: Mapping[Variable, int]) -> int:
+    """An atom as a number: a variable, or a quotient, a remainder or an entry of an index."""
     match atom:
         case Variable():
             return at[atom]
@@ -44,8 +46,9 @@ def _atom(atom: Atom, at: Mapping[Variable, int]) -> int:
 
 
 def places() -> list[dict[Variable, int]]:
-    ranges = (range(v.extent) for v in VARIABLES)
-    return [dict(zip(VARIABLES, each, strict=True)) for each in itertools.product(*ranges)]
+    """All values that the variables can have together."""
+    ranges = (range(one_of.extent) for one_of in VARIABLES)
+    return [dict(zip(VARIABLES, values, strict=True)) for values in itertools.product(*ranges)]
 
 
 factors = st.integers(-12, 24)
@@ -58,7 +61,7 @@ divisors = st.integers(1, 30)
 
 
 @given(sums, divisors, divisors)
-def test_quotients_and_rests(index: Index, by: int, next_by: int) -> None:
+def test_quotients_and_rests_are_those_of_integers(index: Index, by: int, next_by: int) -> None:
     quotient, rest = index // by, index % by
     both = (index // by + index % by) // next_by
     for at in places():
@@ -70,15 +73,15 @@ def test_quotients_and_rests(index: Index, by: int, next_by: int) -> None:
 
 @given(sums, divisors)
 def test_bounds_are_never_passed(index: Index, by: int) -> None:
-    for each in (index, index // by, index % by):
-        low, high = each.bounds
-        found = [value(each, at) for at in places()]
-        assert low <= min(found)
-        assert max(found) <= high
+    for bounded in (index, index // by, index % by):
+        low, high = bounded.bounds
+        numbers = [value(bounded, at) for at in places()]
+        assert low <= min(numbers)
+        assert max(numbers) <= high
 
 
 @given(sums, divisors, st.integers(0, 2), st.integers(0, 3))
-def test_other_indices_in_place_of_variables(index: Index, by: int, i: int, j: int) -> None:
+def test_other_indices_take_the_place_of_variables(index: Index, by: int, i: int, j: int) -> None:
     shifted: Mapping[Atom, Index] = {
         VARIABLES[0]: constant(i),
         VARIABLES[1]: Index(((VARIABLES[1], -1),), 3),
@@ -90,10 +93,10 @@ def test_other_indices_in_place_of_variables(index: Index, by: int, i: int, j: i
 
 
 @given(st.lists(st.integers(-9, 9), min_size=6, max_size=6))
-def test_a_table(table: list[int]) -> None:
-    found = entry(tuple(table), variable("k", 6))
+def test_an_entry_of_a_table_is_that_at_its_index(table: list[int]) -> None:
+    of_k = entry(tuple(table), variable("k", 6))
     for at in places():
-        assert value(found, at) == table[at[VARIABLES[2]]]
+        assert value(of_k, at) == table[at[VARIABLES[2]]]
 
 
 @st.composite
@@ -111,13 +114,15 @@ def shapes(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 @given(shapes())
-def test_reshaped(pair: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+def test_reshaped_keeps_the_order_of_elements(
+    pair: tuple[tuple[int, ...], tuple[int, ...]],
+) -> None:
     before, after = pair
     tensor = torch.arange(math.prod(before)).reshape(before)
     variables = [Variable(f"d{d}", size) for d, size in enumerate(after)]
     index = tuple(variable(v.name, v.extent) for v in variables)
-    found = reshaped(index, after, before)
+    in_tensor = reshaped(index, after, before)
     for place in itertools.product(*(range(size) for size in after)):
         at = dict(zip(variables, place, strict=True))
-        where = tuple(value(each, at) for each in found)
+        where = tuple(value(coordinate, at) for coordinate in in_tensor)
         assert tensor[where] == tensor.reshape(after)[place]

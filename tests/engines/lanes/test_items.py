@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -18,24 +19,32 @@ from stages.reference.answers import Reference
 from tests.models.building import build
 
 LENGTH = 4
-# Of x, of shape (rows, 2 columns, items): a loop, and the number of its results for a row.
-LOOPS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
-    "along items": (lambda x: x.sum(2), 2),
-    "along columns": (lambda x: x.sum(1), LENGTH),
-    "along both": (lambda x: torch.log1p((x * x).sum((1, 2))).unsqueeze(1), 1),
-    "the place of the largest": (lambda x: x.argmax(1).float(), LENGTH),
-    "the sum so far": (lambda x: x.cumsum(2).flatten(1), 2 * LENGTH),
-    "a product of products": (lambda x: x.prod(2).prod(1, keepdim=True), 1),
+
+
+class Kind(NamedTuple):
+    """A loop over x, of shape (rows, 2 columns, items), and the number of its results for a row."""
+
+    loop: Callable[[Tensor], Tensor]
+    results: int
+
+
+LOOPS = {
+    "along items": Kind(lambda x: x.sum(2), 2),
+    "along columns": Kind(lambda x: x.sum(1), LENGTH),
+    "along both": Kind(lambda x: torch.log1p((x * x).sum((1, 2))).unsqueeze(1), 1),
+    "the place of the largest": Kind(lambda x: x.argmax(1).float(), LENGTH),
+    "the sum so far": Kind(lambda x: x.cumsum(2).flatten(1), 2 * LENGTH),
+    "a product of products": Kind(lambda x: x.prod(2).prod(1, keepdim=True), 1),
 }
 
 
 class Loop(nn.Module):
     def __init__(self, name: str) -> None:
         super().__init__()
-        self.run = LOOPS[name][0]
+        self.loop = LOOPS[name].loop
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.run(x)
+        return self.loop(x)
 
 
 MORE = {"along items", "the place of the largest", "a product of products"}
@@ -46,14 +55,14 @@ MORE = {"along items", "the place of the largest", "a product of products"}
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.long] * (name in MORE)) for name in LOOPS]
 )
-def test_a_loop_over_items_of_several_columns(name: str, tmp_path: Path) -> None:
+def test_a_loop_over_items_of_several_columns_is_right(name: str, tmp_path: Path) -> None:
     """It is the only reader of the items: another one might need them in memory."""
-    results = tuple(f"y{k}" for k in range(LOOPS[name][1]))
+    results = tuple(f"y{k}" for k in range(LOOPS[name].results))
     signature = Signature.build(
         {
             "jets": Layout([column("pt", "float32"), column("eta", "float32")], storage="columns"),
             "jets_offsets": offsets_layout(),
-            "out": Layout([column(each, "float32") for each in results]),
+            "out": Layout([column(result, "float32") for result in results]),
         },
         [Block("x", "jets", ("pt", "eta")), Block("at", "jets_offsets", ("begin", "end"))],
         [Block("y", "out", results)],

@@ -53,9 +53,9 @@ def validated(
     captured = capture(model.eval(), signature, random_inputs(signature, 1, {}), folder, "none")
     out = folder / "lanes"
     out.mkdir()
-    made, target = engine("lanes"), Target.parse("cpu")
-    first, *_ = made.compile(Portable(captured.program, None), target, {}, out)
-    session = Session(signature, made.open(out / first, torch.device("cpu")))
+    lanes, target = engine("lanes"), Target.parse("cpu")
+    file, *_ = lanes.compile(Portable(captured.program, None), target, {}, out)
+    session = Session(signature, lanes.open(out / file, torch.device("cpu")))
     tolerances = {b.name: default_tolerance("float32") for b in signature.outputs}
     return captured, validate_session(
         session, "lanes", Reference.load(captured.reference), tolerances
@@ -72,7 +72,9 @@ def test_validation_refuses_what_acts_otherwise_at_many_rows(
     assert report.cases[-1].rows["n"] > 1
 
 
-def test_what_acts_the_same_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validation_takes_what_acts_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     captured, report = validated(OfItsRow(), tmp_path, monkeypatch)
     assert not captured.dependence
     assert report.valid

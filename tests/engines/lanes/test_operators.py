@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -22,8 +22,9 @@ SPECIAL = (
 )  # fmt: skip
 
 
-def _named(where: object, names: str) -> dict[str, Callable[..., Tensor]]:
-    return {name: getattr(where, name) for name in names.split()}
+def _named(module: object, names: str) -> dict[str, Callable[..., Tensor]]:
+    """The functions of a module with these names."""
+    return {name: getattr(module, name) for name in names.split()}
 
 
 UNARY: Table = {
@@ -153,10 +154,11 @@ WEIGHTS = torch.linspace(-1, 2, 18).reshape(6, 3)
 EVEN, ONE, SLICE = torch.tensor([True, False] * 3), torch.ones(()), slice(None)
 
 
-def _set(x: Tensor, where: Any, values: Any) -> Tensor:
-    made = x.clone()
-    made[where] = values
-    return made
+def _set(x: Tensor, index: Any, values: Any) -> Tensor:
+    """A copy in which these elements have other values."""
+    changed = x.clone()
+    changed[index] = values
+    return changed
 
 
 SELECTIONS: Table = {
@@ -224,28 +226,30 @@ SELECTIONS: Table = {
 }
 
 
-def _applied(made: nn.Module, which: str) -> Callable[..., Tensor]:
+def _applied(module: nn.Module, inputs: Literal["vectors", "images"]) -> Callable[..., Tensor]:
     """Applies a module to the vectors or the images; its weights are random, not initial values."""
-    for values in (*made.parameters(), *made.buffers()):
+    for values in (*module.parameters(), *module.buffers()):
         if values.is_floating_point():
             values.data.uniform_(0.1, 0.9)
-    made = made.eval().requires_grad_(False)
-    if which == "images":
-        return lambda v, images: made(images)
-    return lambda v, images: made(v)
+    module = module.eval().requires_grad_(False)
+    if inputs == "images":
+        return lambda v, images: module(images)
+    return lambda v, images: module(v)
 
 
-def _first(made: nn.Module) -> Callable[..., Tensor]:
-    """Applies a recurrent module to three steps: a first, a middle and a last one."""
-    call = _applied(made, "vectors")
+def _steps(module: nn.Module) -> Callable[..., Tensor]:
+    """The outputs of a recurrent module at three steps: a first, a middle and a last one."""
+    call = _applied(module, "vectors")
     return lambda v, images: call(v[:, :3], images)[0]
 
 
 def _positive(v: Tensor) -> Tensor:
+    """A positive definite matrix (6, 6) for each row."""
     return v @ v.transpose(1, 2) + 3 * torch.eye(6)
 
 
 def products() -> Table:
+    """Matrix products and convolutions of vectors `v` (n, 6, 8) and images (n, 4, 9, 7)."""
     torch.manual_seed(3)
     weights, triangle = torch.randn(7, 8), torch.rand(6, 6) + 2 * torch.eye(6)
     solved = torch.linalg.solve_triangular
@@ -289,6 +293,7 @@ def products() -> Table:
 
 
 def layers() -> Table:
+    """Layers of torch.nn on vectors (n, 6, 8)."""
     torch.manual_seed(4)
     return {
         "layer norm": _applied(nn.LayerNorm(8), "vectors"),
@@ -296,10 +301,10 @@ def layers() -> Table:
         "batch norm": _applied(nn.BatchNorm1d(6), "vectors"),
         "RMS norm": _applied(nn.RMSNorm(8), "vectors"),
         "PReLU": _applied(nn.PReLU(6), "vectors"),
-        "LSTM": _first(nn.LSTM(8, 5, batch_first=True)),
-        "LSTM of two layers": _first(nn.LSTM(8, 3, 2, batch_first=True, bidirectional=True)),
-        "GRU": _first(nn.GRU(8, 5, batch_first=True)),
-        "RNN": _first(nn.RNN(8, 5, batch_first=True)),
+        "LSTM": _steps(nn.LSTM(8, 5, batch_first=True)),
+        "LSTM of two layers": _steps(nn.LSTM(8, 3, 2, batch_first=True, bidirectional=True)),
+        "GRU": _steps(nn.GRU(8, 5, batch_first=True)),
+        "RNN": _steps(nn.RNN(8, 5, batch_first=True)),
         "encoder": _applied(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), "vectors"),
     }
 
@@ -340,19 +345,22 @@ def pools() -> Table:
     }
 
 
-def distance(found: Tensor, wanted: Tensor, cancelling: bool) -> float:
-    """The largest difference, in units in the last place of the wanted value.
+def distance(answers: Tensor, wanted: Tensor, cancelling: bool) -> float:
+    """The largest difference, in units in the last place of the wanted value; infinity for other
+    integers or bools.
 
     If sums may cancel, the unit is that of the largest wanted value.
     """
-    assert found.dtype == wanted.dtype
-    same = (found == wanted) | (found.isnan() & wanted.isnan())
-    if not wanted.is_floating_point() or bool(same.all()):
-        return 0.0 if bool(same.all()) else INF
-    off = (found.double() - wanted.double()).abs().nan_to_num(INF)
+    assert answers.dtype == wanted.dtype
+    same = (answers == wanted) | (answers.isnan() & wanted.isnan())
+    if bool(same.all()):
+        return 0.0
+    if not wanted.is_floating_point():
+        return INF
+    off = (answers.double() - wanted.double()).abs().nan_to_num(INF)
     size = wanted.double().abs().nan_to_num(0.0, 0.0)
     unit = size.max() if cancelling else size
-    place = torch.finfo(wanted.dtype).eps * unit + 1e-43
+    place = torch.finfo(wanted.dtype).eps * unit + 1e-43  # so that no unit is 0
     return float(torch.where(same, 0.0, off / place).max())
 
 
@@ -362,6 +370,7 @@ def _together(calls: list[Callable[..., Tensor]]) -> Callable[..., Tensor]:
 
 
 def _flat(answer: Tensor) -> Tensor:
+    """(n, elements of a row), at least one element."""
     return answer.flatten(1) if answer.dim() > 1 else answer.unsqueeze(1)
 
 
@@ -381,28 +390,32 @@ def library_of(table: Table, inputs: list[Tensor]) -> Callable[..., Answers]:
     library = compiled_row(Function(outputs), inputs, list(outputs))
 
     def answers(*rows: Tensor) -> Answers:
-        found = library(*rows)
+        outputs_of_rows = library(*rows)
         for name, group in zip(outputs, titles.values(), strict=True):
             wanted = [_flat(table[title](*rows)) for title in group]
-            parts = found[name].split([each.shape[1] for each in wanted], 1)
+            parts = outputs_of_rows[name].split([values.shape[1] for values in wanted], 1)
             yield from zip(group, parts, wanted, strict=True)
 
     return answers
 
 
-def agree(table: Table, inputs: list[Tensor], most: float, cancelling: bool = False) -> None:
-    """Compares all functions."""
+def require_agreement(
+    table: Table, inputs: list[Tensor], most: float, cancelling: bool = False
+) -> None:
+    """Compiles all functions and compares them with eager torch, for many rows and for five. `most`
+    is the allowed `distance`."""
     answers = library_of(table, inputs)
-    wrong: dict[str, float] = {}
+    too_far: dict[str, float] = {}
     for n in (MOST, 5):
-        for title, found, wanted in answers(*(each[:n] for each in inputs)):
-            off = distance(found, wanted, cancelling)
-            if not off <= most:
-                wrong[title] = off
-    assert wrong == {}
+        for title, answer, wanted in answers(*(values[:n] for values in inputs)):
+            off = distance(answer, wanted, cancelling)
+            if not off <= most:  # also where `off` is NaN
+                too_far[title] = off
+    assert too_far == {}
 
 
 def special(dtype: torch.dtype) -> Tensor:
+    """Two columns: the special numbers and others, and the same moved by a row."""
     torch.manual_seed(0)
     first = torch.cat([torch.tensor(SPECIAL), torch.randn(MOST - len(SPECIAL)) * 3])
     other = torch.cat([first[1:], first[:1]])  # the first row is finite
@@ -412,15 +425,17 @@ def special(dtype: torch.dtype) -> Tensor:
 @pytest.mark.parametrize(
     "dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.long)]
 )
-def test_of_one_number(dtype: torch.dtype) -> None:
-    agree(UNARY, [special(dtype)], 8 if dtype is torch.float32 else 128)  # 128: pow in double
+def test_functions_of_one_number_agree_with_eager_torch(dtype: torch.dtype) -> None:
+    require_agreement(
+        UNARY, [special(dtype)], 8 if dtype is torch.float32 else 128
+    )  # 128: pow in double
 
 
-def test_of_two_numbers() -> None:
+def test_functions_of_two_numbers_agree_with_eager_torch() -> None:
     values = special(torch.float32)
     other = values.roll(7, 0)
     other[other.abs() < 1e-30] = 0  # eager's remainder by a subnormal number is NaN
-    agree(BINARY, [values, other], 4)
+    require_agreement(BINARY, [values, other], 4)
 
 
 @pytest.mark.parametrize(
@@ -432,7 +447,7 @@ def test_of_two_numbers() -> None:
         pytest.param(torch.uint8, marks=pytest.mark.long),
     ],
 )
-def test_integers(dtype: torch.dtype) -> None:
+def test_functions_of_integers_agree_with_eager_torch(dtype: torch.dtype) -> None:
     """Around the ends of the range, and between them; divisors are positive."""
     limit = torch.iinfo(dtype)
     ends = [0, 1, limit.max, limit.min, limit.max - 1, limit.min + 1, 5, 7]
@@ -442,7 +457,7 @@ def test_integers(dtype: torch.dtype) -> None:
     values = torch.cat([torch.tensor(ends), rest]).to(dtype)
     divisors = torch.cat([torch.tensor(divisors_of_ends), rest.abs().clamp(min=1)]).to(dtype)
     columns = torch.stack([values, values.flip(0)], 1)
-    agree(INTEGERS, [columns, torch.stack([divisors, divisors], 1)], 1)
+    require_agreement(INTEGERS, [columns, torch.stack([divisors, divisors], 1)], 1)
 
 
 SLOW = {
@@ -456,63 +471,70 @@ quick_and_slow = pytest.mark.parametrize(
 )
 
 
-def those(table: Table, slow: bool) -> Table:
+def of_speed(table: Table, slow: bool) -> Table:
+    """The functions of a table that are slow to compile, or the others."""
     return {name: call for name, call in table.items() if (name in SLOW) == slow}
 
 
 @quick_and_slow
-def test_reductions(slow: bool) -> None:
+def test_reductions_agree_with_eager_torch(slow: bool) -> None:
     torch.manual_seed(2)
     values = torch.randn(MOST, 3, 5, 4)
     values[-3:, :, :, ::2] = torch.tensor([NAN, INF, -INF]).view(3, 1, 1, 1)
-    agree(those(REDUCTIONS, slow), [values], 8, cancelling=True)
+    require_agreement(of_speed(REDUCTIONS, slow), [values], 8, cancelling=True)
 
 
-def test_views() -> None:
+def test_views_agree_with_eager_torch() -> None:
     torch.manual_seed(2)
-    agree(VIEWS, [torch.randn(MOST, 3, 4, 2)], 0)
+    require_agreement(VIEWS, [torch.randn(MOST, 3, 4, 2)], 0)
 
 
 @quick_and_slow
-def test_selections(slow: bool) -> None:
+def test_selections_agree_with_eager_torch(slow: bool) -> None:
     torch.manual_seed(2)
     values = torch.randn(MOST, 6, 4)
     values[:5] = values[:5].round()  # with ties
     values[7, 2, 1], values[8, 3], values[9, 1], values[10] = NAN, INF, -INF, -0.0
-    agree(those(SELECTIONS, slow), [values, torch.randint(0, 6, (MOST, 5))], 1)
+    require_agreement(of_speed(SELECTIONS, slow), [values, torch.randint(0, 6, (MOST, 5))], 1)
 
 
-def test_pools() -> None:
+@pytest.fixture
+def tied_images() -> Tensor:
+    """Images in which several pixels of a window may be the largest."""
     torch.manual_seed(2)
-    images = torch.rand(MOST, 4, 9, 7).mul(5).round() / 5 + 0.1  # with ties
-    agree(pools(), [torch.rand(MOST, 6, 8), images], 16)
-    with_nan = images.clone()
-    with_nan[:, 1, ::3, 1::2], with_nan[:, 2, 1:4], with_nan[:, 3] = NAN, NAN, -INF
+    return torch.rand(MOST, 4, 9, 7).mul(5).round() / 5 + 0.1
+
+
+def test_pools_agree_with_eager_torch(tied_images: Tensor) -> None:
+    require_agreement(pools(), [torch.rand(MOST, 6, 8), tied_images], 16)
+
+
+def test_the_places_of_pools_over_nan_and_infinity_agree(tied_images: Tensor) -> None:
+    tied_images[:, 1, ::3, 1::2], tied_images[:, 2, 1:4], tied_images[:, 3] = NAN, NAN, -INF
     places = {name: call for name, call in pools().items() if "places" in name and "2d" in name}
-    agree(places, [torch.rand(MOST, 6, 8), with_nan], 0)
+    require_agreement(places, [torch.rand(MOST, 6, 8), tied_images], 0)
 
 
 @quick_and_slow
-@pytest.mark.parametrize("table", [products, layers])
-def test_products_and_layers(table: Callable[[], Table], slow: bool) -> None:
+def test_products_agree_with_eager_torch(slow: bool) -> None:
     torch.manual_seed(2)
-    found = dict(those(table(), slow))
-    images = [torch.rand(MOST, 4, 9, 7)] if table is products else []
-    given = [torch.rand(MOST, 6, 8), *images]
-    if not images:
-        found = {name: lambda v, call=call: call(v, None) for name, call in found.items()}
-    agree(found, given, 16, cancelling=True)
+    vectors, images = torch.rand(MOST, 6, 8), torch.rand(MOST, 4, 9, 7)
+    require_agreement(of_speed(products(), slow), [vectors, images], 16, cancelling=True)
 
 
-def _put(x: Tensor, begin: int, end: int) -> Tensor:
-    made = x.clone()
-    made[:, begin:end] = 5.0
-    return made
+@quick_and_slow
+def test_layers_agree_with_eager_torch(slow: bool) -> None:
+    torch.manual_seed(2)
+    calls = {
+        name: lambda v, call=call: call(v, None)  # without images
+        for name, call in of_speed(layers(), slow).items()
+    }
+    require_agreement(calls, [torch.rand(MOST, 6, 8)], 16, cancelling=True)
 
 
 OUTSIDE: Table = {
-    "put from before the begin": lambda x, _: _put(x, -10, 2),
-    "put nothing": lambda x, _: _put(x, 4, 2),
+    "put from before the begin": lambda x, _: _set(x, (SLICE, slice(-10, 2)), 5.0),
+    "put nothing": lambda x, _: _set(x, (SLICE, slice(4, 2)), 5.0),
     "slice from before the begin": lambda x, _: x[:, -100:3],
     "power of -0.5": lambda x, _: x**-0.5,
     "sums so far": lambda x, _: x[:, :2].cumsum(1),
@@ -533,18 +555,20 @@ CASTS: Table = {
 }
 
 
-def test_slices_beyond_the_size_casts_and_constants() -> None:
+def test_slices_beyond_the_size_casts_and_constants_agree() -> None:
+    """The numbers and their signs: a wrong answer may differ by the sign of a zero only."""
     torch.manual_seed(0)
     x = torch.randn(MOST, 6)
     x[0] = torch.tensor([0.0, -0.0, INF, -INF, NAN, 1.0])
     x[1, :2] = -0.0
     whole = torch.randint(-40_000, 40_000, (MOST, 6)).to(torch.int32)
-    for name, found, wanted in library_of({**OUTSIDE, **DIVIDED, **CASTS}, [x, whole])(x, whole):
-        assert torch.allclose(found.double(), wanted.double(), rtol=1e-6, atol=0, equal_nan=True), (
-            name
+    answers = library_of({**OUTSIDE, **DIVIDED, **CASTS}, [x, whole])
+    for name, answer, wanted in answers(x, whole):
+        torch.testing.assert_close(
+            answer.double(), wanted.double(), rtol=1e-6, atol=0, equal_nan=True, msg=name
         )
         known = ~wanted.isnan()
-        assert torch.equal(found[known].signbit(), wanted[known].signbit()), name
+        assert torch.equal(answer[known].signbit(), wanted[known].signbit()), name
 
 
 BOOLS: Table = {
@@ -576,9 +600,9 @@ NARROW: Table = {
 }  # fmt: skip
 
 
-def test_bools_and_narrow_integers() -> None:
+def test_bools_and_narrow_integers_agree_with_eager_torch() -> None:
     """true is -1 in the code, and a sum of narrow integers is computed with 32 bits."""
     generator = torch.Generator().manual_seed(3)
     a, b = (torch.rand(MOST, 6, generator=generator) < share for share in (0.5, 0.7))
     a[:2], b[:2] = torch.tensor([[False], [True]]), torch.tensor([[True], [False]])
-    agree({**BOOLS, **NARROW}, [a, b], 0)
+    require_agreement({**BOOLS, **NARROW}, [a, b], 0)

@@ -39,18 +39,24 @@ class Everything(nn.Module):
 
 def test_planning_twice_gives_the_same_plan() -> None:
     program = program_of(Everything(), [torch.randn(MOST, 6)])
-    one, other = planned(program), planned(program)
-    assert one.steps == other.steps
-    assert one.elements.stored == other.elements.stored
-    assert one.places == other.places
-    assert one.size == other.size
+    first, second = planned(program), planned(program)
+    assert first.steps == second.steps
+    assert first.elements.stored == second.elements.stored
+    assert first.places == second.places
+    assert first.size == second.size
+
+
+def test_the_code_of_a_program_is_the_same_each_time() -> None:
+    program = program_of(Everything(), [torch.randn(MOST, 6)])
+    first, second = planned(program), planned(program)
     widths = [Width("many", 8, 4, 16), Width("one", 8, 1, 16)]
-    assert written(one, widths) == written(other, widths) == written(one, widths)
-    assert written_kernel(one, 128, "local") == written_kernel(other, 128, "local")
+    assert written(first, widths) == written(second, widths) == written(first, widths)
+    assert written_kernel(first, 128, "local") == written_kernel(second, 128, "local")
 
 
 @cache
 def plan_of(layer: nn.Module, *shape: int) -> Plan:
+    """The plan of a layer between functions, for rows of this shape."""
     network = Function({"y": lambda x: torch.relu(layer(x.exp())).softmax(1)})
     return planned(program_of(network, [torch.randn(MOST, *shape)]))
 
@@ -81,8 +87,8 @@ def test_a_narrow_number_that_many_elements_read_is_converted_once(
     dtype: torch.dtype, stored: list[int]
 ) -> None:
     def masked(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        each = weight.unsqueeze(2)
-        return (torch.where(each, x, 0.0) if dtype == torch.bool else x * each).sum(1)
+        of_eight = weight.unsqueeze(2)  # each weight is read for 8 elements
+        return (torch.where(of_eight, x, 0.0) if dtype == torch.bool else x * of_eight).sum(1)
 
     rows = [torch.randn(MOST, 4, 8), torch.ones(MOST, 4, dtype=dtype)]
     plan = planned(program_of(Function({"y": masked}), rows))
@@ -90,37 +96,49 @@ def test_a_narrow_number_that_many_elements_read_is_converted_once(
 
 
 def chain(functions: int, items: bool = False) -> Program:
-    """A program that applies functions, and as many views, to 4 columns one after the other."""
+    """A program that applies functions, and as many views, to 4 columns one after the other.
+
+    Every third function is tanh; the others add the columns. Each view turns the order around."""
     build = Builder()
     length = UNKNOWN if items else 1
     x = build.add(Argument(build.values, (length, 4), "float32", 0, "c", 0 if items else None))
-    made: Tensor = x
+    last: Tensor = x
     for k in range(functions):
-        given = [made, x] if k % 3 else [made]
-        made = build.map("add" if k % 3 else "tanh", given, made.shape, "float32")
-        made = build.view(made, made.shape, lambda index: (index[0], index[1] * -1 + 3))
+        if k % 3 == 0:
+            last = build.map("tanh", [last], x.shape, "float32")
+        else:
+            last = build.map("add", [last, x], x.shape, "float32")
+        last = build.view(last, x.shape, lambda index: (index[0], index[1] * -1 + 3))
     into = build.add(Argument(build.values, (1, 4), "float32", 4, "c", None))
-    first = build.view(made, (1, 4), lambda index: (constant(0), index[1]))
+    first = build.view(last, (1, 4), lambda index: (constant(0), index[1]))
     build.program.kinds, build.program.dtypes = "cc", ["float32", "float32"]
     build.program.outputs.append((into, first))
     return build.program
 
 
-def test_a_chain_of_5000_functions() -> None:
+def test_a_chain_of_5000_functions_is_cut_into_short_steps() -> None:
+    """A step computes at most 100 functions, so that no line of the code is long."""
     plan = planned(chain(5000))
-    assert len(plan.steps) == 51
+    assert len(plan.steps) == 5000 // 100 + 1  # and one writes the output
     source = written(plan, [Width("one", 8, 1, 16)]).text
-    assert source.count("tanh(") == 1667
+    assert source.count("tanh(") == len(range(0, 5000, 3))  # each function once
     assert max(map(len, source.splitlines())) < 200
 
 
+def test_a_short_chain_of_functions_of_items_is_planned() -> None:
+    assert planned(chain(90, items=True)).steps
+
+
 def test_a_long_chain_of_functions_of_items_is_refused() -> None:
-    planned(chain(90, items=True))
+    """It would need memory for as many numbers as a row has items, which no plan knows."""
+    program = chain(5000, items=True)
     with pytest.raises(NotApplicableError, match="items"):
-        planned(chain(5000, items=True))
+        planned(program)
 
 
 def test_a_stored_part_of_a_chain_gives_the_same_numbers() -> None:
+    """130 functions are more than a step computes."""
+
     def apply(x: torch.Tensor) -> torch.Tensor:
         y = x
         for k in range(130):
@@ -128,8 +146,8 @@ def test_a_stored_part_of_a_chain_gives_the_same_numbers() -> None:
         return y
 
     x = torch.randn(MOST, 2)
-    made = compiled_row(Function({"y": apply}), [x], ["y"])
-    torch.testing.assert_close(made(x)["y"], made.eager(x)["y"], rtol=1e-6, atol=1e-6)
+    library = compiled_row(Function({"y": apply}), [x], ["y"])
+    torch.testing.assert_close(library(x)["y"], library.eager(x)["y"], rtol=1e-6, atol=1e-6)
 
 
 def test_the_command_shows_each_stage(
@@ -137,12 +155,17 @@ def test_the_command_shows_each_stage(
 ) -> None:
     monkeypatch.setattr("sys.argv", ["engines.lanes", "configs/zoo/mlp.yaml"])
     assert main() == 0
-    said = capsys.readouterr().out
-    _, graph, tensors, plan, code = re.split("^===.*===$", said, flags=re.MULTILINE)
+    output = capsys.readouterr().out
+    _, graph, tensors, plan, code = re.split("^===.*===$", output, flags=re.MULTILINE)
     assert "torch.ops.aten" in graph
     assert re.search(r"x\d+ = product\(x\d+, x\d+\): float32\[1, 48\], not stored", tensors)
     assert re.search(r"for i1 < 48: .* with the sums of x\d+", plan)
     assert "weighted<" in code
+
+
+def test_the_command_says_in_a_line_that_a_config_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("sys.argv", ["engines.lanes", "nowhere.yaml"])
     assert main() == 1
     assert capsys.readouterr().err.count("\n") == 1

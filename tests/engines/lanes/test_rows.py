@@ -29,17 +29,17 @@ SIGNATURE = Signature.build(
 
 
 def test_threads_that_share_the_rows_give_the_same_bits(tmp_path: Path) -> None:
-    """A network that is work enough for three threads; also with a last part of a row block."""
+    """The network is work enough for three threads; 33 and 4099 rows end with a part of a block."""
     signature = mlp_signature(highest=5000)
     inputs = random_inputs(signature, 1, {})
     program = exported(PointwiseFirst(hidden=512), signature, inputs, tmp_path / "program.pt2")
     files = engine("lanes").compile(Portable(program, None), Target.parse("cpu"), {}, tmp_path)
 
     def bits(threads: int, n: int) -> bytes:
-        opened = engine("lanes").open(tmp_path / files[0], torch.device("cpu"), threads)
-        given, written = reference_collections(signature, inputs, {"n": n})
-        binding = Session(signature, opened).bind(given, written)
-        for _ in range(3):
+        executable = engine("lanes").open(tmp_path / files[0], torch.device("cpu"), threads)
+        rows, written = reference_collections(signature, inputs, {"n": n})
+        binding = Session(signature, executable).bind(rows, written)
+        for _ in range(3):  # threads may take other shares of the rows in each call
             binding()
         return written["tags"].memory()[0].numpy().tobytes()
 
@@ -60,8 +60,8 @@ class Products(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         by_position = x.view(x.shape[0], 5, -1)
         of_kernel = self.kernel(by_position.transpose(1, 2)).flatten(1)
-        each = torch.tanh(self.positions(by_position)).flatten(1)
-        return torch.relu(self.vector(x)), each, of_kernel
+        of_positions = torch.tanh(self.positions(by_position)).flatten(1)
+        return torch.relu(self.vector(x)), of_positions, of_kernel
 
 
 FLOATS = (torch.float32, torch.float64)
@@ -98,39 +98,44 @@ def test_few_rows_have_the_bits_of_many(
     whole = library(x)  # which also runs each row alone
     for n in (1, 2, 3, 4, 5, 9, 33):
         for first in (0, 1, 2, 30):
-            found = library.together(x[first : first + n])
-            for name, values in found.items():
+            answers = library.together(x[first : first + n])
+            for name, values in answers.items():
                 wanted = whole[name][first : first + n]
                 assert values.numpy().tobytes() == wanted.numpy().tobytes(), (name, n, first)
 
 
 class Centred(nn.Module):
+    """Less the mean of all rows."""
+
     def forward(self, x: Tensor) -> Tensor:
         return x - x.mean(0, keepdim=True)
 
 
 class ManyOrFew(nn.Module):
+    """Twice its input from 90 rows on."""
+
     def forward(self, x: Tensor) -> Tensor:
         return x * (1 + x.shape[0] // 90)
 
 
-@pytest.mark.parametrize("model", [Centred(), ManyOrFew()])
+@pytest.mark.parametrize("model", [Centred(), ManyOrFew()], ids=lambda model: type(model).__name__)
 def test_a_model_whose_rows_see_each_other_is_refused(model: nn.Module, tmp_path: Path) -> None:
     """In a program for one row, the mean of all rows would be the row itself, and n a constant."""
     inputs = random_inputs(SIGNATURE, 1, {})
     program = exported(model, SIGNATURE, inputs, tmp_path / "program.pt2")
-    why = why_dependent(load_program(program))
-    assert why is not None
+    dependence = why_dependent(load_program(program))
+    assert dependence is not None
     with pytest.raises(EngineError) as refused:
         engine("lanes").compile(Portable(program, None), Target.parse("cpu"), {}, tmp_path)
-    assert why.text in str(refused.value) and "\n" not in str(refused.value)
+    assert dependence.text in str(refused.value) and "\n" not in str(refused.value)
     assert not (tmp_path / "network.so").exists()
 
 
-def test_an_operator_has_its_rule_for_rows_in_one_place() -> None:
-    for operator in ("sum", "arange", "tanh"):
-        with pytest.raises(ValueError, match=operator):
-            has_rule(row_rules.along, operator)
+@pytest.mark.parametrize("operator", ["sum", "arange", "tanh"])
+def test_an_operator_has_one_rule_for_rows(operator: str) -> None:
+    """These have a rule; another one is refused."""
+    with pytest.raises(ValueError, match=operator):
+        has_rule(row_rules.along, operator)
 
 
 class Noisy(nn.Module):

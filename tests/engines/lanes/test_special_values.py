@@ -84,13 +84,18 @@ DOCUMENT = Path(__file__).parents[3] / "docs" / "concepts" / "lanes.md"
 
 
 def kinds(numbers: Tensor) -> list[str]:
-    """The class of each number: nan, or 0, inf or finite with its sign."""
-    found = []
-    for number in numbers.tolist():
-        sign = "-" if math.copysign(1.0, number) < 0 else ""
-        zero = "0" if number == 0 else "inf" if math.isinf(number) else "finite"
-        found.append("nan" if math.isnan(number) else sign + zero)
-    return found
+    """The class of each number: nan, or 0, inf or finite, each with "-" if its sign is negative."""
+    return [kind(number) for number in numbers.tolist()]
+
+
+def kind(number: float) -> str:
+    """The class of a number."""
+    if math.isnan(number):
+        return "nan"
+    sign = "-" if math.copysign(1.0, number) < 0 else ""
+    if math.isinf(number):
+        return f"{sign}inf"
+    return f"{sign}finite" if number else f"{sign}0"
 
 
 @dataclass(frozen=True)
@@ -106,6 +111,7 @@ class Row:
     """Whether eager torch uses the processor for which the row is."""
 
     def holds(self, function: str, at: float, eager: str, lanes: str) -> bool:
+        """Whether it documents these classes of a function's results at a number."""
         inside = self.here and function in self.functions and self.first <= at <= self.last
         return inside and (self.eager, self.lanes) == (eager, lanes)
 
@@ -117,22 +123,24 @@ def documented() -> list[Row]:
     for line in text.splitlines()[2:]:
         if not line.startswith("|"):
             break
-        names, first, last, eager, lanes = (each.strip() for each in line.strip("|").split("|"))
-        names, _, only = names.partition(" with ")
-        row = tuple(each.strip("` ") for each in names.split(", "))
-        here = not only or only == BEST
-        rows.append(Row(row, float(first), float(last), eager, lanes, here))
+        title, first, last, eager, lanes = (cell.strip() for cell in line.strip("|").split("|"))
+        names, _, processor = title.partition(" with ")  # such as "with AVX2"
+        functions = tuple(name.strip("` ") for name in names.split(", "))
+        here = processor in ("", BEST)
+        rows.append(Row(functions, float(first), float(last), eager, lanes, here))
     return rows
 
 
 @pytest.mark.usefixtures("quick_compiler")
 def test_the_class_of_each_result_is_that_of_eager_torch_or_documented() -> None:
+    """And each row of the document that is for this processor holds somewhere."""
+
     def every(x: Tensor) -> Tensor:
         return torch.stack([call(x[:, 0]).float() for call in FUNCTIONS.values()], 1)
 
-    made = compiled_row(Function({"y": every}), [torch.full((MOST, 1), 0.5)], ["y"])
+    library = compiled_row(Function({"y": every}), [torch.full((MOST, 1), 0.5)], ["y"])
     parts = PADDED.unsqueeze(1).split(MOST)
-    answers = torch.cat([made(part)["y"] for part in parts])[: len(VALUES)]
+    answers = torch.cat([library(part)["y"] for part in parts])[: len(VALUES)]
     rows, seen = documented(), set[Row]()
     wrong: list[str] = []
     for k, (function, call) in enumerate(FUNCTIONS.items()):

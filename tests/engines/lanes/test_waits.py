@@ -23,7 +23,7 @@ def test_threads_that_take_turns_give_the_answers(name: str) -> None:
     assert shared(name).right()
 
 
-def test_a_missing_wait_is_found() -> None:
-    """Every product waits for all elements of its operands."""
+def test_a_missing_wait_changes_the_answers() -> None:
+    """The first wait is that of a product, for all elements of its operands."""
     kernel = shared("attention")
     assert not kernel.without(kernel.waits[0]).right()

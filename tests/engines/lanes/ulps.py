@@ -39,6 +39,7 @@ class Error:
     wrong: int
 
     def within(self, name: str) -> bool:
+        """Whether it is one that the documentation allows the function with this name."""
         return self.wrong == 0 and self.ulps <= LIMITS.get(name, ROUNDED)
 
 
@@ -52,15 +53,16 @@ def measured(program: Path, *words: str) -> dict[str, Error]:
 
 
 def main(step: str = "1", *functions: str) -> int:
-    found: dict[str, Error] = {}
+    """Measures all functions, or these, at every `step`-th float; 1 if an error is too large."""
+    errors: dict[str, Error] = {}
     with tempfile.TemporaryDirectory() as scratch:
         program = sanitize.build_functions(Path(scratch))
-        for words in [[name] for name in functions] or [[]]:
-            found |= measured(program, "ulps", step, *words)
-    for name, error in found.items():
-        said = "" if error.within(name) else "  TOO FAR OFF"
-        print(f"{name:13} {error.ulps:.4f} at {error.at:.9g}, {error.wrong} wrong{said}")
-    return int(not all(error.within(name) for name, error in found.items()))
+        for words in [[name] for name in functions] or [[]]:  # no name: all functions
+            errors |= measured(program, "ulps", step, *words)
+    for name, error in errors.items():
+        verdict = "" if error.within(name) else "  TOO FAR OFF"
+        print(f"{name:13} {error.ulps:.4f} at {error.at:.9g}, {error.wrong} wrong{verdict}")
+    return int(not all(error.within(name) for name, error in errors.items()))
 
 
 if __name__ == "__main__":

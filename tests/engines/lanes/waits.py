@@ -17,10 +17,11 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,9 @@ THREADS = 4  # ThreadSanitizer remembers about four accesses to a word
 ROWS, TOGETHER = 5, 4  # so the last block has one row
 _RACE = 66  # the status with which ThreadSanitizer ends a program
 _TRIES = 5
+# It runs soa_rows in each thread of each block, with `waits` where a block waits; argument 1 is the
+# step. It reads the columns from the file `columns` and prints those that were written. Status 2: a
+# byte behind the last row was written.
 _DRIVER = """\
 #include <condition_variable>
 #include <mutex>
@@ -151,9 +155,21 @@ class Odd(nn.Module):
         return (found.float(),)
 
 
-NETWORKS = {"attention": (Attention, (12, 4), 1), "ranked": (Ranked, (24,), 2),
-            "lstm": (Steps, (5, 3), 1), "odd": (Odd, (11, 3), 1),
-            "trees": (Forest, (6,), 1)}  # fmt: skip
+class Network(NamedTuple):
+    """A model, the shape of a row, and the number of its outputs."""
+
+    model: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    outputs: int = 1
+
+
+NETWORKS = {
+    "attention": Network(Attention, (12, 4)),
+    "ranked": Network(Ranked, (24,), outputs=2),
+    "lstm": Network(Steps, (5, 3)),
+    "odd": Network(Odd, (11, 3)),
+    "trees": Network(Forest, (6,)),
+}
 
 
 @dataclass(frozen=True)
@@ -169,7 +185,7 @@ class Shared:
     @property
     def waits(self) -> list[int]:
         """Where each wait of the network's own code stands in the text."""
-        return [found.start() for found in re.finditer(r"BLOCK_WAITS;", self.text)]
+        return [wait.start() for wait in re.finditer("BLOCK_WAITS;", self.text)]
 
     def without(self, place: int) -> Shared:
         """The kernel without the wait at this place."""
@@ -179,8 +195,7 @@ class Shared:
     def right(self) -> bool:
         """Whether the answers are the library's, in both orders of the threads."""
         with self._program("-O1") as program:
-            found = [_run(program, order).stdout for order in ("1", "-1")]
-        return found == [self.answers] * 2
+            return all(_run(program, step).stdout == self.answers for step in ("1", "-1"))
 
     def races(self) -> bool:
         """Whether ThreadSanitizer reports a race in one of some runs."""
@@ -189,6 +204,7 @@ class Shared:
 
     @contextmanager
     def _program(self, *flags: str) -> Iterator[Path]:
+        """The driver, compiled with these flags; its folder is removed afterwards."""
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch)
             (folder / "network.cu").write_text(self.text)
@@ -200,9 +216,10 @@ class Shared:
             yield folder / "main"
 
 
-def _run(program: Path, order: str) -> subprocess.CompletedProcess[bytes]:
+def _run(program: Path, step: str) -> subprocess.CompletedProcess[bytes]:
+    """Runs the driver. `step`: from one thread to the next, "1" or "-1"; "0": all at once."""
     # Without random addresses, which the sanitizer does not take on newer systems.
-    command = ["setarch", "-R", str(program), order]
+    command = ["setarch", "-R", str(program), step]
     done = subprocess.run(command, cwd=program.parent, capture_output=True, timeout=60, check=False)
     if done.returncode == 2:
         raise RuntimeError("it wrote behind the last row")
@@ -212,18 +229,15 @@ def _run(program: Path, order: str) -> subprocess.CompletedProcess[bytes]:
 
 
 def shared(name: str) -> Shared:
-    """The kernel of one of `NETWORKS`."""
-    kind, shape, outputs = NETWORKS[name]
+    """The kernel of one of `NETWORKS`, for a block of THREADS that computes TOGETHER rows."""
+    network = NETWORKS[name]
     torch.manual_seed(1)
-    rows = torch.randn(ROWS, *shape)
-    model = kind()
+    rows = torch.randn(ROWS, *network.shape)
+    model = network.model()
     plan = planned(program_of(model, [rows]))
     columns = columns_of(plan.program)
-    answers = compiled_row(model, [rows], [f"y{k}" for k in range(outputs)])(rows)
-    written = b"".join(
-        each.reshape(ROWS, -1).T.contiguous().numpy().tobytes() for each in answers.values()
-    )
-    given = rows.reshape(ROWS, -1).T.contiguous().numpy().tobytes()
+    answers = compiled_row(model, [rows], [f"y{k}" for k in range(network.outputs)])(rows)
+    written = b"".join(_column_bytes(values) for values in answers.values())
     driver = _DRIVER.format(
         bytes=", ".join(str(column.bytes) for column in columns),
         written=", ".join(str(int(column.output)) for column in columns),
@@ -234,11 +248,16 @@ def shared(name: str) -> Shared:
         threads=THREADS,
     )
     text = written_kernel(plan, THREADS, "shared", TOGETHER).text
-    return Shared(text, driver, given + bytes(len(written)), written)
+    return Shared(text, driver, _column_bytes(rows) + bytes(len(written)), written)
+
+
+def _column_bytes(values: Tensor) -> bytes:
+    """The columns of a tensor of rows, one after the other."""
+    return values.reshape(ROWS, -1).T.contiguous().numpy().tobytes()
 
 
 @dataclass(frozen=True)
-class Found:
+class WaitCounts:
     """What became of a kernel's waits when each was removed: `seen` changes an answer, `idle` is
     not needed, `missed` is neither."""
 
@@ -247,7 +266,7 @@ class Found:
     missed: int
 
 
-def removed(kernel: Shared) -> Found:
+def counts_without_each_wait(kernel: Shared) -> WaitCounts:
     """Removes each wait of a kernel in turn."""
     seen = idle = 0
     for place in kernel.waits:
@@ -256,23 +275,24 @@ def removed(kernel: Shared) -> Found:
             seen += 1
         elif not without.races():
             idle += 1
-    return Found(seen, idle, len(kernel.waits) - seen - idle)
+    return WaitCounts(seen, idle, len(kernel.waits) - seen - idle)
 
 
 def main() -> None:
-    missed = 0
+    """Prints a line for each network; the status is 1 if one is wrong or a wait is missed."""
+    bad = False
     for name in NETWORKS:
         kernel = shared(name)
-        whole = kernel.right() and not kernel.races()
-        found = removed(kernel)
+        right = kernel.right() and not kernel.races()
+        waits = counts_without_each_wait(kernel)
         print(
-            f"{name}: {'right in both orders, no race' if whole else 'WRONG'}; of "
-            f"{len(kernel.waits)} waits {found.seen} change an answer when they are removed, "
-            f"{found.idle} are not needed, {found.missed} missed",
+            f"{name}: {'right in both orders, no race' if right else 'WRONG'}; of "
+            f"{len(kernel.waits)} waits {waits.seen} change an answer when they are removed, "
+            f"{waits.idle} are not needed, {waits.missed} missed",
             flush=True,
         )
-        missed += found.missed + (not whole)
-    sys.exit(missed > 0)
+        bad |= waits.missed > 0 or not right
+    sys.exit(bad)
 
 
 if __name__ == "__main__":

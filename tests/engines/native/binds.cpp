@@ -30,6 +30,7 @@ void fill() {
   }
 }
 
+// The CRC-32 of the arena, as zlib computes it.
 std::uint32_t checksum() {
   std::uint32_t sum = ~0u;
   for (const unsigned char byte : arena) {
@@ -39,6 +40,7 @@ std::uint32_t checksum() {
   return ~sum;
 }
 
+// The address of an offset in the arena.
 void *address(const std::string &word) { return word == "null" ? nullptr : arena + std::stoll(word); }
 
 std::vector<std::string> split(const std::string &text, char by) {
@@ -48,13 +50,15 @@ std::vector<std::string> split(const std::string &text, char by) {
   return parts;
 }
 
-// The last two may be left out, which leaves them to the library.
-template <typename Where>
-soa::Memory made(const std::string &name, const Where &where, std::int64_t n, const std::string &room, const std::string &first) {
-  if (first != "-") return {name, where, n, room == "-" ? -1 : std::stoll(room), std::stoll(first)};
-  return room == "-" ? soa::Memory(name, where, n) : soa::Memory(name, where, n, std::stoll(room));
+// Memory at `place`: an address, or those of columns. The last two may be "-", which leaves them to the library.
+template <typename Place>
+soa::Memory memory_at(const std::string &name, const Place &place, std::int64_t n, const std::string &room,
+                      const std::string &first) {
+  if (first != "-") return {name, place, n, room == "-" ? -1 : std::stoll(room), std::stoll(first)};
+  return room == "-" ? soa::Memory(name, place, n) : soa::Memory(name, place, n, std::stoll(room));
 }
 
+// The memory of one collection, as in the comment at the top.
 soa::Memory memory(const std::string &text) {
   std::istringstream words(text);
   std::string name, kind, n, room, first, word;
@@ -62,32 +66,34 @@ soa::Memory memory(const std::string &text) {
   const std::int64_t rows = std::stoll(n);
   if (kind == "buffer" || kind == "const-buffer") {
     words >> word;
-    if (kind == "buffer") return made(name, address(word), rows, room, first);
-    return made(name, static_cast<const void *>(address(word)), rows, room, first);
+    if (kind == "buffer") return memory_at(name, address(word), rows, room, first);
+    return memory_at(name, static_cast<const void *>(address(word)), rows, room, first);
   }
   soa::Columns columns;
   soa::ConstColumns read_only;
   while (words >> word) {
     const std::size_t equals = word.find('=');
-    for (const std::string &each : split(word.substr(equals + 1), ',')) {
-      columns[word.substr(0, equals)].push_back(address(each));
-      read_only[word.substr(0, equals)].push_back(address(each));
+    const std::string column = word.substr(0, equals);
+    for (const std::string &offset : split(word.substr(equals + 1), ',')) {
+      columns[column].push_back(address(offset));
+      read_only[column].push_back(address(offset));
     }
   }
-  if (kind == "columns") return made(name, columns, rows, room, first);
-  return made(name, read_only, rows, room, first);
+  if (kind == "columns") return memory_at(name, columns, rows, room, first);
+  return memory_at(name, read_only, rows, room, first);
 }
 
+// One CALL, as in the comment at the top.
 void call(soa::Binding &binding, const std::string &text) {
   std::istringstream words(text);
-  std::string what, rows, dim;
-  words >> what >> rows >> dim;
-  if (what == "resize") return dim.empty() ? binding.resize(std::stoll(rows)) : binding.resize(std::stoll(rows), dim);
+  std::string verb, rows, dim;
+  words >> verb >> rows >> dim;
+  if (verb == "resize") return dim.empty() ? binding.resize(std::stoll(rows)) : binding.resize(std::stoll(rows), dim);
   if (rows.empty()) return binding();
   if (rows.find('=') == std::string::npos) return binding(std::stoll(rows));
   soa::Counts counts;
-  for (const std::string &each : split(rows, ',')) {
-    counts[each.substr(0, each.find('='))] = std::stoll(each.substr(each.find('=') + 1));
+  for (const std::string &pair : split(rows, ',')) {
+    counts[pair.substr(0, pair.find('='))] = std::stoll(pair.substr(pair.find('=') + 1));
   }
   binding(counts);
 }
@@ -101,13 +107,13 @@ int main(int, char **argv) {
     const std::vector<std::string> parts = split(line, '|'), words = split(line, ' ');
     try {
       if (words[0] == "collection") {
-        const soa::Collection found = model.collection(words[1], std::stoll(words[2]));
-        std::printf("%lld\n", static_cast<long long>(found.size()));
+        const soa::Collection collection = model.collection(words[1], std::stoll(words[2]));
+        std::printf("%lld\n", static_cast<long long>(collection.size()));
         std::fflush(stdout);
         continue;
       }
       std::vector<soa::Memory> bound;
-      for (const std::string &each : split(parts[0], ';')) bound.push_back(memory(each));
+      for (const std::string &text : split(parts[0], ';')) bound.push_back(memory(text));
       soa::Binding binding = model.bind(bound);
       for (std::size_t i = 1; i < parts.size(); ++i) call(binding, parts[i]);
       std::printf("%u\n", checksum());

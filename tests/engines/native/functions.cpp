@@ -32,25 +32,26 @@ uint32_t to_bits(float value) {
   return bits;
 }
 
+// The worst error of a function so far. `alone` is what its scalar form gives.
 struct Worst {
   double ulps = 0.5;
   float at = 0, and_at = 0;
   uint64_t wrong = 0, count = 0;
 
-  void add(float got, float scalar, double exact, float x, float y) {
+  void add(float got, float alone, double exact, float x, float y) {
     ++count;
     const auto rounded = static_cast<float>(exact);
-    const bool same = (got != got && scalar != scalar) || to_bits(got) == to_bits(scalar);
+    const bool same = (got != got && alone != alone) || to_bits(got) == to_bits(alone);
     const bool fits = std::isnan(got) == std::isnan(exact) && std::signbit(got) == std::signbit(exact);
     if (!same || (!std::isnan(exact) && !fits) || std::isnan(got) != std::isnan(exact)) {
-      if (wrong++ == 0) std::printf("# at %.9g %.9g: got %.9g, alone %.9g, exact %.17g\n", x, y, got, scalar, exact);
+      if (wrong++ == 0) std::printf("# at %.9g %.9g: got %.9g, alone %.9g, exact %.17g\n", x, y, got, alone, exact);
       return;
     }
     if (std::isnan(exact) || got == rounded) return;  // half a unit at most
     const double here = error(got, exact);
     if (here > ulps) ulps = here, at = x, and_at = y;
   }
-  // Infinity counts as the number after the largest float.
+  // In units in the last place of `exact` as a float. Infinity counts as the number after the largest float.
   static double error(float got, double exact) {
     const double reached = std::isinf(got) ? std::copysign(0x1p128, got) : got;
     const int exponent = exact == 0 ? -126 : std::max(std::ilogb(exact), -126);
@@ -96,6 +97,7 @@ struct Binary {
 #define BINARY(NAME, SLEEF) {#NAME, Sleef_##SLEEF, __wrap_##NAME##f, [](double x, double y) { return std::NAME(x, y); }}
 const Binary kBinary[] = {BINARY(pow, powf8_u10), BINARY(atan2, atan2f8_u10), BINARY(hypot, hypotf8_u05)};
 
+// Measures all functions, or `only` one, at every `step`-th float; those of two arguments at special and random pairs.
 int ulps(uint64_t step, const char *only) {
   for (const Unary &f : kUnary) {
     if (only != nullptr && std::strcmp(only, f.name) != 0) continue;
@@ -104,9 +106,9 @@ int ulps(uint64_t step, const char *only) {
       F x;
       for (uint64_t i = 0; i < 8; ++i) x[i] = from_bits(static_cast<uint32_t>(bits + i * step));
       const F got = f.vector(x);
-      const int one = static_cast<int>(bits / (8 * step) % 8);  // whose scalar function is asked too
+      const int checked = static_cast<int>(bits / (8 * step) % 8);  // the element whose scalar function is asked, too
       for (int i = 0; i < 8; ++i) {
-        const float alone = i == one && f.scalar != nullptr ? f.scalar(x[i]) : got[i];
+        const float alone = i == checked && f.scalar != nullptr ? f.scalar(x[i]) : got[i];
         worst.add(got[i], alone, f.exact(x[i]), x[i], 0);
       }
     }
@@ -180,16 +182,16 @@ int widths() {
   uint64_t wrong = 0;
   for (int round = 0; round < 400; ++round) {
     const int64_t m = 1 + draw() % 70, n = 1 + draw() % 70, k = draw() % 50;
-    std::vector<float> a(m * k), b(k * n), one(m * n), other(m * n), alone(m * n), more(n), panel(32 * std::max<int64_t>(k, 1));
-    for (auto *each : {&a, &b, &more}) for (float &x : *each) x = value(draw);
+    std::vector<float> a(m * k), b(k * n), narrow(m * n), wide(m * n), alone(m * n), added(n), panel(32 * std::max<int64_t>(k, 1));
+    for (auto *numbers : {&a, &b, &added}) for (float &x : *numbers) x = value(draw);
     const bool turned = draw() % 2 != 0;
     const soa_shim::Matrix ma{a.data(), m, k, turned ? 1 : k, turned ? m : 1}, mb{b.data(), k, n, turned ? n : 1, turned ? 1 : k};
-    const soa_shim::Addend add{draw() % 2 != 0 ? more.data() : nullptr, 0, 1};
-    soa_shim::wide256::product_of({one.data(), m, n, n, 1}, ma, mb, add, panel.data());
-    soa_shim::wide512::product_of({other.data(), m, n, n, 1}, ma, mb, add, panel.data());
+    const soa_shim::Addend add{draw() % 2 != 0 ? added.data() : nullptr, 0, 1};
+    soa_shim::wide256::product_of({narrow.data(), m, n, n, 1}, ma, mb, add, panel.data());
+    soa_shim::wide512::product_of({wide.data(), m, n, n, 1}, ma, mb, add, panel.data());
     for (int64_t i = 0; i < m; ++i) soa_shim::multiply({alone.data() + i * n, 1, n, n, 1}, {ma.at(i, 0), 1, k, ma.row, ma.col}, mb, add);
-    wrong += std::memcmp(one.data(), other.data(), one.size() * 4) != 0;
-    wrong += std::memcmp(one.data(), alone.data(), one.size() * 4) != 0;
+    wrong += std::memcmp(narrow.data(), wide.data(), narrow.size() * 4) != 0;
+    wrong += std::memcmp(narrow.data(), alone.data(), narrow.size() * 4) != 0;
   }
   std::printf("%llu wrong\n", static_cast<unsigned long long>(wrong));
   return wrong != 0;

@@ -22,12 +22,14 @@ kernel = Path(sys.argv[1])
 
 
 def inputs() -> np.ndarray[Any, Any]:
-    given = np.full((FEATURES, PITCH), np.nan, np.float32)
-    given[:, :ROWS] = np.random.default_rng(3).normal(size=(FEATURES, ROWS))
-    return given
+    """Normal numbers in the rows, NaN behind them."""
+    features = np.full((FEATURES, PITCH), np.nan, np.float32)
+    features[:, :ROWS] = np.random.default_rng(3).normal(size=(FEATURES, ROWS))
+    return features
 
 
 def outputs() -> np.ndarray[Any, Any]:
+    """Answers that nothing has written yet: -7."""
     return np.full((ANSWERS, PITCH), -7.0, np.float32)
 
 
@@ -41,21 +43,23 @@ def spans(x: int, y: int, n: int = ROWS, pitch: int = PITCH) -> list[Any]:
 
 
 def opened(device: int = 0) -> NativeExecutable:
+    """The kernel, opened on a device."""
     return NativeExecutable(kernel, f"cuda:{device}")
 
 
 def answers(n: int = ROWS, pitch: int = PITCH, stream_of_copy: str = "same") -> list[list[float]]:
+    """The answers to n rows; with another stream, the inputs may come too late."""
     turn_to(0)
     model, x, y = opened(), room(inputs()), room(outputs())
-    stream, found = new_stream(), outputs()
+    stream, copied = new_stream(), outputs()
     copy_in(x, inputs(), stream if stream_of_copy == "same" else new_stream())
     copy_in(y, outputs(), stream)
     model.prepare(spans(x, y, n, pitch)).run(stream)
-    copy_out(found, y, stream)
-    assert (found == -7.0).all()  # nothing runs before `synchronise`
+    copy_out(copied, y, stream)
+    assert (copied == -7.0).all()  # nothing runs before `synchronise`
     synchronise(stream)
-    result: list[list[float]] = found.tolist()
-    return result
+    rows: list[list[float]] = copied.tolist()
+    return rows
 
 
 def several_streams() -> list[bool]:
@@ -66,45 +70,48 @@ def several_streams() -> list[bool]:
     copy_in(x, inputs(), first)
     synchronise(first)
     places = [(new_stream(), room(outputs()), outputs()) for _ in range(4)]
-    for k, (stream, y, found) in enumerate(places):
+    for k, (stream, y, copied) in enumerate(places):
         copy_in(y, outputs(), stream)
         model.prepare(spans(x, y, ROWS - k)).run(stream)
-        copy_out(found, y, stream)
+        copy_out(copied, y, stream)
     for stream, _, _ in reversed(places):
         synchronise(stream)
-    whole = places[0][2]
-    return [
-        bool(
-            (found[:, : ROWS - k] == whole[:, : ROWS - k]).all()
-            and (found[:, ROWS - k :] == -7).all()
-        )
-        for k, (_, _, found) in enumerate(places)
-    ]
+    results = [copied for _, _, copied in places]
+    whole = results[0]
+    right: list[bool] = []
+    for k, copied in enumerate(results):
+        n = ROWS - k
+        right.append(bool((copied[:, :n] == whole[:, :n]).all() and (copied[:, n:] == -7).all()))
+    return right
 
 
 def on_the_other_device() -> bool:
+    """Whether device 1 writes all rows and nothing behind them."""
     turn_to(1)
-    x, y, stream, found = room(inputs()), room(outputs()), new_stream(), outputs()
+    x, y, stream, copied = room(inputs()), room(outputs()), new_stream(), outputs()
     copy_in(x, inputs(), stream)
     copy_in(y, outputs(), stream)
     opened(1).prepare(spans(x, y)).run(stream)
-    copy_out(found, y, stream)
+    copy_out(copied, y, stream)
     synchronise(stream)
-    return bool(np.isfinite(found).all() and (found[:, ROWS:] == -7).all())
+    return bool(np.isfinite(copied).all() and (copied[:, ROWS:] == -7).all())
 
 
 def memory_of_another_device() -> None:
+    """Memory of device 1 for the kernel on device 0, which must be refused."""
     turn_to(1)
     x, y = room(inputs()), room(outputs())
     opened(0).prepare(spans(x, y))
 
 
 def memory_of_the_host() -> None:
+    """An aligned address of the host, which must be refused."""
     turn_to(0)
     opened().prepare(spans(inputs().ctypes.data & ~127, room(outputs())))
 
 
 def stream_of_another_context() -> None:
+    """A stream of device 1 for a call on device 0, which must be refused."""
     turn_to(1)
     alien = new_stream()
     turn_to(0)
@@ -112,10 +119,12 @@ def stream_of_another_context() -> None:
 
 
 def opens() -> None:
+    """It must not raise."""
     opened()
 
 
 def runs() -> None:
+    """Three runs of one call on one stream."""
     turn_to(0)
     stream, call = new_stream(), opened().prepare(spans(room(inputs()), room(outputs())))
     for _ in range(3):

@@ -45,7 +45,7 @@ std::atomic<int> wrong{0};
 void expect(bool fine, const char *what) {
   if (!fine && wrong++ == 0) std::printf("wrong: %s\n", what);
 }
-Handle owned(Tensor *made) { return {made, aoti_torch_delete_tensor_object}; }
+Handle owned(Tensor *tensor) { return {tensor, aoti_torch_delete_tensor_object}; }
 
 struct Draw {
   std::mt19937 next;
@@ -67,31 +67,33 @@ struct Given {
     int64_t step = 1, span = 1;
     for (size_t d : order) {
       strides[d] = step;
-      span = sizes[d] == 0 ? 0 : span == 0 ? 0 : span + (sizes[d] - 1) * step;
+      span = sizes[d] == 0 || span == 0 ? 0 : span + (sizes[d] - 1) * step;
       step *= std::max<int64_t>(sizes[d], 1) + draw(0, 2);
     }
     memory.reset(new float[static_cast<size_t>(span)]);
     std::generate_n(memory.get(), span, [&] { return draw.value(); });
-    Tensor *made = nullptr;
+    Tensor *tensor = nullptr;
     expect(aoti_torch_create_tensor_from_blob(memory.get(), dims, sizes.data(), strides.data(), 0, soa_shim::kFloat32, 0,
-                                              0, &made) == 0, "a tensor");
-    handle = owned(made);
+                                              0, &tensor) == 0, "a tensor");
+    handle = owned(tensor);
   }
   operator Tensor *() const { return handle.get(); }
 };
 
-float at(const Tensor *t, std::initializer_list<int64_t> place) {
-  int64_t offset = 0, d = 0;
-  for (int64_t i : place) offset += i * t->strides[d++];
-  return t->data<float>()[offset];
+float at(const Tensor *tensor, std::initializer_list<int64_t> place) {
+  int64_t offset = 0, dim = 0;
+  for (int64_t i : place) offset += i * tensor->strides[dim++];
+  return tensor->data<float>()[offset];
 }
 
+// A product with a weight of its own, or with the one that all threads share.
 void products(Draw &draw, Tensor *shared) {
-  const bool batched = draw(0, 1) != 0, with = !batched && draw(0, 1) != 0, added = draw(0, 1) != 0;
-  const int64_t m = draw(0, 40), k = with ? shared->sizes[0] : draw(0, 40), n = with ? shared->sizes[1] : draw(1, 40);
+  const bool batched = draw(0, 1) != 0, with_shared = !batched && draw(0, 1) != 0, added = draw(0, 1) != 0;
+  const int64_t m = draw(0, 40);
+  const int64_t k = with_shared ? shared->sizes[0] : draw(0, 40), n = with_shared ? shared->sizes[1] : draw(1, 40);
   const auto sized = [&](int64_t rows, int64_t cols) { return batched ? Sizes{3, rows, cols} : Sizes{rows, cols}; };
   const Given a(draw, sized(m, k)), other(draw, sized(k, n)), plus(draw, Sizes{n}), out(draw, sized(m, n));
-  Tensor *b = with ? shared : static_cast<Tensor *>(other);
+  Tensor *b = with_shared ? shared : static_cast<Tensor *>(other);
   const auto product = batched ? aoti_torch_cpu_bmm_out : aoti_torch_cpu_mm_out;
   const auto product_added = batched ? aoti_torch_cpu_baddbmm_out : aoti_torch_cpu_addmm_out;
   expect((added ? product_added(out, plus, a, b, 1, 1) : product(out, a, b)) == 0, "a product");
@@ -119,6 +121,7 @@ void convolutions(Draw &draw) {
   if (code == 0) owned(made);
 }
 
+// Sorts and top-k, then copies and a second handle of one tensor.
 void orders(Draw &draw) {
   const Sizes sizes{draw(1, 3), draw(1, 200), draw(1, 3)};
   const Given x(draw, sizes), target(draw, sizes);
@@ -129,8 +132,8 @@ void orders(Draw &draw) {
                                 : aoti_torch_cpu_topk(x, k, dim, draw(0, 1) != 0, 1, &values, &indices);
     expect(code == 0, "an order");
     const Handle value_owner = owned(values), index_owner = owned(indices);
-    const int64_t *found = indices->data<int64_t>();
-    for (int64_t i = 0; i < indices->count(); ++i) expect(found[i] >= 0 && found[i] < sizes[dim], "an index");
+    const int64_t *index = indices->data<int64_t>();
+    for (int64_t i = 0; i < indices->count(); ++i) expect(index[i] >= 0 && index[i] < sizes[dim], "an index");
   }
   Tensor *copied = nullptr, *again = nullptr;
   expect(aoti_torch_clone(x, &copied) == 0 && aoti_torch_copy_(target, copied, 0) == 0, "a copy");
@@ -165,7 +168,7 @@ int main(int count, char **words) {
       for (int i = 0; i < rounds; ++i) products(draw, weight), convolutions(draw), orders(draw), attention(draw);
     });
   }
-  for (std::thread &each : at_work) each.join();
+  for (std::thread &thread : at_work) thread.join();
   std::printf("%d rounds on %d threads, %d wrong\n", rounds, threads, wrong.load());
   return wrong != 0;
 }

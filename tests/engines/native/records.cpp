@@ -14,6 +14,7 @@ using soa_library::Json;
 
 namespace {
 
+// Prints a value: strings as hex, "1" before an integer and "0" before another number.
 void show(const Json &value) {
   if (value.kind == Json::number) std::printf("%d%.17g,", value.integral ? 1 : 0, value.real());
   if (value.kind == Json::string) {
@@ -34,25 +35,26 @@ void show(const Json &value) {
   std::printf("]");
 }
 
+// Throws if the library refuses the folder.
 void read_folder(const std::string &path) {
   const soa_library::Sealed bundle(path);
   soa_library::read_record(bundle.content("manifest.json"), "manifest.json");
 }
 
 void load(const std::string &folder, bool test) {
-  soa::Loading asked;
-  asked.test = test;
-  asked.engine = "aoti";
-  soa::Model::load(folder, asked);
+  soa::Loading loading;
+  loading.test = test;
+  loading.engine = "aoti";
+  soa::Model::load(folder, loading);
 }
 
 void read(const std::string &kind, const std::string &path) {
   if (kind == "load" || kind == "test") return load(path, kind == "test");
   if (kind == "folder") return read_folder(path);
   std::ifstream file(path, std::ios::binary);
-  const Json found = Json::parse({std::istreambuf_iterator<char>(file), {}});
+  const Json value = Json::parse({std::istreambuf_iterator<char>(file), {}});
   std::printf("ok ");
-  show(found);
+  show(value);
 }
 
 }  // namespace

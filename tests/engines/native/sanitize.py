@@ -30,19 +30,22 @@ Done = subprocess.CompletedProcess[str]
 
 
 def compiler() -> str | None:
+    """The path of CXX, or of g++; None if it is not installed."""
     return shutil.which(os.environ.get("CXX", "g++"))
 
 
 def has_sanitizer(name: str, scratch: Path) -> bool:
     """Whether this machine compiles and starts programs with this sanitizer."""
-    found = compiler()
-    if found is None:
+    command = compiler()
+    if command is None:
         return False
     source = scratch / "empty.cpp"
     source.write_text("int main() {}\n")
     program = scratch / f"empty-{name}"
     flags = [f"-fsanitize={part}" for part in SANITIZERS[name]]
-    built = subprocess.run([found, *flags, source, "-o", program], capture_output=True, check=False)
+    built = subprocess.run(
+        [command, *flags, source, "-o", program], capture_output=True, check=False
+    )
     return built.returncode == 0 and subprocess.run([program], check=False).returncode == 0
 
 
@@ -131,6 +134,7 @@ def runs(folder: Path, sanitizer: str, files: Mapping[str, Path]) -> Iterator[tu
 
 
 def main() -> int:
+    """Prints a line for each part under each sanitizer; 1 if one fails or cannot be built."""
     from tests.models import building, mlps
 
     failed = False
@@ -139,7 +143,7 @@ def main() -> int:
         print("compiling a small model ...", flush=True)
         signature = building.mlp_signature(5000)
         engines = ("aoti", "aoti-standalone", "lanes")
-        made = building.build(mlps.PointwiseFirst(), signature, folder, engines)
+        built = building.build(mlps.PointwiseFirst(), signature, folder, engines)
         for name, parts in SANITIZERS.items():
             title = " and ".join(parts)
             if not has_sanitizer(name, folder):
@@ -148,9 +152,9 @@ def main() -> int:
                 )
                 failed = True
                 continue
-            for what, done in runs(folder, name, made.files):
+            for part, done in runs(folder, name, built.files):
                 last = (done.stdout.splitlines() or [""])[-1]
-                print(f"{title}, {what}: exit {done.returncode}; {last}", flush=True)
+                print(f"{title}, {part}: exit {done.returncode}; {last}", flush=True)
                 if done.returncode != 0:
                     print(done.stdout, done.stderr, sep="\n")
                     failed = True

@@ -117,6 +117,7 @@ void on_threads(int count, const std::function<void(int)> &work) {
   for (std::thread &thread : threads) thread.join();
 }
 
+// The answers of one instance in one thread, which must write n rows and nothing behind them.
 Expected serial(const std::string &library) {
   soa_model *model = open(library, 1);
   expect(soa_model_arguments(model) == 3, "arguments");
@@ -158,6 +159,7 @@ void calls_of_their_own(soa_model *model, const Expected &expected, size_t round
   });
 }
 
+// Threads share one call, and one of them changes its arguments: each is done whole, or refused as busy.
 void one_call_for_all(soa_model *model, const Expected &expected, size_t rounds) {
   Event event, other;
   soa_call *call = prepare(model, event, 257);
@@ -188,6 +190,7 @@ void one_call_for_all(soa_model *model, const Expected &expected, size_t rounds)
   soa_call_delete(call);
 }
 
+// 64 calls of two models in one soa_run_many, from two threads.
 void many_at_once(soa_model *model, soa_model *second, const Expected &expected, size_t rounds) {
   on_threads(2, [&](int t) {
     std::vector<Event> events;
@@ -238,6 +241,7 @@ void in_tiles(soa_model *model, size_t rounds) {
   });
 }
 
+// A model is closed while five threads run it: each run is right, or refused as closed.
 void close_while_running(const std::string &library, const Expected &expected) {
   soa_model *model = open(library, 2);
   std::vector<Event> events(5);
@@ -271,6 +275,7 @@ void close_while_running(const std::string &library, const Expected &expected) {
   on_threads(5, [&](int t) { soa_call_delete(calls[static_cast<size_t>(t)]); });
 }
 
+// Requires that a refusal has this code, and a message with this text.
 void refuses(int code, int wanted, const char *message, const char *text, const char *what) {
   ++refused;
   expect(code == wanted, "%s: code %d, not %d (%s)", what, code, wanted, message);

@@ -45,16 +45,19 @@ class Memory:
     const: bool = False
 
     def line(self) -> str:
-        kind = "columns" if isinstance(self.at, Mapping) else "buffer"
+        """The memory in the words of binds.cpp."""
         if isinstance(self.at, Mapping):
+            kind = "columns"
             places = [f"{name}={','.join(map(str, at))}" for name, at in self.at.items()]
         else:
+            kind = "buffer"
             places = ["null" if self.at is None else str(self.at)]
-        counts = ["-" if each is None else str(each) for each in (self.room, self.first)]
-        words = (self.name, "const-" * self.const + kind, str(self.n), *counts, *places)
-        return " ".join(words)
+        kind = f"const-{kind}" if self.const else kind
+        counts = ["-" if count is None else str(count) for count in (self.room, self.first)]
+        return " ".join((self.name, kind, str(self.n), *counts, *places))
 
     def collection(self, layouts: Mapping[str, Layout], arena: np.ndarray[Any, Any]) -> Collection:
+        """The memory as a collection of Python. One that no layout has gets that of the jets."""
         layout = layouts.get(self.name, layouts["jets"])
         room = self.n if self.room is None else self.room
         if self.first is not None and self.room is None:
@@ -74,6 +77,7 @@ class Memory:
 def _separate(
     layout: Layout, at: Mapping[str, list[int]], n: int, room: int, arena: np.ndarray[Any, Any]
 ) -> Collection:
+    """A collection of separate columns. A column that the layout has not is of float32."""
     layout = Layout(layout.columns, layout.alignment, "columns")
     columns: dict[str, Any] = {}
     for name, places in at.items():
@@ -87,11 +91,15 @@ def _separate(
 
 @dataclass(frozen=True)
 class Case:
+    """A binding of memory, and its calls: `call`, `call ROWS`, `call DIM=ROWS,…` or `resize ROWS
+    [DIM]`."""
+
     memory: tuple[Memory, ...]
     calls: tuple[str, ...] = ("call",)
 
     def line(self) -> str:
-        return "|".join([" ; ".join(each.line() for each in self.memory), *self.calls])
+        """The case in the words of binds.cpp."""
+        return "|".join([" ; ".join(memory.line() for memory in self.memory), *self.calls])
 
 
 @cache
@@ -106,6 +114,8 @@ def filled() -> bytes:
 
 
 class Python:
+    """Binds and calls in Python: the checksum of the arena afterwards, or `refused: …`."""
+
     def __init__(self, session: Session) -> None:
         self.session = session
         room = np.zeros(SIZE + 4096, np.uint8)
@@ -116,12 +126,13 @@ class Python:
         self._arena[:] = np.frombuffer(filled(), np.uint8)
         signature = self.session.signature
         try:
-            every = {m.name: m.collection(signature.layouts, self._arena) for m in case.memory}
-            written = {k: every.pop(k) for k in signature.output_collections if k in every}
-            binding = self.session.bind(every, written)
+            inputs = {m.name: m.collection(signature.layouts, self._arena) for m in case.memory}
+            outputs = [name for name in signature.output_collections if name in inputs]
+            written = {name: inputs.pop(name) for name in outputs}
+            binding = self.session.bind(inputs, written)
             for call in case.calls:
-                what, *words = call.split()
-                run = binding.resize if what == "resize" else binding
+                verb, *words = call.split()
+                run = binding.resize if verb == "resize" else binding
                 run(_rows(words, binding.bound))
         except SoaPipelineError as error:
             return f"refused: {error} [{error.code}]"
@@ -129,10 +140,12 @@ class Python:
 
 
 def _rows(words: list[str], bound: Mapping[str, int]) -> Any:
+    """The argument of a call: None, a number, or a number for each row dimension."""
     if not words:
         return None
     if "=" in words[0]:
-        return {dim: int(n) for dim, n in (each.split("=") for each in words[0].split(","))}
+        pairs = [pair.split("=") for pair in words[0].split(",")]
+        return {dim: int(n) for dim, n in pairs}
     return int(words[0]) if len(words) == 1 else {**bound, words[1]: int(words[0])}
 
 
@@ -144,10 +157,12 @@ TAGS = Memory("tags", 8192)  # three columns
 
 
 def jets(at: int | None = 0, n: int = 64, *more: Any, **fields: Any) -> Memory:
+    """Inputs in one buffer; `more` are `room` and `first`."""
     return Memory("jets", at, n, *more, **fields)
 
 
 def tags(at: int | None = 8192, n: int = 64, *more: Any, **fields: Any) -> Memory:
+    """Outputs in one buffer; `more` are `room` and `first`."""
     return Memory("tags", at, n, *more, **fields)
 
 
@@ -260,7 +275,8 @@ def inputs(
     const: bool = False,
     **places: list[int] | None,
 ) -> Memory:
-    at = {k: v for k, v in (PLACES | places).items() if v is not None}
+    """Inputs in separate columns; `places` replaces some, None leaves one out."""
+    at = {name: own for name, own in (PLACES | places).items() if own is not None}
     return Memory("jets", at, n, room, first, const)
 
 
@@ -271,7 +287,8 @@ def outputs(
     const: bool = False,
     **places: list[int] | None,
 ) -> Memory:
-    at = {k: v for k, v in (ANSWERS | places).items() if v is not None}
+    """Outputs in separate columns, as `inputs`."""
+    at = {name: own for name, own in (ANSWERS | places).items() if own is not None}
     return Memory("tags", at, n, room, first, const)
 
 
@@ -383,18 +400,21 @@ JAGGED: dict[str, tuple[bool, Case]] = {
 
 @dataclass(frozen=True)
 class Both:
+    """The same artifact in C++, by the program of binds.cpp, and in Python."""
+
     cpp: Answering
     python: Python
 
     def __call__(self, case: Case) -> bool:
         """Whether both take the case; they must agree, also in the bytes or the code."""
         theirs, ours = self.cpp(case.line()), self.python(case)
-        refused = [said.startswith("refused: ") for said in (theirs, ours)]
-        assert refused[0] == refused[1], (case, theirs, ours)
-        assert refused[0] or theirs == ours
-        if refused[0]:
+        refused = ours.startswith("refused: ")
+        assert theirs.startswith("refused: ") == refused, (case, theirs, ours)
+        if refused:  # both end with the code in brackets
             assert theirs.rpartition(" [")[2] == ours.rpartition(" [")[2], (theirs, ours)
-        return not refused[0]
+        else:
+            assert theirs == ours
+        return not refused
 
 
 @pytest.fixture(scope="module")
@@ -415,7 +435,8 @@ Opened = Callable[..., Both]
 
 @pytest.fixture(scope="module")
 def opened(program: Path) -> Iterator[Opened]:
-    made: list[Answering] = []
+    """Opens the artifact of a bundle in both; `before`: a copy, as of an older version."""
+    programs: list[Answering] = []
     options = {
         "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
         "UBSAN_OPTIONS": "halt_on_error=1",
@@ -429,12 +450,12 @@ def opened(program: Path) -> Iterator[Opened]:
             (folder / "arguments.txt").write_text(lines.replace("windows any\n", ""))
         checked = pipeline.load(bundle, mode="test", engine_name="aoti")
         plain = Session(checked.signature, checked.executable, any_start=before is None)
-        made.append(Answering(program, folder, **options))
-        return Both(made[-1], Python(plain))
+        programs.append(Answering(program, folder, **options))
+        return Both(programs[-1], Python(plain))
 
     yield open_both
-    for each in made:
-        each.close()
+    for opened_program in programs:
+        opened_program.close()
 
 
 @pytest.fixture(scope="module")
@@ -453,19 +474,19 @@ def older(opened: Opened, jets: Built, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.mark.parametrize("name", BUFFERS)
-def test_buffers(buffers: Both, name: str) -> None:
+def test_both_take_or_refuse_buffers(buffers: Both, name: str) -> None:
     taken, case = BUFFERS[name]
     assert buffers(case) == taken
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_calls(buffers: Both, name: str) -> None:
+def test_both_take_or_refuse_calls(buffers: Both, name: str) -> None:
     taken, case = CALLS[name]
     assert buffers(case) == taken
 
 
 @pytest.mark.parametrize("name", COLUMNS)
-def test_separate_columns(columns: Both, name: str) -> None:
+def test_both_take_or_refuse_separate_columns(columns: Both, name: str) -> None:
     taken, case = COLUMNS[name]
     assert columns(case) == taken
 
@@ -476,7 +497,7 @@ def jagged(opened: Opened, lists: Built) -> Both:
 
 
 @pytest.mark.parametrize("name", JAGGED)
-def test_jagged_collections(jagged: Both, name: str) -> None:
+def test_both_take_or_refuse_jagged_collections(jagged: Both, name: str) -> None:
     taken, case = JAGGED[name]
     assert jagged(case) == taken
 
@@ -489,29 +510,49 @@ OLDER: dict[str, tuple[bool, Case]] = {
 
 
 @pytest.mark.parametrize("name", OLDER)
-def test_a_version_that_was_not_validated_on_windows(older: Both, name: str) -> None:
+def test_a_version_that_was_not_validated_on_windows_refuses_odd_ones(
+    older: Both, name: str
+) -> None:
     taken, case = OLDER[name]
     assert older(case) == taken
 
 
 @pytest.mark.parametrize("twice", [jets(), jets(16384), tags(), tags(16384)])
-def test_a_collection_given_twice(buffers: Both, twice: Memory) -> None:
+def test_a_collection_given_twice_is_refused(buffers: Both, twice: Memory) -> None:
     """Only in C++: Python passes collections as a mapping, whose keys are unique."""
-    said = buffers.cpp(Case((JETS, TAGS, twice)).line())
-    assert said.startswith("refused: ") and f"'{twice.name}'" in said
+    answer = buffers.cpp(Case((JETS, TAGS, twice)).line())
+    assert answer.startswith("refused: ") and f"'{twice.name}'" in answer
 
 
-@pytest.mark.parametrize("name", ["jets", "hits"])
-@pytest.mark.parametrize("n", [-1, 0, 5, 1 << 50, 1 << 57, 1 << 62, LARGEST])
-def test_memory_of_ones_own(buffers: Both, columns: Both, name: str, n: int) -> None:
-    for both in (buffers, columns):
-        theirs = both.cpp(f"collection {name} {n}")
-        if name == "jets" and n in (0, 5):
-            assert (theirs, both.python.session.collection(name, n).n) == (str(n), n)
-            continue
-        assert theirs.startswith("refused: ")
-        with pytest.raises(SoaPipelineError):
-            both.python.session.collection(name, n)
+either_storage = pytest.mark.parametrize("storage", ["buffers", "columns"])
+
+
+@either_storage
+@pytest.mark.parametrize("n", [0, 5])
+def test_both_make_memory_of_their_own(
+    request: pytest.FixtureRequest, storage: str, n: int
+) -> None:
+    both: Both = request.getfixturevalue(storage)
+    assert both.cpp(f"collection jets {n}") == str(n)
+    assert both.python.session.collection("jets", n).n == n
+
+
+@either_storage
+@pytest.mark.parametrize(
+    ("name", "n"),
+    [
+        *(("jets", n) for n in (-1, 1 << 50, 1 << 57, 1 << 62, LARGEST)),
+        *(("hits", n) for n in (-1, 0, 5, 1 << 50, 1 << 57, 1 << 62, LARGEST)),
+    ],
+)
+def test_both_refuse_memory_of_their_own_that_cannot_be(
+    request: pytest.FixtureRequest, storage: str, name: str, n: int
+) -> None:
+    """Of a collection that the model does not have, or of rows that no host has room for."""
+    both: Both = request.getfixturevalue(storage)
+    assert both.cpp(f"collection {name} {n}").startswith("refused: ")
+    with pytest.raises(SoaPipelineError):
+        both.python.session.collection(name, n)
 
 
 # -- any memory ------------------------------------------------------------------------------------
@@ -530,20 +571,21 @@ SIZES = st.sampled_from([0, 1, 5, 31, 33, 64])
 
 
 @given(st.data(), SIZES)
-def test_any_buffers(buffers: Both, data: st.DataObject, n: int) -> None:
+def test_both_agree_on_any_buffers(buffers: Both, data: st.DataObject, n: int) -> None:
     places = st.one_of(*[st.integers(0, 32).map(lambda k: 128 * k)] * 6, st.integers(0, 4096))
-    memory = [data.draw(counted(each(data.draw(places)), n)) for each in (jets, tags)]
+    memory = [data.draw(counted(at(data.draw(places)), n)) for at in (jets, tags)]
     calls = data.draw(st.lists(st.integers(-1, 140).map("call {}".format), max_size=2))
     buffers(Case(tuple(memory), (*calls, "call")))
 
 
 @given(st.data(), SIZES)
-def test_any_separate_columns(columns: Both, data: st.DataObject, n: int) -> None:
+def test_both_agree_on_any_separate_columns(columns: Both, data: st.DataObject, n: int) -> None:
     # In NumPy an array of no rows loses its address, so it gets only aligned ones.
     step = data.draw(st.sampled_from([1 if n else 16, *[16] * 6]))
     place = st.integers(0, 256).map(lambda k: step * k)
-    memory = [
-        replace(each, at={name: [data.draw(place) for _ in every] for name, every in usual.items()})
-        for each, usual in ((inputs(), PLACES), (outputs(), ANSWERS))
-    ]
-    columns(Case(tuple(data.draw(counted(each, n)) for each in memory)))
+
+    def drawn(memory: Memory, usual: Mapping[str, list[int]]) -> Memory:
+        at = {name: [data.draw(place) for _ in places] for name, places in usual.items()}
+        return data.draw(counted(replace(memory, at=at), n))
+
+    columns(Case((drawn(inputs(), PLACES), drawn(outputs(), ANSWERS))))

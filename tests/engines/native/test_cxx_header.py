@@ -15,10 +15,12 @@ from tests.models.cplusplus import ROOT, execute
 INCLUDE = ROOT / "engines" / "native" / "include"
 STRICT = ("-Wall", "-Wextra", "-Werror")
 CHECKED = ("-std=gnu++17", "-fsyntax-only", f"-I{INCLUDE}")
+# Names that C++ or our header has taken, and one that is free.
 ODD = ("class", "float", "n", "first", "buffer", "memory", "hits", "at", "std", "pt_")
 
 
 def signature() -> Signature:
+    """Every kind of column and dtype, in a buffer and separate, with odd names."""
     members = [
         *(column(name, "float32") for name in ODD),
         *(column(f"of_{dtype}", dtype) for dtype in DTYPES),
@@ -38,6 +40,7 @@ def signature() -> Signature:
     )
 
 
+# Prints how far from the buffer each pointer of a header is, in bytes, then facts of the types.
 PROGRAM = """
 #include <cstdio>
 #include "model.hpp"
@@ -66,9 +69,10 @@ int main() {
 
 
 def test_every_kind_of_column_and_names_that_cpp_has_taken(tmp_path: Path) -> None:
-    made = signature()
-    layout = made.layouts["hits"]
-    (tmp_path / "model.hpp").write_text(typed_header(made, "3d-odd", "3d-odd/1", "ab" * 32))
+    """The pointers of a window from row 3 on, with a capacity of 50, as in PROGRAM."""
+    odd = signature()
+    layout = odd.layouts["hits"]
+    (tmp_path / "model.hpp").write_text(typed_header(odd, "3d-odd", "3d-odd/1", "ab" * 32))
     members = {c.name: c.name + "_" if c.name in ODD[:9] else c.name for c in layout.columns}
     shows = [
         f"  at(hits.{members[c.name]}{f'[{k}]' if c.kind == 'eigen' else ''});"
@@ -92,7 +96,7 @@ def test_every_kind_of_column_and_names_that_cpp_has_taken(tmp_path: Path) -> No
     assert list(map(int, offsets)) == expected
 
 
-def test_the_page_compiles(tmp_path: Path) -> None:
+def test_the_code_on_the_page_about_cpp_compiles(tmp_path: Path) -> None:
     page = (ROOT / "docs/howto/cpp.md").read_text()
     page = re.sub(r"^<!-- tried: .+?^```$", "", page, flags=re.S | re.M)
     code = "\n".join(re.findall(r"^```cpp\n(.*?)^```$", page, re.S | re.M))
@@ -104,8 +108,6 @@ def test_the_page_compiles(tmp_path: Path) -> None:
     execute("g++", *CHECKED, *STRICT, f"-I{tmp_path}", tmp_path / "page.cpp")
 
 
-BUFFER: Storage = "buffer"
-COLUMNS: Storage = "columns"
 HEADERS = """algorithm array atomic bitset cassert cctype cerrno cfenv cfloat chrono cinttypes
 climits clocale cmath complex condition_variable csetjmp csignal cstdarg cstddef cstdint cstdio
 cstdlib cstring ctime cuchar cwchar cwctype filesystem fstream functional future iostream limits
@@ -117,37 +119,39 @@ while xor std soa memory buffer n capacity first at load digest layouts main pt 
 
 
 def including(*headers: str) -> str:
+    """The lines that include headers."""
     return "".join(f"#include <{name}>\n" for name in headers)
 
 
 def macros(folder: Path) -> set[str]:
     """Every macro of the standard headers, of the compiler and of our header."""
     (folder / "all.cpp").write_text(including(*HEADERS.split()))
-    said = execute("g++", "-std=gnu++17", f"-I{INCLUDE}", "-dM", "-E", folder / "all.cpp")
-    every = set(re.findall(r"^#define (\w+)", said, re.M))
-    assert {"NULL", "EOF", "errno", "assert", "INT_MAX", "linux", "M_PI"} <= every
-    return every
+    text = execute("g++", "-std=gnu++17", f"-I{INCLUDE}", "-dM", "-E", folder / "all.cpp")
+    names = set(re.findall(r"^#define (\w+)", text, re.M))
+    assert {"NULL", "EOF", "errno", "assert", "INT_MAX", "linux", "M_PI"} <= names
+    return names
 
 
 def test_any_name_gives_a_pointer_of_its_own(tmp_path: Path) -> None:
     """Keywords, macros, and these with `_`, as columns and as collections."""
     odd = sorted(macros(tmp_path) | {*KEYWORDS.split()})
-    names = dict.fromkeys(each for name in odd for each in (name, f"{name}_", f"{name}_2_"))
-    columns = [column(name, "float32") for name in names if IDENTIFIER.fullmatch(name)]
+    variants = dict.fromkeys(f"{name}{suffix}" for name in odd for suffix in ("", "_", "_2_"))
+    columns = [column(name, "float32") for name in variants if IDENTIFIER.fullmatch(name)]
     few = [*KEYWORDS.split(), "NULL", "EOF", "errno", "assert", "INT_MAX", "_Bool", "stdin"]
+    stored: dict[str, Storage] = {name: "buffer" for name in few}
+    stored |= {f"{name}_": "columns" for name in few}
     layouts = {
         name: Layout([column(name, "float32"), column(f"{name}_", "float32")], storage=storage)
-        for each in few
-        for name, storage in ((each, BUFFER), (f"{each}_", COLUMNS))
+        for name, storage in stored.items()
     }
-    made = Signature.build(
+    odd_names = Signature.build(
         {"wide": Layout(columns), **layouts},
         [Block("features", "wide", (columns[0].name, columns[1].name))],
         [Block(f"of_{name}", name, (layout.columns[0].name,)) for name, layout in layouts.items()],
         {"n": RowRange(0, 1000)},
         dict.fromkeys(("wide", *layouts), "n"),
     )
-    text = typed_header(made, "main", "main/1", "ab" * 32)
+    text = typed_header(odd_names, "main", "main/1", "ab" * 32)
     members = re.findall(r"^  const float \*(\w+) = nullptr;$", text.partition("\n};")[0], re.M)
     assert len(members) == len(set(members)) == len(columns)
     structs = re.findall(r"^struct (\w+)", text, re.M)

@@ -21,7 +21,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("engine", ["aoti", "lanes"])
-def test_the_runner_keeps_its_promises(mlp: Built, program: Path, engine: str) -> None:
+def test_no_check_of_the_stress_program_fails(mlp: Built, program: Path, engine: str) -> None:
     done = sanitize.run(program, mlp.files[engine], 40)
     assert done.returncode == 0, done.stdout + done.stderr
     assert ", 0 wrong" in done.stdout

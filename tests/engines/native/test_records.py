@@ -56,7 +56,8 @@ class Readers:
         """Whether both take a folder; they must agree, also in the code."""
         why, theirs = self._both("folder", folder, lambda: open_folder(folder))
         assert bool(why) == theirs.startswith("no: "), (theirs, why)
-        assert theirs.rpartition(" [")[2] == why.rpartition(" [")[2] or not why, (theirs, why)
+        if why:  # both end with the code in brackets
+            assert theirs.rpartition(" [")[2] == why.rpartition(" [")[2], (theirs, why)
         return not why
 
     def load(self, folder: Path) -> bool:
@@ -113,6 +114,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def sums(change: Callable[[str], str]) -> Callable[[Path], object]:
+    """Changes the text of SHA256SUMS."""
+
     def edit(folder: Path) -> None:
         file = folder / "SHA256SUMS"
         file.write_text(change(file.read_text()))
@@ -121,13 +124,16 @@ def sums(change: Callable[[str], str]) -> Callable[[Path], object]:
 
 
 def linked(name: str) -> Callable[[Path], object]:
+    """Adds a link to the manifest."""
     return lambda folder: (folder / name).symlink_to(folder / "manifest.json")
 
 
 def written(name: str) -> Callable[[Path], object]:
+    """Adds a file."""
     return lambda folder: (folder / name).write_text("x")
 
 
+# Whether both take the folder, and what is done to a sealed bundle.
 FOLDERS: dict[str, tuple[bool, Callable[[Path], object]]] = {
     "as it is": (True, lambda _: None),
     "sums of sha256sum --binary": (True, sums(lambda text: text.replace("  ", " *"))),
@@ -147,14 +153,16 @@ FOLDERS: dict[str, tuple[bool, Callable[[Path], object]]] = {
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_folders(readers: Readers, folder: Path, name: str) -> None:
+def test_both_take_or_refuse_a_folder(readers: Readers, folder: Path, name: str) -> None:
     taken, edit = FOLDERS[name]
     edit(folder)
     assert readers.folder(folder) == taken
 
 
 @given(st.data())
-def test_any_list_of_digests(readers: Readers, place: Path, data: st.DataObject) -> None:
+def test_both_refuse_any_damaged_list_of_digests(
+    readers: Readers, place: Path, data: st.DataObject
+) -> None:
     good = f"{DIGEST}  manifest.json\n{DIGEST}  program.pt2\n".encode()
     (place / "SHA256SUMS").write_bytes(data.draw(damaged(good)))
     assert not readers.folder(place)
@@ -175,8 +183,14 @@ def test_what_was_promoted_runs_in_both(readers: Readers, promoted: Path) -> Non
     assert readers.load(promoted)
 
 
-def test_test_mode_of_lists(readers: Readers, lists: Built, tmp_path: Path) -> None:
+def test_cpp_tests_a_model_of_lists(readers: Readers, lists: Built) -> None:
     assert readers.cpp(f"test {lists.bundle.path}") == "ok"
+
+
+def test_cpp_finds_other_answers_for_other_lists(
+    readers: Readers, lists: Built, tmp_path: Path
+) -> None:
+    """The reference answers are those of the lists before the edit."""
 
     def edit(folder: Path, _: dict[str, Any]) -> None:
         stored = load_file(folder / "reference.safetensors")
@@ -201,7 +215,9 @@ def test_a_note_of_another_form_stops_production_alone(
 
 
 @given(st.data())
-def test_any_note_of_a_promotion(readers: Readers, promoted: Path, data: st.DataObject) -> None:
+def test_cpp_runs_what_python_runs_for_any_note_of_a_promotion(
+    readers: Readers, promoted: Path, data: st.DataObject
+) -> None:
     file = promoted / "PROMOTED.json"
     sound = file.read_bytes()
     try:
@@ -212,7 +228,9 @@ def test_any_note_of_a_promotion(readers: Readers, promoted: Path, data: st.Data
 
 
 @given(st.data())
-def test_any_manifest_sealed_again(readers: Readers, promoted: Path, data: st.DataObject) -> None:
+def test_cpp_runs_what_python_runs_for_any_manifest_sealed_again(
+    readers: Readers, promoted: Path, data: st.DataObject
+) -> None:
     kept = {name: (promoted / name).read_bytes() for name in RECORDS}
     try:
         manifest = data.draw(altered_json(json.loads(kept["manifest.json"])))
@@ -234,10 +252,10 @@ RECORDS = ("manifest.json", "SHA256SUMS", "PROMOTED.json")
 def known(content: bytes) -> bytes:
     """Skips text with unassigned code points: Python refuses all of them, C++ only some."""
     try:
-        said = json.dumps(json.loads(content), ensure_ascii=False)
+        text = json.dumps(json.loads(content), ensure_ascii=False)
     except ValueError:
-        said = content.decode(errors="replace")
-    assume(not any(unicodedata.category(c) == "Cn" for c in said))
+        text = content.decode(errors="replace")
+    assume(not any(unicodedata.category(character) == "Cn" for character in text))
     return content
 
 
@@ -267,17 +285,26 @@ def shown(value: Any) -> str:
         return f"{value.encode().hex()},"
     if isinstance(value, list):
         return f"[{''.join(map(shown, value))}]"
-    return f"[{''.join(f'{k.encode().hex()}={shown(each)}' for k, each in value.items())}]"
+    members = [f"{key.encode().hex()}={shown(member)}" for key, member in value.items()]
+    return f"[{''.join(members)}]"
 
 
 @given(st.one_of(JSON, JSON.flatmap(damaged), st.binary()))
-def test_any_json(readers: Readers, content: bytes) -> None:
-    if found := readers.json(content):
-        assert found == shown(parse_json(content))
+def test_both_read_the_same_from_any_json(readers: Readers, content: bytes) -> None:
+    """Or both refuse it, which `Readers.json` checks."""
+    if by_cpp := readers.json(content):
+        assert by_cpp == shown(parse_json(content))
 
 
 @pytest.mark.parametrize("depth", [199, 200, 201, 202])
-def test_how_deep_json_may_go(readers: Readers, depth: int) -> None:
-    for before, inside, after in ((b"[", b"", b"]"), (b"[", b"1", b"]"), (b'{"":', b"1", b"}")):
-        most = 200 if inside else 201
-        assert bool(readers.json(before * depth + inside + after * depth)) == (depth <= most)
+@pytest.mark.parametrize(
+    ("before", "inside", "after", "deepest"),
+    [(b"[", b"", b"]", 201), (b"[", b"1", b"]", 200), (b'{"":', b"1", b"}", 200)],
+    ids=["empty lists", "lists", "objects"],
+)
+def test_how_deep_json_may_go(
+    readers: Readers, depth: int, before: bytes, inside: bytes, after: bytes, deepest: int
+) -> None:
+    """The innermost list counts only if it has a value."""
+    taken = bool(readers.json(before * depth + inside + after * depth))
+    assert taken == (depth <= deepest)

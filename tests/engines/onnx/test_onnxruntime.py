@@ -22,13 +22,12 @@ from engines.exported import quiet_torch
 from engines.onnx.engine import OnnxCall
 from runtime.checked import Tolerance
 from runtime.session.session import Session
-from soa import Block, Layout, RowRange, Signature, column
+from soa import Block, Collection, Layout, RowRange, Signature, column
 from soa.memory import argument_spans
 from stages.compile import compile_candidate
 from stages.judging.validate import validate_session
 from stages.reference.answers import Reference, random_inputs
 from tests.models.building import (
-    TAGS,
     Built,
     bound,
     build,
@@ -44,18 +43,20 @@ TIGHT = Tolerance(1e-6, 1e-6)
 
 
 def facts_of(built: Built) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(
-        (built.files["onnxruntime"].parent / "facts.json").read_text()
-    )
-    return found
+    """What the artifact's facts.json says."""
+    text = (built.files["onnxruntime"].parent / "facts.json").read_text()
+    facts: dict[str, Any] = json.loads(text)
+    return facts
 
 
 def program_of(model: nn.Module, folder: Path) -> Path:
+    """The exported program of a model with the signature of PointwiseFirst."""
     signature = mlp_signature()
     return exported(model, signature, random_inputs(signature, 1, {}), folder / "program.pt2")
 
 
 def compiled(program: Path, out: Path, **options: Any) -> list[str]:
+    """The names of the artifact's files, which it compiles into `out`."""
     out.mkdir(exist_ok=True)
     return engine("onnxruntime").compile(Portable(program, None), Target.parse("cpu"), options, out)
 
@@ -63,26 +64,40 @@ def compiled(program: Path, out: Path, **options: Any) -> list[str]:
 # -- what is bound --------------------------------------------------------------------------------
 
 
-def test_the_graph_takes_the_arguments_and_gives_one_output_a_column(mlp: Built) -> None:
-    model = onnx.load(mlp.files["onnxruntime"])
-    assert [i.name for i in model.graph.input] == ["argument_0", "argument_1"]
-    assert [o.name for o in model.graph.output] == [f"argument_2.{k}" for k in range(3)]
+@pytest.fixture(scope="module")
+def model(mlp: Built) -> onnx.ModelProto:
+    return onnx.load(mlp.files["onnxruntime"])
+
+
+def test_the_graph_takes_the_arguments_and_gives_one_output_a_column(
+    model: onnx.ModelProto,
+) -> None:
+    assert [value.name for value in model.graph.input] == ["argument_0", "argument_1"]
+    assert [value.name for value in model.graph.output] == [f"argument_2.{k}" for k in range(3)]
+
+
+def test_the_facts_have_the_versions_of_the_graph(mlp: Built, model: onnx.ModelProto) -> None:
     facts = facts_of(mlp)
-    assert facts["opset"] == next(o.version for o in model.opset_import if o.domain == "")
-    assert facts["ir_version"] == model.ir_version
+    (opset,) = [used.version for used in model.opset_import if used.domain == ""]
+    assert (facts["opset"], facts["ir_version"]) == (opset, model.ir_version)
+
+
+def features_of(jets: Collection) -> Tensor:
+    """The columns of the input as (n, columns)."""
+    return torch.stack([jets.tensor(member.name) for member in jets.layout.columns], dim=1)
 
 
 def test_a_binding_reads_and_writes_the_callers_memory(mlp: Built) -> None:
-    given, written = mlp.collections({"n": 10}, spare=50)
-    binding = mlp.session("onnxruntime").bind(given, written)
+    inputs, written = mlp.collections({"n": 10}, spare=50)
+    binding = mlp.session("onnxruntime").bind(inputs, written)
     binding()
     before = values(written["tags"])[:, :10].clone()
-    given["jets"].fill("a", torch.full((10,), 7.0))
+    inputs["jets"].fill("a", torch.full((10,), 7.0))
     binding()  # without binding again
-    jets = torch.stack([given["jets"].tensor(c.name) for c in given["jets"].layout.columns], dim=1)
     after = values(written["tags"])[:, :10]
     assert not torch.equal(before, after)
-    torch.testing.assert_close(after.T, mlp.model(jets[:10]), atol=1e-6, rtol=0)
+    wanted = mlp.model(features_of(inputs["jets"])[:10])
+    torch.testing.assert_close(after.T, wanted, atol=1e-6, rtol=0)
 
 
 class Endings(nn.Module):
@@ -111,9 +126,9 @@ def endings(tmp_path_factory: pytest.TempPathFactory) -> Built:
         64,
         "columns",
     )
-    given = Layout([column(name, "float32") for name in "abcdef"])
+    jets = Layout([column(name, "float32") for name in "abcdef"])
     signature = Signature.build(
-        {"jets": given, "out": out},
+        {"jets": jets, "out": out},
         [Block("x", "jets", tuple("abcdef"))],
         [Block(name, "out", ("both", "other") if name == "both" else (name,)) for name in names],
         {"n": RowRange(0, 50)},
@@ -131,13 +146,12 @@ def test_every_ending_is_right(endings: Built) -> None:
     assert {case.rows["n"] for case in report.cases} >= {0, 1, 2, 31, 32, 33, 50}
 
 
-def test_rows_of_one_value_only(tmp_path: Path) -> None:
+def test_a_model_for_one_number_of_rows_is_right(tmp_path: Path) -> None:
     signature = mlp_signature(37, lowest=37)
-    made = build(Softmax(), signature, tmp_path, ("onnxruntime",), route="none")
-    reference = Reference.load(made.capture.reference)
-    report = validate_session(
-        made.session("onnxruntime"), "onnxruntime", reference, {"probabilities": TIGHT}
-    )
+    built = build(Softmax(), signature, tmp_path, ("onnxruntime",), route="none")
+    reference = Reference.load(built.capture.reference)
+    session = built.session("onnxruntime")
+    report = validate_session(session, "onnxruntime", reference, {"probabilities": TIGHT})
     assert report.reason is None
 
 
@@ -155,13 +169,13 @@ def test_more_columns_than_the_graph_has_room_for_beside_its_weights(tmp_path: P
     )
     model, inputs = nn.Linear(6, 140), random_inputs(signature, 1, {})
     program = exported(model, signature, inputs, tmp_path / "program.pt2")
-    first, *_ = compiled(program, tmp_path / "out")
-    session = Session(signature, engine("onnxruntime").open(tmp_path / "out" / first, CPU))
-    given, written = reference_collections(signature, inputs, {"n": 33})
-    session.run(given, written)
-    x = torch.stack([given["jets"].tensor(name) for name in "abcdef"], dim=1)
-    found = torch.stack([written["out"].tensor(name) for name in names], dim=1)
-    torch.testing.assert_close(found, model(x), atol=1e-6, rtol=1e-6)
+    file, *_ = compiled(program, tmp_path / "out")
+    session = Session(signature, engine("onnxruntime").open(tmp_path / "out" / file, CPU))
+    rows, written = reference_collections(signature, inputs, {"n": 33})
+    session.run(rows, written)
+    answers = torch.stack([written["out"].tensor(name) for name in names], dim=1)
+    wanted = model(features_of(rows["jets"]))
+    torch.testing.assert_close(answers, wanted, atol=1e-6, rtol=1e-6)
 
 
 class Softmax(nn.Module):
@@ -172,7 +186,8 @@ class Softmax(nn.Module):
 # -- many calls, many threads ----------------------------------------------------------------------
 
 
-def test_a_binding_that_is_running_is_busy(mlp: Built) -> None:
+def test_a_binding_that_is_running_refuses_a_call(mlp: Built) -> None:
+    """Holding its lock stands in for a call of another thread."""
     binding, _ = bound(mlp, mlp.session("onnxruntime"), 3)
     assert isinstance(binding.prepared, OnnxCall)
     with binding.prepared.lock, pytest.raises(RunError, match="another thread is running this"):
@@ -182,30 +197,30 @@ def test_a_binding_that_is_running_is_busy(mlp: Built) -> None:
 
 @pytest.mark.usefixtures("restless")
 def test_it_is_closed_while_other_threads_bind(mlp: Built) -> None:
-    given, written = mlp.collections({"n": 3})
-    arguments = argument_spans(mlp.signature, {**given, **written}, {"n": 3})
-    opened = mlp.executable("onnxruntime")
+    inputs, written = mlp.collections({"n": 3})
+    arguments = argument_spans(mlp.signature, {**inputs, **written}, {"n": 3})
+    executable = mlp.executable("onnxruntime")
     ended = threading.Event()
 
     def bind_until_closed() -> str:
-        calls = []
+        calls = []  # they stay open
         try:
             while not ended.is_set():
-                calls.append(opened.prepare(arguments))
+                calls.append(executable.prepare(arguments))
         except RunError as error:
             return str(error)
         return "never closed"
 
     with ThreadPoolExecutor(3) as pool:
-        said = [pool.submit(bind_until_closed) for _ in range(3)]
-        time.sleep(0.3)
-        opened.close()
-        wait(said, 5)
+        threads = [pool.submit(bind_until_closed) for _ in range(3)]
+        time.sleep(0.3)  # for some thousand bindings
+        executable.close()
+        wait(threads, 5)
         ended.set()
-    assert {each.result() for each in said} == {"the session is closed"}
+    assert {thread.result() for thread in threads} == {"the session is closed"}
 
 
-def test_a_failing_run_is_one_line(mlp: Built) -> None:
+def test_the_error_of_a_failing_run_is_one_line(mlp: Built) -> None:
     executable = mlp.executable("onnxruntime")
     wrong = [torch.empty(4, 0), torch.zeros(5, 32), torch.zeros(3, 32)]  # five columns of six
     with pytest.raises(RunError, match=r"^ONNX Runtime failed: .*argument_1[^\n]*$"):
@@ -225,29 +240,44 @@ class Gelu(Core):
         return nn.functional.gelu(self.core(x))
 
 
-def test_an_operation_that_onnx_does_not_have(tmp_path: Path) -> None:
+def test_an_operation_that_onnx_does_not_have_is_named(tmp_path: Path) -> None:
     program = program_of(CumulativeMax(), tmp_path)
     with pytest.raises(EngineError, match=r"^ONNX has no operation for aten\.cummax$"):
         compiled(program, tmp_path / "out")
 
 
-def test_opsets(tmp_path: Path) -> None:
-    program = program_of(Gelu(), tmp_path)
-    out = tmp_path / "out"
-    assert compiled(program, out, opset=18) == ["model.onnx", "model.onnx.data", "facts.json"]
-    assert json.loads((out / "facts.json").read_text())["opset"] == 18
-    for opset, message in [
+@pytest.fixture(scope="module")
+def gelu(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return program_of(Gelu(), tmp_path_factory.mktemp("gelu"))
+
+
+def test_an_artifact_has_the_opset_that_was_asked_for(gelu: Path, tmp_path: Path) -> None:
+    assert compiled(gelu, tmp_path, opset=18) == ["model.onnx", "model.onnx.data", "facts.json"]
+    assert json.loads((tmp_path / "facts.json").read_text())["opset"] == 18
+
+
+@pytest.mark.parametrize(
+    ("opset", "message"),
+    [
         (7, r"^opset 7 has no Erf[\w, ]*; this program was made in opset \d+$"),
         (10_000, r"^this program was made in opset \d+ and does not convert to opset 10000$"),
         ("18", r"^opset is a whole number; found '18'$"),
-    ]:
-        with pytest.raises(EngineError, match=message):
-            compiled(program, out, opset=opset)
+    ],
+    ids=["too old", "too new", "a text"],
+)
+def test_an_opset_that_does_not_fit_is_refused(
+    gelu: Path, tmp_path: Path, opset: object, message: str
+) -> None:
+    with pytest.raises(EngineError, match=message):
+        compiled(gelu, tmp_path, opset=opset)
+
+
+def test_an_unknown_option_is_refused(gelu: Path, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="onnxruntime has no option 'opsets': it has opset"):
-        compiled(program, out, opsets=18)
+        compiled(gelu, tmp_path, opsets=18)
 
 
-def test_an_onnx_file_of_somebody_else(tmp_path: Path) -> None:
+def test_an_onnx_file_that_names_no_columns_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "theirs.onnx"
     with quiet_torch():
         torch.onnx.export(Softmax(), (torch.rand(2, 3),), file, dynamo=True, verbose=False)
@@ -255,12 +285,17 @@ def test_an_onnx_file_of_somebody_else(tmp_path: Path) -> None:
         engine("onnxruntime").open(file, CPU)
 
 
-def test_what_is_not_installed_is_named_with_its_extra(
-    mlp: Built, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_the_extra_that_opens_artifacts_is_named(
+    mlp: Built, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)  # as if it were not installed
     with pytest.raises(EngineError, match=r"onnxruntime cannot be imported .*soa-pipeline\[cpu\]"):
         mlp.executable("onnxruntime")
+
+
+def test_the_extra_that_compiles_artifacts_is_named(
+    mlp: Built, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(EngineError, match=r"onnxscript cannot be imported .*soa-pipeline\[onnx\]"):
         compiled(mlp.capture.program, tmp_path)
@@ -269,7 +304,7 @@ def test_what_is_not_installed_is_named_with_its_extra(
 @pytest.mark.skipif(
     "CUDAExecutionProvider" in onnxruntime.get_available_providers(), reason="a GPU build"
 )
-def test_a_build_without_the_devices_provider(mlp: Built) -> None:
+def test_a_build_without_the_devices_provider_is_refused(mlp: Built) -> None:
     with pytest.raises(EngineError, match=r"has no CUDAExecutionProvider; it has .*CPUExecution"):
         engine("onnxruntime").open(mlp.files["onnxruntime"], torch.device("cuda"))
 
@@ -282,24 +317,23 @@ def test_on_a_gpu_it_gives_the_cpus_answers(mlp: Built) -> None:
     if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
         pytest.skip("this build of ONNX Runtime has no CUDAExecutionProvider: onnxruntime-gpu has")
     device = torch.device("cuda:0")
-    opened = engine("onnxruntime").open(mlp.files["onnxruntime"], device)
-    session = Session(mlp.signature, opened, device)
+    executable = engine("onnxruntime").open(mlp.files["onnxruntime"], device)
+    session = Session(mlp.signature, executable, device)
     for n in (1, 33, 1000):
         binding, expected = bound(mlp, mlp.session("onnxruntime"), n)
         binding()
-        given, written = mlp.collections({"n": n})
-        there = {name: c.to(device) for name, c in {**given, **written}.items()}
-        session.run({"jets": there["jets"]}, {"tags": there["tags"]})
-        found = torch.stack([there["tags"].tensor(c.name).cpu() for c in TAGS.columns])
-        torch.testing.assert_close(found, values(expected), atol=1e-5, rtol=0)
+        inputs, written = mlp.collections({"n": n})
+        jets, tags = inputs["jets"].to(device), written["tags"].to(device)
+        session.run({"jets": jets}, {"tags": tags})
+        torch.testing.assert_close(values(tags).cpu(), values(expected), atol=1e-5, rtol=0)
 
 
 # -- the record ------------------------------------------------------------------------------------
 
 
 def test_the_facts_come_with_the_candidate(mlp: Built, tmp_path: Path) -> None:
-    made = compile_candidate(
+    candidate = compile_candidate(
         "onnxruntime", mlp.capture, Target.parse("cpu"), {}, tmp_path, timeout_s=300
     )
-    assert made.outcome.error is None
-    assert made.facts == facts_of(mlp)
+    assert candidate.outcome.error is None
+    assert candidate.facts == facts_of(mlp)

@@ -16,17 +16,19 @@ from engines.errors import CrashError, EngineError
 from engines.processes import doing, in_fork
 
 
-def test_the_result_and_what_is_said_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    said: list[str] = []
+def test_result_messages_and_output_come_back(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    messages: list[str] = []
 
     def work(say: Callable[[str], None]) -> tuple[int, list[float]]:
         print("from the model")
         say("half of it")
         return os.getpid(), torch.ones(3).tolist()
 
-    pid, values = in_fork("the model", work, said.append)
+    pid, values = in_fork("the model", work, messages.append)
     assert pid != os.getpid() and values == [1.0] * 3
-    assert said == ["half of it"]
+    assert messages == ["half of it"]
     assert capsys.readouterr().out == "from the model\n"
 
 
@@ -41,12 +43,12 @@ def test_a_question_is_asked_in_this_process() -> None:
     assert asked == [("--name", "which?")]
 
 
-def test_products_of_many_threads_end() -> None:
-    """OpenMP's threads of this process do not exist in the child."""
+def test_a_product_by_several_threads_does_not_hang_in_the_child() -> None:
+    """OpenMP's threads of this process do not exist in the child: waiting for them never ends."""
     torch.set_num_threads(2)
-    many = torch.ones(600, 600)
-    expected = (many @ many).sum().item()
-    assert in_fork("the model", lambda say: (many @ many).sum().item()) == expected
+    matrix = torch.ones(600, 600)  # large enough for torch to use both threads
+    expected = (matrix @ matrix).sum().item()
+    assert in_fork("the model", lambda say: (matrix @ matrix).sum().item()) == expected
 
 
 def test_errors_keep_their_type_and_code() -> None:
@@ -58,7 +60,7 @@ def test_errors_keep_their_type_and_code() -> None:
     assert refused.value.code == "engine-special"
 
 
-def test_an_error_of_a_class_that_only_the_child_knows() -> None:
+def test_an_error_of_a_class_that_only_the_child_knows_is_a_runtime_error() -> None:
     def fail(say: Callable[[str], None]) -> NoReturn:
         class Own(Exception):
             pass
@@ -77,10 +79,13 @@ def test_an_error_of_a_class_that_only_the_child_knows() -> None:
         (lambda: signal.raise_signal(signal.SIGKILL), "memory"),
         (lambda: os._exit(3), "3"),
     ],
+    ids=["SIGFPE", "SIGKILL", "exit"],
 )
-def test_a_crash_names_the_step(
+def test_a_crash_names_the_step_and_leaves_no_zombie(
     end: Callable[[], None], how: str, own_thread: bool, tmp_path: Path
 ) -> None:
+    """Also the child of another thread than the main one."""
+
     def work(say: Callable[[str], None]) -> None:
         say("computing")
         say("note: of no importance")
@@ -89,22 +94,25 @@ def test_a_crash_names_the_step(
         end()
         (tmp_path / "after").touch()
 
-    def ask() -> CrashError:
+    crashes: list[CrashError] = []
+
+    def crash() -> None:
         with pytest.raises(CrashError) as crashed:
             in_fork("the model", work)
-        return crashed.value
+        crashes.append(crashed.value)
 
-    found = [ask()]
+    crash()
     if own_thread:
-        thread = threading.Thread(target=lambda: found.append(ask()))
+        thread = threading.Thread(target=crash)
         thread.start()
         thread.join()
-    for each in found:
-        assert each.code == "crash"
-        assert "(computing, with n=7)" in str(each) and how in str(each)
+    assert len(crashes) == 1 + own_thread
+    for error in crashes:
+        assert error.code == "crash"
+        assert "(computing, with n=7)" in str(error) and how in str(error)
     assert not (tmp_path / "after").exists()
     children = [int(path.name.removeprefix("child-")) for path in tmp_path.glob("child-*")]
-    assert len(children) == len(found)
-    for pid in children:  # no zombie is left
+    assert len(children) == len(crashes)
+    for pid in children:  # a zombie could still be waited for
         with pytest.raises(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)

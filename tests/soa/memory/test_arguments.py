@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from soa.block import Block
@@ -34,16 +35,17 @@ SIGNATURE = Signature.build(
 )
 
 
-def test_arguments_are_views() -> None:
+def test_arguments_are_views_of_the_collections() -> None:
     jets, tags = Collection(JETS, 33, capacity=40), Collection(TAGS, 33, capacity=40)
-    found = argument_tensors(SIGNATURE, {"jets": jets, "tags": tags}, {"n": 33})
+    tensors = argument_tensors(SIGNATURE, {"jets": jets, "tags": tags}, {"n": 33})
     # capacity 40: 160 -> 256 bytes, 64 floats a column
     shapes = [(33, 0), (2, 64), (33,), (33,), (6, 64), (1,), (33,), (33,)]
-    assert [tuple(t.shape) for t in found] == shapes
-    assert all(t.is_contiguous() for t in found)
+    assert [tuple(tensor.shape) for tensor in tensors] == shapes
+    assert all(tensor.is_contiguous() for tensor in tensors)
     # pt 0, eta 256, q 512 (40 -> 128), cov 640, run 640 + 6 * 256 = 2176
-    assert [t.data_ptr() - jets.data_ptr for t in found[1:6]] == [0, 512, 0, 640, 2176]
-    assert [t.data_ptr() for t in found[6:]] == [tags.span(name).address for name in "bc"]
+    places = [tensor.data_ptr() - jets.data_ptr for tensor in tensors[1:6]]
+    assert places == [0, 512, 0, 640, 2176]
+    assert [x.data_ptr() for x in tensors[6:]] == [tags.span(name).address for name in "bc"]
 
 
 def test_a_carrier_has_rows_and_no_memory() -> None:
@@ -51,16 +53,28 @@ def test_a_carrier_has_rows_and_no_memory() -> None:
     assert carrier(0).nbytes == carrier(5).nbytes == 0
 
 
-def test_values_in_and_blocks_out() -> None:
-    values = values_of(JETS, 6, seed=3)
-    jets = Collection(JETS, 5, capacity=40)
+VALUES = values_of(JETS, 6, seed=3)
+
+
+@pytest.fixture
+def jets() -> Collection:
+    """Five rows, filled with the first ones of VALUES."""
+    collection = Collection(JETS, 5, capacity=40)
     for member in JETS.columns:
-        jets.fill(member.name, values[member.name])  # without the sixth row
-        expected = values[member.name]
-        expected = expected if member.kind == "scalar" else expected[:5]
+        collection.fill(member.name, VALUES[member.name])
+    return collection
+
+
+def test_fill_takes_the_first_rows(jets: Collection) -> None:
+    for member in JETS.columns:
+        values = VALUES[member.name]
+        expected = values if member.kind == "scalar" else values[:5]
         assert torch.equal(jets.tensor(member.name), expected)
+
+
+def test_a_block_is_read_as_the_model_gets_it(jets: Collection) -> None:
     kinematics, mixed, cov, event = (read_block(bound, jets) for bound in SIGNATURE.inputs)
-    assert torch.equal(kinematics, torch.stack([values["eta"], values["pt"]], 1)[:5])
-    assert torch.equal(mixed, torch.stack([values["q"].float(), values["pt"]], 1)[:5])
-    assert torch.equal(cov, values["cov"][:5])
-    assert np.array_equal(event.numpy(), values["run"].reshape(1).numpy())
+    assert torch.equal(kinematics, torch.stack([VALUES["eta"], VALUES["pt"]], 1)[:5])
+    assert torch.equal(mixed, torch.stack([VALUES["q"].float(), VALUES["pt"]], 1)[:5])
+    assert torch.equal(cov, VALUES["cov"][:5])
+    assert np.array_equal(event.numpy(), VALUES["run"].reshape(1).numpy())

@@ -36,6 +36,7 @@ N = 33
 
 
 def raw(collection: Collection) -> bytes:
+    """The bytes of a collection in one buffer."""
     assert collection.buffer is not None
     return bytes(collection.buffer.cpu().numpy())
 
@@ -66,7 +67,9 @@ def test_own_memory_is_zeroed_and_aligned() -> None:
         ("m", (32, 1, 2), 2432),  # 1024 + 1280 + 128
     ],
 )
-def test_where_an_element_lies(name: str, index: tuple[int, ...], offset: int) -> None:
+def test_an_element_lies_where_the_layout_says(
+    name: str, index: tuple[int, ...], offset: int
+) -> None:
     collection = Collection(LAYOUT, N)
     collection.tensor(name)[index] = 1.25
     expected = bytearray(2688)
@@ -86,28 +89,49 @@ def test_row_major_matrices_are_declared_transposed() -> None:
     np.testing.assert_array_equal(collection["m"].transpose(0, 2, 1), matrices)
 
 
+HIT = np.dtype([("x", "f4"), ("y", "f4"), ("id", "u4")])
+CARRIED = [
+    opaque("hit", HIT.itemsize),
+    column("event", "uint64"),
+    Column("head", "opaque3", "scalar"),
+]
+
+
+def carried_arrays() -> dict[str, Any]:
+    """Five rows of CARRIED, with event numbers above those of int64."""
+    hits = np.zeros(5, HIT)
+    hits["id"], hits["y"] = np.arange(5), 0.5
+    events = np.arange(5, dtype="u8") + (1 << 63)
+    return {"hit": hits, "event": events, "head": np.void(b"abc")}
+
+
 @pytest.mark.parametrize("storage", ["buffer", "columns"])
-def test_opaque_members(storage: Any) -> None:
-    hit = np.dtype([("x", "f4"), ("y", "f4"), ("id", "u4")])
-    values = np.zeros(5, hit)
-    values["id"], values["y"] = np.arange(5), 0.5
-    layout = Layout(
-        [opaque("hit", 12), column("event", "uint64"), Column("head", "opaque3", "scalar")],
-        storage=storage,
-    )
-    event = np.arange(5, dtype="u8") + (1 << 63)
-    given = {"hit": values, "event": event, "head": np.void(b"abc")}
-    collection = Collection.from_arrays(layout, given, capacity=9)
-    assert collection["hit"].view(hit)["id"].tolist() == [0, 1, 2, 3, 4]
-    assert collection["event"].tolist() == event.tolist()
+def test_opaque_members_carry_their_bytes(storage: Any) -> None:
+    layout = Layout(CARRIED, storage=storage)
+    collection = Collection.from_arrays(layout, carried_arrays(), capacity=9)
+    assert collection["hit"].view(HIT)["id"].tolist() == [0, 1, 2, 3, 4]
+    assert collection["event"].tolist() == carried_arrays()["event"].tolist()
     assert collection["head"].tobytes() == b"abc" == bytes(collection.tensor("head").tolist())
     assert collection.tensor("hit").shape == (5, 12) and "opaque12" in repr(collection)
-    assert collection.to("cpu")["hit"].tobytes() == values.tobytes()
+
+
+@pytest.mark.parametrize("storage", ["buffer", "columns"])
+def test_opaque_members_are_copied(storage: Any) -> None:
+    layout = Layout(CARRIED, storage=storage)
+    collection = Collection.from_arrays(layout, carried_arrays(), capacity=9)
     other = Collection(layout, 5)
     other.copy_from(collection)
-    assert other["hit"].tobytes() == values.tobytes()
+    for copy in (other, collection.to("cpu")):
+        assert copy["hit"].tobytes() == carried_arrays()["hit"].tobytes()
+
+
+@pytest.mark.parametrize("storage", ["buffer", "columns"])
+def test_opaque_members_of_another_size_are_refused(storage: Any) -> None:
+    arrays = carried_arrays()
     with pytest.raises(CollectionError, match=r"column 'hit' .* 12 bytes a row"):
-        Collection.from_arrays(layout, {**given, "hit": values["id"]})
+        Collection.from_arrays(
+            Layout(CARRIED, storage=storage), {**arrays, "hit": arrays["hit"]["id"]}
+        )
 
 
 def test_offsets_follow_the_capacity() -> None:
@@ -120,8 +144,18 @@ def test_offsets_follow_the_capacity() -> None:
     assert collection.run("dir", 0, 3).shape == (3, 64)
 
 
-@given(layouts(storages=("buffer", "columns")), ROWS, st.integers(0, 40), st.integers(0, 99))
-def test_values_come_back(layout: Layout, n: int, spare: int, seed: int) -> None:
+of_any_layout = given(
+    layout=layouts(storages=("buffer", "columns")),
+    n=ROWS,
+    spare=st.integers(0, 40),
+    seed=st.integers(0, 99),
+)
+
+
+@of_any_layout
+def test_values_come_back_component_by_component(
+    layout: Layout, n: int, spare: int, seed: int
+) -> None:
     values = values_of(layout, n, seed)
     collection = Collection.from_arrays(layout, values, n, capacity=n + spare)
     for member in layout.columns:
@@ -130,27 +164,45 @@ def test_values_come_back(layout: Layout, n: int, spare: int, seed: int) -> None
             piece = collection.span(member.name, member.component_of(i)).tensor()
             assert torch.equal(piece[: len(flat)], flat[:, i])
             assert piece.data_ptr() % layout.alignment_of(member.name) == 0 or not piece.numel()
+
+
+@of_any_layout
+def test_values_come_back_in_torch_and_numpy(layout: Layout, n: int, spare: int, seed: int) -> None:
+    """But for a matrix in separate columns, which has no single view, and bfloat16 in NumPy."""
+    values = values_of(layout, n, seed)
+    collection = Collection.from_arrays(layout, values, n, capacity=n + spare)
+    for member in layout.columns:
         if layout.storage == "columns" and member.kind == "eigen":
             continue
-        assert torch.equal(collection.tensor(member.name), values[member.name])
+        in_torch = collection.tensor(member.name)
+        assert torch.equal(in_torch, values[member.name])
         if member.dtype == "bfloat16":
             with pytest.raises(LayoutError, match="no bfloat16"):
                 collection[member.name]
-        else:
-            shared = collection[member.name]
-            assert shared.dtype == np.dtype(member.dtype)
-            assert (
-                shared.ctypes.data == collection.tensor(member.name).data_ptr() or not shared.size
-            )
+            continue
+        in_numpy = collection[member.name]
+        assert in_numpy.dtype == np.dtype(member.dtype)
+        assert in_numpy.ctypes.data == in_torch.data_ptr() or not in_numpy.size
+
+
+@of_any_layout
+def test_components_do_not_overlap(layout: Layout, n: int, spare: int, seed: int) -> None:
+    values = values_of(layout, n, seed)
+    collection = Collection.from_arrays(layout, values, n, capacity=n + spare)
     pieces = [
         collection.span(c.name, k).tensor() for c in layout.columns for k in range(c.components)
     ]
     spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in pieces if t.nbytes)
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
-    copy = collection.to("cpu")
-    for piece, other in zip(collection.memory(), copy.memory(), strict=True):
-        assert torch.equal(piece, other)
-        assert piece.data_ptr() != other.data_ptr() or not piece.numel()
+
+
+@of_any_layout
+def test_a_copy_has_the_same_bytes_elsewhere(layout: Layout, n: int, spare: int, seed: int) -> None:
+    values = values_of(layout, n, seed)
+    collection = Collection.from_arrays(layout, values, n, capacity=n + spare)
+    for piece, copied in zip(collection.memory(), collection.to("cpu").memory(), strict=True):
+        assert torch.equal(piece, copied)
+        assert piece.data_ptr() != copied.data_ptr() or not piece.numel()
 
 
 # -- views ---------------------------------------------------------------------------------------
@@ -176,21 +228,27 @@ def test_matrix_is_contiguous_and_in_place() -> None:
     assert collection.tensor("m")[5, 1, 0] == 1.25
 
 
-def test_empty_and_scalar_only_collections() -> None:
+def test_a_collection_without_rows_has_scalars_only() -> None:
     empty = Collection(LAYOUT, 0)
     assert len(raw(empty)) == 128  # the scalar's
     assert empty.tensor("m").shape == (0, 2, 3)
     assert empty["dir"].shape == (0, 3)
     assert empty.run("m", 0, 6).shape == (6, 0)
+
+
+def test_a_collection_of_scalars_has_as_many_rows_as_it_is_told() -> None:
     event = Layout([scalar("run", "uint32")])
     assert Collection.from_arrays(event, {"run": np.uint32(7)}).tensor("run") == 7
     assert Collection.from_arrays(event, {"run": np.uint32(7)}, 5).n == 5
+
+
+def test_borrowed_scalars_have_as_many_rows_as_they_are_told() -> None:
     apart = Layout([scalar("run", "uint32")], storage="columns")
     borrowed = Collection.from_columns(apart, {"run": aligned_array([7], "uint32")}, 5)
     assert (borrowed.n, int(borrowed.tensor("run"))) == (5, 7)
 
 
-def test_its_text() -> None:
+def test_its_text_has_a_line_for_each_column() -> None:
     collection = Collection(LAYOUT, 2, capacity=5)
     collection["x"][:] = [1.5, 20000]
     collection["dir"][1] = [1, 2, 3]
@@ -201,6 +259,9 @@ def test_its_text() -> None:
         "  m  float32[2, 3]  [[[0. 0. 0.] [0. 0. 0.]] [[0. 0. 0.] [0. 0. 0.]]]",
         "  run  uint32  0",
     ]
+
+
+def test_its_text_leaves_out_the_middle_of_many_rows_and_columns() -> None:
     many = Layout(
         [column("h", "bfloat16"), opaque("o", 3), *(column(f"c{i}", "bool") for i in range(30))]
     )
@@ -222,7 +283,7 @@ def test_its_text() -> None:
     ],
 )
 @pytest.mark.parametrize("storage", ["buffer", "columns"])
-def test_sizes_that_cannot_be(storage: Any, n: Any, capacity: Any, says: str) -> None:
+def test_sizes_that_cannot_be_are_refused(storage: Any, n: Any, capacity: Any, says: str) -> None:
     layout = Layout([column("x", "float32")], storage=storage)
     with pytest.raises(CollectionError, match=says):
         Collection(layout, n, capacity=capacity)
@@ -258,10 +319,13 @@ def test_separate_columns_have_no_single_view() -> None:
     assert len(collection.memory()) == 11  # 1 + 3 + 6 + 1
 
 
-def test_the_wrong_constructor_for_the_storage() -> None:
+def test_wrap_refuses_separate_columns() -> None:
     apart = Layout([column("x", "float32")], storage="columns")
     with pytest.raises(CollectionError, match=r"use Collection\.from_columns"):
         Collection.wrap(apart, np.zeros(4, "f4"), 4)
+
+
+def test_from_columns_refuses_one_buffer() -> None:
     with pytest.raises(CollectionError, match=r"use Collection\.wrap or from_arrays"):
         Collection.from_columns(LAYOUT, {})
 
@@ -274,6 +338,7 @@ APART = Layout(
 
 
 def columns_of(n: int = 5, **changed: Any) -> dict[str, Any]:
+    """Columns for APART; `changed` replaces some."""
     good = {
         "x": aligned_array(np.arange(n), "float32"),
         "v": [aligned_array(np.arange(n), "int16"), aligned_array(np.arange(n) + 10, "int16")],
@@ -283,24 +348,28 @@ def columns_of(n: int = 5, **changed: Any) -> dict[str, Any]:
 
 
 def test_from_columns_shares_memory() -> None:
-    given = columns_of()
-    collection = Collection.from_columns(APART, given)
+    arrays = columns_of()
+    collection = Collection.from_columns(APART, arrays)
     assert (collection.n, collection.capacity) == (5, 5)
-    assert collection.tensor("x").data_ptr() == given["x"].ctypes.data
-    assert collection.span("v", 1).tensor().data_ptr() == given["v"][1].ctypes.data
+    assert collection.tensor("x").data_ptr() == arrays["x"].ctypes.data
+    assert collection.span("v", 1).tensor().data_ptr() == arrays["v"][1].ctypes.data
     collection.tensor("x")[2] = 9.0
-    given["v"][1][3] = -1
-    assert given["x"][2] == 9.0
+    arrays["v"][1][3] = -1
+    assert arrays["x"][2] == 9.0
     assert collection.span("v", 1).tensor()[3] == -1
     assert collection.tensor("run") == 7
-    assert Collection.from_columns(APART, given, 3).tensor("x").shape == (3,)
+
+
+def test_from_columns_may_use_fewer_rows_than_the_columns_have() -> None:
+    assert Collection.from_columns(APART, columns_of(), 3).tensor("x").shape == (3,)
 
 
 @pytest.mark.parametrize(
     "exported", [torch.from_numpy, OnlyArrayInterface, OnlyDLPack, memoryview, np.asarray]
 )
 @pytest.mark.parametrize("readonly", [False, True])
-def test_from_columns_of_any_exporter(exported: Any, readonly: bool) -> None:
+def test_from_columns_shares_the_memory_of_any_exporter(exported: Any, readonly: bool) -> None:
+    """It is read-only if the array is; torch takes only writable ones without a warning."""
     array = aligned_array(np.arange(5), "float32")
     array.flags.writeable = not readonly or exported is torch.from_numpy
     collection = Collection.from_columns(APART, columns_of(x=exported(array)))
@@ -308,15 +377,25 @@ def test_from_columns_of_any_exporter(exported: Any, readonly: bool) -> None:
     assert collection.readonly != array.flags.writeable
 
 
-def test_alignment_of_separate_columns() -> None:
-    # Each column needs the larger one of the alignment and its element's size.
-    layout = Layout([column("d", "float64"), column("b", "int8")], 1, "columns")
-    assert (layout.alignment_of("d"), layout.alignment_of("b")) == (8, 1)
-    d, b = aligned_array(np.zeros(3), "f8", shift=8), aligned_array(np.zeros(3), "i1", shift=3)
-    assert Collection.from_columns(layout, {"d": d, "b": b}).n == 3
+EIGHT_AND_ONE = Layout([column("d", "float64"), column("b", "int8")], 1, "columns")
+
+
+def bytes_and_doubles(shift: int) -> dict[str, Any]:
+    """Columns for EIGHT_AND_ONE; the doubles begin `shift` bytes after an aligned address."""
+    doubles = aligned_array(np.zeros(3), "f8", shift=shift)
+    return {"d": doubles, "b": aligned_array(np.zeros(3), "i1", shift=3)}
+
+
+def test_each_separate_column_is_aligned_to_its_elements() -> None:
+    """If the alignment of the layout is less."""
+    assert (EIGHT_AND_ONE.alignment_of("d"), EIGHT_AND_ONE.alignment_of("b")) == (8, 1)
+    assert Collection.from_columns(EIGHT_AND_ONE, bytes_and_doubles(shift=8)).n == 3
+    assert Collection(EIGHT_AND_ONE, 3).span("d").tensor().data_ptr() % 8 == 0
+
+
+def test_a_separate_column_that_is_not_aligned_to_its_elements_is_refused() -> None:
     with pytest.raises(CollectionError, match=r"column 'd' .* misaligned: 8-byte"):
-        Collection.from_columns(layout, {"d": aligned_array(np.zeros(3), "f8", shift=4), "b": b})
-    assert Collection(layout, 3).span("d").tensor().data_ptr() % 8 == 0
+        Collection.from_columns(EIGHT_AND_ONE, bytes_and_doubles(shift=4))
 
 
 @pytest.mark.parametrize("exported", [lambda tensor: tensor, OnlyDLPack], ids=["torch", "DLPack"])
@@ -344,9 +423,12 @@ def test_a_bfloat16_column_shares_memory(exported: Any) -> None:
         ({"eta": np.zeros(5)}, r"unknown \['eta'\]"),
     ],
 )
-def test_columns_that_do_not_fit(changed: dict[str, Any], says: str) -> None:
+def test_columns_that_do_not_fit_are_refused(changed: dict[str, Any], says: str) -> None:
     with pytest.raises(CollectionError, match=says):
         Collection.from_columns(APART, columns_of(**changed))
+
+
+def test_missing_columns_are_named() -> None:
     with pytest.raises(CollectionError, match=r"missing \['v', 'run'\]"):
         Collection.from_columns(APART, {"x": np.zeros(5, "f4")})
 
@@ -355,6 +437,7 @@ def test_columns_that_do_not_fit(changed: dict[str, Any], says: str) -> None:
 
 
 def arrays_of(n: int = 5, **changed: Any) -> dict[str, Any]:
+    """Arrays for LAYOUT; `changed` replaces some."""
     good = {
         "x": np.arange(n, dtype="float32"),
         "dir": np.arange(3 * n, dtype="float32").reshape(n, 3),
@@ -365,13 +448,13 @@ def arrays_of(n: int = 5, **changed: Any) -> dict[str, Any]:
 
 
 def test_from_arrays_copies() -> None:
-    given = arrays_of(x=np.arange(10, dtype="float32")[::-2])  # negative strides
-    given["dir"].flags.writeable = False
-    collection = Collection.from_arrays(LAYOUT, given)
-    for name, value in given.items():
+    arrays = arrays_of(x=np.arange(10, dtype="float32")[::-2])  # negative strides
+    arrays["dir"].flags.writeable = False
+    collection = Collection.from_arrays(LAYOUT, arrays)
+    for name, value in arrays.items():
         assert np.array_equal(collection[name], value)
     collection.tensor("x")[0] = -1.0
-    assert given["x"][0] == 9.0
+    assert arrays["x"][0] == 9.0
 
 
 @pytest.mark.parametrize(
@@ -389,7 +472,7 @@ def test_from_arrays_copies() -> None:
         ({"x": torch.zeros(5, device="meta")}, "column 'x' is .*meta"),
     ],
 )
-def test_arrays_that_do_not_fit(changed: dict[str, Any], says: str) -> None:
+def test_arrays_that_do_not_fit_are_refused(changed: dict[str, Any], says: str) -> None:
     with pytest.raises(CollectionError, match=says):
         Collection.from_arrays(LAYOUT, arrays_of(**changed))
 
@@ -411,9 +494,13 @@ def test_cuda_columns_share_memory() -> None:
         Collection.from_columns(layout, {"x": aligned_array(np.zeros(5), "f4"), "h": h})
 
 
-def test_a_copy_of_other_columns_or_of_too_many_rows_is_refused() -> None:
+def test_a_copy_of_other_columns_is_refused() -> None:
     narrow, wide = (Layout([column("pt", dtype)]) for dtype in ("float32", "float64"))
     with pytest.raises(CollectionError, match="other columns"):
         Collection(narrow, 3).copy_from(Collection(wide, 3))
+
+
+def test_a_copy_of_too_many_rows_is_refused() -> None:
+    layout = Layout([column("pt", "float32")])
     with pytest.raises(CollectionError, match="room for 3"):
-        Collection(narrow, 3).copy_from(Collection(narrow, 4))
+        Collection(layout, 3).copy_from(Collection(layout, 4))

@@ -28,21 +28,26 @@ MEMBERS = [
 
 
 @pytest.mark.parametrize("storage", ["buffer", "columns"])
-def test_values_are_set_by_name(storage: Storage) -> None:
-    made = Collection(Layout(MEMBERS, storage=storage), 3, capacity=5)
-    made["x"] = [1, 2, 3]
-    made["k"] = np.array([1.0, 2.0, -128.0])  # numbers that int8 has
-    made["flag"] = torch.tensor([True, False, True])
-    made["v"] = [5, 6]  # for each row
-    made["m"] = np.arange(18).reshape(3, 2, 3)
-    made["s"] = 7
-    found = to_numpy(made)
-    assert found["x"].tolist() == [1, 2, 3] and found["k"].tolist() == [1, 2, -128]
-    assert found["flag"].tolist() == [True, False, True] and found["s"] == 7
-    assert found["v"].tolist() == [[5, 6]] * 3
-    assert found["m"].tolist() == np.arange(18.0).reshape(3, 2, 3).tolist()
-    made["x"] = 4
-    assert made.rows(5)["x"].tolist() == [4, 4, 4, 0, 0]
+def test_values_of_any_library_are_set_by_name(storage: Storage) -> None:
+    collection = Collection(Layout(MEMBERS, storage=storage), 3)
+    collection["x"] = [1, 2, 3]
+    collection["k"] = np.array([1.0, 2.0, -128.0])  # numbers that int8 has
+    collection["flag"] = torch.tensor([True, False, True])
+    collection["m"] = np.arange(18).reshape(3, 2, 3)
+    collection["s"] = 7
+    values = to_numpy(collection)
+    assert values["x"].tolist() == [1, 2, 3] and values["k"].tolist() == [1, 2, -128]
+    assert values["flag"].tolist() == [True, False, True] and values["s"] == 7
+    assert values["m"].tolist() == np.arange(18.0).reshape(3, 2, 3).tolist()
+
+
+@pytest.mark.parametrize("storage", ["buffer", "columns"])
+def test_one_value_is_set_for_each_row_in_use(storage: Storage) -> None:
+    collection = Collection(Layout(MEMBERS, storage=storage), 3, capacity=5)
+    collection["v"] = [5, 6]
+    collection["x"] = 4
+    assert to_numpy(collection)["v"].tolist() == [[5, 6]] * 3
+    assert collection.rows(5)["x"].tolist() == [4, 4, 4, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -57,24 +62,29 @@ def test_values_are_set_by_name(storage: Storage) -> None:
         ("s", [1, 2]),
     ],
 )
-def test_what_does_not_fit_is_refused(name: str, values: Any) -> None:
-    made = Collection(Layout(MEMBERS), 3)
+def test_values_that_do_not_fit_are_refused_and_nothing_is_written(name: str, values: Any) -> None:
+    collection = Collection(Layout(MEMBERS), 3)
     with pytest.raises(CollectionError, match=f"'{name}'"):
-        made[name] = values
-    assert not any(each.any() for each in to_numpy(made).values())
+        collection[name] = values
+    assert not any(array.any() for array in to_numpy(collection).values())
 
 
 @pytest.mark.parametrize("storage", ["buffer", "columns"])
-def test_a_component_is_numpy(storage: Storage) -> None:
-    made = Collection(Layout(MEMBERS, storage=storage), 3, capacity=5)
-    made["v"] = [5, 6]
-    part = made.component("v", 1)
-    assert isinstance(part, np.ndarray) and part.tolist() == [6, 6, 6, 0, 0]
-    part[0] = 9
-    assert to_numpy(made)["v"].tolist() == [[5, 9], [5, 6], [5, 6]]
-    assert not made.locked().component("v").flags.writeable
+def test_a_component_is_an_array_of_numpy_over_its_memory(storage: Storage) -> None:
+    collection = Collection(Layout(MEMBERS, storage=storage), 3, capacity=5)
+    collection["v"] = [5, 6]
+    second = collection.component("v", 1)
+    assert isinstance(second, np.ndarray) and second.tolist() == [6, 6, 6, 0, 0]
+    second[0] = 9
+    assert to_numpy(collection)["v"].tolist() == [[5, 9], [5, 6], [5, 6]]
+
+
+@pytest.mark.parametrize("storage", ["buffer", "columns"])
+def test_a_locked_collection_is_not_written_by_hand(storage: Storage) -> None:
+    locked = Collection(Layout(MEMBERS, storage=storage), 3).locked()
+    assert not locked.component("v").flags.writeable
     with pytest.raises(CollectionError, match="read-only"):
-        made.locked()["x"] = 1
+        locked["x"] = 1
 
 
 def test_a_session_is_closed_at_the_end_of_its_block() -> None:
@@ -83,17 +93,18 @@ def test_a_session_is_closed_at_the_end_of_its_block() -> None:
     assert session.closed
 
 
-def test_a_session_and_a_signature_are_tables_in_a_notebook() -> None:
+@pytest.mark.parametrize("opened", [False, True], ids=["signature", "session"])
+def test_a_session_and_a_signature_are_tables_in_a_notebook(opened: bool) -> None:
     signature = Signature.build(
-        {"given": Layout(MEMBERS), "found": Layout([column("y", "float32")])},
-        [Block("a", "given", ("x",))],
-        [Block("b", "found", ("y",))],
+        {"hits": Layout(MEMBERS), "scores": Layout([column("y", "float32")])},
+        [Block("a", "hits", ("x",))],
+        [Block("b", "scores", ("y",))],
         {"n": RowRange(0, 64)},
     )
-    for shown in (signature, Session(signature, rogues.honest())):
-        table = shown._repr_html_()
-        for word in ("given", "found", "x float32", "m float64[2, 3]", "0 to 64"):
-            assert word in table
+    shown: Session | Signature = Session(signature, rogues.honest()) if opened else signature
+    table = shown._repr_html_()
+    for word in ("hits", "scores", "x float32", "m float64[2, 3]", "0 to 64"):
+        assert word in table
 
 
 def test_a_version_is_a_table_whose_text_is_escaped() -> None:

@@ -21,6 +21,7 @@ ROWS = [[10, 11, 12], [20], [], [40, 41]]
 
 
 def signature(dtype: str = "int64") -> Signature:
+    """Jagged jets with `q` and `pt`, whose offsets have this dtype."""
     return Signature.build(
         {
             "jets": Layout([column("q", "int8"), column("pt", "float32")], 1, "columns"),
@@ -36,75 +37,102 @@ def signature(dtype: str = "int64") -> Signature:
 
 
 def lists(content: Any, offsets: Any = OFFSETS) -> Any:
+    """Awkward's lists of a content."""
     return ak.contents.ListOffsetArray(ak.index.Index64(offsets), content)
 
 
 def of_records() -> Any:
+    """One list of records for each row."""
     columns = [ak.contents.NumpyArray(PT), ak.contents.NumpyArray(Q)]
     return ak.Array(lists(ak.contents.RecordArray(columns, ["pt", "q"])))
 
 
 def of_lists(offsets: Any = OFFSETS) -> Any:
+    """One record of lists for each row; those of `q` may have other offsets."""
     columns = [lists(ak.contents.NumpyArray(PT)), lists(ak.contents.NumpyArray(Q), offsets)]
     return ak.Array(ak.contents.RecordArray(columns, ["pt", "q"]))
 
 
 def arrow(kind: Any = pa.ListArray, dtype: Any = None) -> Any:
+    """A table of two columns of lists, whose offsets have this dtype, int32 by default."""
     offsets = pa.array(OFFSETS, dtype or pa.int32())
     return pa.table(
         {"pt": kind.from_arrays(offsets, pa.array(PT)), "q": kind.from_arrays(offsets, pa.array(Q))}
     )
 
 
-def rows_of(found: dict[str, Collection], name: str = "pt") -> list[list[float]]:
-    begin, end = found["jets_offsets"]["begin"], found["jets_offsets"]["end"]
-    return [found["jets"][name][b:e].tolist() for b, e in zip(begin, end, strict=True)]
+def rows_of(collections: dict[str, Collection], name: str = "pt") -> list[list[float]]:
+    """The items of each row."""
+    items, offsets = collections["jets"][name], collections["jets_offsets"]
+    pairs = zip(offsets["begin"], offsets["end"], strict=True)
+    return [items[begin:end].tolist() for begin, end in pairs]
 
 
 @pytest.mark.parametrize("make", [of_records, of_lists])
 def test_awkward_lists_are_seen_in_place(make: Any) -> None:
     array = make()
-    found = from_jagged(array, signature(), "jets")
-    assert [c.n for c in found.values()] == [6, 4]
-    assert found["jets"]["pt"].ctypes.data == PT.ctypes.data
-    assert found["jets"]["q"].ctypes.data == Q.ctypes.data
-    assert found["jets_offsets"]["begin"].ctypes.data == OFFSETS.ctypes.data
-    assert found["jets_offsets"]["end"].ctypes.data == OFFSETS.ctypes.data + 8
-    assert rows_of(found) == ROWS
-    assert all(collection.readonly for collection in found.values())
+    collections = from_jagged(array, signature(), "jets")
+    jets, offsets = collections["jets"], collections["jets_offsets"]
+    assert (jets.n, offsets.n) == (len(PT), len(ROWS))
+    assert jets["pt"].ctypes.data == PT.ctypes.data
+    assert jets["q"].ctypes.data == Q.ctypes.data
+    assert offsets["begin"].ctypes.data == OFFSETS.ctypes.data
+    assert offsets["end"].ctypes.data == OFFSETS.ctypes.data + 8  # from the second offset on
+    assert rows_of(collections) == ROWS
+    assert jets.readonly and offsets.readonly
 
 
-def test_rows_that_may_be_missing_and_are_not() -> None:
-    """Awkward reads the rows of a Parquet file like this if another row is missing."""
+@pytest.fixture
+def last_is_missing() -> Any:
+    """ROWS and a missing row, as Awkward reads them from a Parquet file."""
     table = pa.table(
         {
             "pt": pa.array([*ROWS, None], pa.list_(pa.float32())),
             "q": pa.array([*([1] * len(row) for row in ROWS), None], pa.list_(pa.int8())),
         }
     )
-    array = ak.from_arrow(table)[:4]
+    return ak.from_arrow(table)
+
+
+def test_rows_that_may_be_missing_and_are_not_are_taken(last_is_missing: Any) -> None:
+    array = last_is_missing[:4]
     assert "option" in str(array.type)
     assert rows_of(from_jagged(array, signature(), "jets")) == ROWS
+
+
+def test_a_missing_row_is_refused(last_is_missing: Any) -> None:
     with pytest.raises(CollectionError, match="column 'q' has no list in every row"):
-        from_jagged(ak.from_arrow(table), signature(), "jets")
+        from_jagged(last_is_missing, signature(), "jets")
 
 
-@pytest.mark.parametrize("make", [of_records, of_lists])
-def test_rows_of_any_choice_keep_their_content_where_it_is(make: Any) -> None:
-    for rows in (slice(1, 4), np.array([3, 0, 2, 0]), np.array([False, True, True, False]), [2]):
-        found = from_jagged(make()[rows], signature(), "jets")
-        assert rows_of(found) == make()[rows]["pt"].to_list()
-        assert rows_of(found, "q") == make()[rows]["q"].to_list()
-        inside = found["jets"]["pt"].ctypes.data - PT.ctypes.data
-        assert not found["jets"].n or 0 <= inside < PT.nbytes
+either_form = pytest.mark.parametrize("make", [of_records, of_lists])
+
+
+@either_form
+@pytest.mark.parametrize(
+    "rows",
+    [slice(1, 4), np.array([3, 0, 2, 0]), np.array([False, True, True, False]), [2]],
+    ids=["slice", "index", "mask", "empty row"],
+)
+def test_rows_of_any_choice_keep_their_content_where_it_is(make: Any, rows: Any) -> None:
+    array = make()[rows]
+    collections = from_jagged(array, signature(), "jets")
+    assert rows_of(collections) == array["pt"].to_list()
+    assert rows_of(collections, "q") == array["q"].to_list()
+    jets = collections["jets"]
+    assert not jets.n or 0 <= jets["pt"].ctypes.data - PT.ctypes.data < PT.nbytes
+
+
+@either_form
+def test_no_rows_have_no_offsets(make: Any) -> None:
     assert from_jagged(make()[:0], signature(), "jets")["jets_offsets"].n == 0
 
 
-def test_lists_of_one_size() -> None:
+def test_lists_of_one_size_are_seen_in_place() -> None:
     array = ak.to_regular(ak.zip({"pt": PT.reshape(3, 2), "q": Q.reshape(3, 2)}))
-    found = from_jagged(array, signature(), "jets")
-    assert rows_of(found) == PT.reshape(3, 2).tolist()
-    assert found["jets"]["pt"].ctypes.data == PT.ctypes.data
+    collections = from_jagged(array, signature(), "jets")
+    assert rows_of(collections) == PT.reshape(3, 2).tolist()
+    assert collections["jets"]["pt"].ctypes.data == PT.ctypes.data
 
 
 def test_arrow_lists_are_seen_in_place() -> None:
@@ -126,7 +154,7 @@ def test_large_arrow_lists_are_seen_in_place() -> None:
     assert ends.ctypes.data == large["q"].chunk(0).buffers()[1].address + 8
 
 
-def test_arrow_lists_of_records() -> None:
+def test_arrow_lists_of_records_are_read() -> None:
     struct = pa.StructArray.from_arrays([pa.array(PT), pa.array(Q)], ["pt", "q"])
     whole = pa.ListArray.from_arrays(pa.array(OFFSETS, pa.int32()), struct)
     assert rows_of(from_jagged(whole, signature("int32"), "jets")) == ROWS
@@ -151,15 +179,16 @@ def test_what_is_not_jagged_alike_is_refused(data: Any, says: str) -> None:
         from_jagged(data, signature(), "jets")
 
 
-def test_items_that_an_index_picks_are_refused_by_advice() -> None:
+def test_items_that_an_index_picks_are_taken_once_they_are_packed() -> None:
+    """Some versions of Awkward pack them; of the others they are refused, with this advice."""
     array = of_records()
-    sorted_items = array[ak.argsort(array.pt, ascending=False)]
+    picked = array[ak.argsort(array.pt, ascending=False)]
     try:
-        found = from_jagged(sorted_items, signature(), "jets")
+        collections = from_jagged(picked, signature(), "jets")
     except CollectionError as error:
         assert "to_packed" in str(error)
-        found = from_jagged(ak.to_packed(sorted_items), signature(), "jets")
-    assert rows_of(found) == [row[::-1] for row in ROWS]
+        collections = from_jagged(ak.to_packed(picked), signature(), "jets")
+    assert rows_of(collections) == [row[::-1] for row in ROWS]
 
 
 def test_a_collection_that_is_not_jagged_is_named() -> None:

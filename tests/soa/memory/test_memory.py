@@ -51,7 +51,7 @@ def views_of(memory: Array) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", list(views_of(aligned(64))))
-def test_wrap_shares_memory(kind: str) -> None:
+def test_wrap_shares_the_memory_of_every_protocol(kind: str) -> None:
     memory = aligned(NBYTES)
     collection = Collection.wrap(LAYOUT, views_of(memory)[kind], N)
     assert collection.data_ptr == memory.ctypes.data
@@ -63,12 +63,20 @@ def test_wrap_shares_memory(kind: str) -> None:
     assert collection.tensor("s") == 7
 
 
-def test_typed_memory_is_wrapped_where_every_column_is_of_its_dtype() -> None:
+@pytest.mark.parametrize(
+    "typed",
+    [
+        lambda memory: memory.view("f4"),
+        lambda memory: torch.from_numpy(memory).view(torch.float32).requires_grad_(),
+    ],
+    ids=["numpy", "torch"],
+)
+def test_typed_memory_is_wrapped_where_every_column_is_of_its_dtype(
+    typed: Callable[[Array], Any],
+) -> None:
     layout = Layout([column("x", "float32"), column("y", "float32"), scalar("s", "float32")])
     memory = aligned(640)
-    for typed in (memory.view("f4"), torch.from_numpy(memory).view(torch.float32).requires_grad_()):
-        collection = Collection.wrap(layout, typed, N)
-        assert collection.data_ptr == memory.ctypes.data
+    assert Collection.wrap(layout, typed(memory), N).data_ptr == memory.ctypes.data
 
 
 @pytest.mark.parametrize(
@@ -80,20 +88,23 @@ def test_values_of_another_dtype_are_not_raw_bytes(dtype: Any) -> None:
     memory = aligned(256).view(dtype)
     name = "opaque4" if memory.dtype.kind == "V" else re.escape(str(memory.dtype))
     says = f"the memory holds {name}, the layout's columns are float32"
-    for given in (memory, OnlyArrayInterface(memory)):
+    for exporter in (memory, OnlyArrayInterface(memory)):
         with pytest.raises(CollectionError, match=says):
-            Collection.wrap(floats, given, N)
+            Collection.wrap(floats, exporter, N)
     with pytest.raises(CollectionError, match="column 'x' is "):
         Collection.from_columns(Layout([column("x", "float32")], 1, "columns"), {"x": memory})
     with pytest.raises(CollectionError, match="column 'x'"):
         Collection.from_arrays(floats, {"x": memory})
-    mixed = "the memory holds float32, the layout's columns are float32, int16 and float64"
-    with pytest.raises(CollectionError, match=mixed):
+
+
+def test_typed_memory_is_refused_where_columns_have_several_dtypes() -> None:
+    says = "the memory holds float32, the layout's columns are float32, int16 and float64"
+    with pytest.raises(CollectionError, match=says):
         Collection.wrap(LAYOUT, aligned(NBYTES).view("f4"), N)
 
 
 @pytest.mark.parametrize("number", [int, np.int64, np.uint64, ctypes.c_void_p])
-def test_wrap_an_address(number: Callable[[int], Any]) -> None:
+def test_an_address_is_wrapped_in_place(number: Callable[[int], Any]) -> None:
     memory = aligned(NBYTES)
     collection = Collection.wrap(LAYOUT, number(memory.ctypes.data), N, nbytes=NBYTES)
     assert collection.data_ptr == memory.ctypes.data
@@ -102,7 +113,7 @@ def test_wrap_an_address(number: Callable[[int], Any]) -> None:
 
 
 @pytest.mark.parametrize("access", [mmap.ACCESS_READ, mmap.ACCESS_WRITE])
-def test_wrap_a_mapped_file(tmp_path: Path, access: int) -> None:
+def test_a_mapped_file_is_wrapped_in_place(tmp_path: Path, access: int) -> None:
     path = tmp_path / "event"
     path.write_bytes(b"\3\0" * (mmap.PAGESIZE // 2))
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0, access=access) as mapped:
@@ -119,12 +130,13 @@ def test_wrap_a_mapped_file(tmp_path: Path, access: int) -> None:
 
 
 def readonly_numpy() -> Array:
+    """Memory for LAYOUT that NumPy does not write."""
     memory = aligned(NBYTES)
     memory.flags.writeable = False
     return memory
 
 
-@pytest.mark.parametrize(
+of_any_protocol = pytest.mark.parametrize(
     "memory",
     [
         readonly_numpy(),
@@ -134,13 +146,20 @@ def readonly_numpy() -> Array:
     ],
     ids=["numpy", "memoryview", "array interface", "dlpack"],
 )
+
+
+@of_any_protocol
 def test_read_only_memory_stays_so(memory: Any) -> None:
     collection = Collection.wrap(LAYOUT, memory, N)
     assert collection.readonly
     assert collection.rows(3).readonly
     with pytest.raises(ValueError, match="read-only"):
         collection["x"][0] = 1
-    assert not collection.to("cpu").readonly
+    assert not collection.to("cpu").readonly  # a copy
+
+
+@of_any_protocol
+def test_read_only_memory_is_writable_if_the_caller_says_so(memory: Any) -> None:
     assert not Collection.wrap(LAYOUT, memory, N, readonly=False).readonly
 
 
@@ -150,12 +169,15 @@ def test_bytes_are_read_only() -> None:
     assert collection.readonly and collection["k"].tolist() == [1, 2]
 
 
-def test_empty_memory() -> None:
-    layout = Layout([column("x", "float32")])
-    for nothing in (np.zeros(0, "f4"), b"", torch.empty(0), OnlyDLPack(torch.empty(0)), 0):
-        collection = Collection.wrap(layout, nothing, 0, nbytes=0)
-        assert collection.tensor("x").shape == (0,)
-        assert collection.run("x", 0, 1).shape == (1, 0)
+@pytest.mark.parametrize(
+    "nothing",
+    [np.zeros(0, "f4"), b"", torch.empty(0), OnlyDLPack(torch.empty(0)), 0],
+    ids=["numpy", "bytes", "torch", "dlpack", "address"],
+)
+def test_memory_of_no_bytes_is_wrapped(nothing: Any) -> None:
+    collection = Collection.wrap(Layout([column("x", "float32")]), nothing, 0, nbytes=0)
+    assert collection.tensor("x").shape == (0,)
+    assert collection.run("x", 0, 1).shape == (1, 0)
 
 
 # -- refused ---------------------------------------------------------------------------------
@@ -199,14 +221,14 @@ def test_what_cannot_be_wrapped(memory: Any, says: str) -> None:
         pytest.param(ADDRESS.ctypes.data, -1, "-1 bytes at address 0x", id="negative"),
     ],
 )
-def test_addresses_that_cannot_be_wrapped(address: Any, nbytes: int, says: str) -> None:
+def test_addresses_that_cannot_be_wrapped_are_refused(address: Any, nbytes: int, says: str) -> None:
     with pytest.raises(CollectionError, match=says):
         Collection.wrap(LAYOUT, address, N, nbytes=nbytes)
 
 
-def test_an_exporter_that_fails() -> None:
+def test_an_exporter_that_fails_is_refused_with_its_reason() -> None:
     class Broken(OnlyDLPack):
-        def __dlpack__(self, **how: Any) -> Any:
+        def __dlpack__(self, **options: Any) -> Any:
             raise BufferError("not today")
 
     with pytest.raises(CollectionError, match=r"Broken does not export its memory.*not today"):
@@ -217,8 +239,8 @@ def test_an_exporter_of_a_copy() -> None:
     class Copying(OnlyDLPack):
         """Asks NumPy for a copy, which sets DLPack's IS_COPIED flag."""
 
-        def __dlpack__(self, **how: Any) -> Any:
-            return self._array.__dlpack__(**{**how, "copy": True})
+        def __dlpack__(self, **options: Any) -> Any:
+            return self._array.__dlpack__(**options | {"copy": True})
 
     with pytest.raises(CollectionError, match="Copying exports a copy of its memory"):
         import_bytes(Copying(np.zeros(4)))
@@ -228,34 +250,62 @@ class OnGpu:
     """An exporter of GPU memory, which the tests never read."""
 
     def __init__(self, **changes: Any) -> None:
-        said = {"shape": (4, 3), "typestr": "<f4", "data": (4096, True), "version": 3}
-        self.__cuda_array_interface__ = said | changes
+        interface = {"shape": (4, 3), "typestr": "<f4", "data": (4096, True), "version": 3}
+        self.__cuda_array_interface__ = interface | changes
 
 
-@pytest.mark.skipif(torch_drives_gpus(), reason="says what comes where no torch is built for GPUs")
-def test_gpu_memory_without_torch() -> None:
+without_gpu_torch = pytest.mark.skipif(
+    torch_drives_gpus(), reason="says what comes where no torch is built for GPUs"
+)
+
+
+@without_gpu_torch
+def test_gpu_memory_is_described_without_torch() -> None:
     memory = OnGpu(strides=(12, 4))
     span, dtype, shape = import_bytes(memory)
-    assert (span.address, span.nbytes, span.device) == (4096, 48, "cuda:0")
+    assert (span.address, span.nbytes, span.device) == (4096, 4 * 3 * 4, "cuda:0")
     assert span.readonly and span.owner is memory and (dtype, shape) == ("float32", (4, 3))
+
+
+@without_gpu_torch
+def test_an_address_may_be_of_any_gpu_without_torch() -> None:
     assert import_bytes(8192, 16, "cuda:1").bytes.device == "cuda:1"
-    for made in (OnGpu(strides=(4, 16)), OnGpu(mask=memory), OnGpu(shape=None)):
-        with pytest.raises(CollectionError):
-            import_bytes(made)
 
 
-@pytest.mark.skipif(torch_drives_gpus(), reason="says what comes where no torch is built for GPUs")
-def test_gpu_memory_is_neither_made_nor_read_without_torch() -> None:
-    there = Collection.wrap(LAYOUT, 4096, N, nbytes=NBYTES, device="cuda:0")
-    for call in (
-        lambda: Collection(LAYOUT, N, "cuda"),
-        lambda: there.to("cpu"),
-        lambda: there.tensor("x"),
-        lambda: there.rows(1).fill("x", np.zeros(1)),
-    ):
-        with pytest.raises(CollectionError, match="no torch that is built for GPUs"):
-            call()
-    assert "cuda:0" in repr(there)
+@without_gpu_torch
+@pytest.mark.parametrize(
+    "changes",
+    [{"strides": (4, 16)}, {"mask": OnGpu()}, {"shape": None}],
+    ids=["strides", "mask", "shape"],
+)
+def test_gpu_memory_in_another_form_is_refused_without_torch(changes: dict[str, Any]) -> None:
+    with pytest.raises(CollectionError):
+        import_bytes(OnGpu(**changes))
+
+
+@without_gpu_torch
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda on_gpu: Collection(LAYOUT, N, "cuda"),
+        lambda on_gpu: on_gpu.to("cpu"),
+        lambda on_gpu: on_gpu.tensor("x"),
+        lambda on_gpu: on_gpu.rows(1).fill("x", np.zeros(1)),
+    ],
+    ids=["made", "copied", "seen", "filled"],
+)
+def test_gpu_memory_is_neither_made_nor_read_without_torch(
+    call: Callable[[Collection], Any],
+) -> None:
+    on_gpu = Collection.wrap(LAYOUT, 4096, N, nbytes=NBYTES, device="cuda:0")
+    with pytest.raises(CollectionError, match="no torch that is built for GPUs"):
+        call(on_gpu)
+
+
+@without_gpu_torch
+def test_the_text_of_a_collection_names_its_gpu_without_torch() -> None:
+    on_gpu = Collection.wrap(LAYOUT, 4096, N, nbytes=NBYTES, device="cuda:0")
+    assert "cuda:0" in repr(on_gpu)
 
 
 # -- lifetime --------------------------------------------------------------------------------
@@ -270,20 +320,25 @@ class Owned(np.ndarray[Any, Any]):
 
 
 @pytest.mark.parametrize("protocol", [lambda a: a, OnlyArrayInterface, memoryview, OnlyDLPack])
-@pytest.mark.parametrize("held", ["collection", "rows", "view", "component"])
-def test_memory_lives_as_long_as_what_sees_it(protocol: Callable[[Any], Any], held: str) -> None:
+@pytest.mark.parametrize(
+    "view_of",
+    [
+        lambda collection: collection,
+        lambda collection: collection.rows(2),
+        lambda collection: collection.tensor("x"),
+        lambda collection: collection.span("k").tensor(),
+    ],
+    ids=["collection", "rows", "view", "component"],
+)
+def test_memory_lives_as_long_as_what_sees_it(
+    protocol: Callable[[Any], Any], view_of: Callable[[Collection], Any]
+) -> None:
     array = aligned(NBYTES).view(Owned)
     watch = weakref.ref(array)
-    collection = Collection.wrap(LAYOUT, protocol(array), N)
-    seen: Any = {
-        "collection": collection,
-        "rows": collection.rows(2),
-        "view": collection.tensor("x"),
-        "component": collection.span("k").tensor(),
-    }[held]
-    del array, collection
+    view = view_of(Collection.wrap(LAYOUT, protocol(array), N))
+    del array
     assert watch() is not None
-    del seen
+    del view
     assert watch() is None
 
 
@@ -291,27 +346,40 @@ def test_memory_lives_as_long_as_what_sees_it(protocol: Callable[[Any], Any], he
 
 
 @pytest.mark.cuda
-def test_wrap_cuda_memory() -> None:
+@pytest.mark.parametrize(
+    "protocol", [lambda tensor: tensor, OnlyCudaArrayInterface, OnlyDLPack, torch.Tensor.data_ptr]
+)
+def test_cuda_memory_of_every_protocol_is_wrapped_in_place(
+    protocol: Callable[[torch.Tensor], Any],
+) -> None:
     memory = torch.zeros(NBYTES, dtype=torch.uint8, device="cuda")
-    sources: list[Any] = [memory, OnlyCudaArrayInterface(memory), OnlyDLPack(memory)]
-    for source in sources:
-        collection = Collection.wrap(LAYOUT, source, N)
-        assert collection.data_ptr == memory.data_ptr()
-        assert collection.device == memory.device
-        collection.tensor("x")[0] += 1
-    by_address = Collection.wrap(LAYOUT, memory.data_ptr(), N, nbytes=NBYTES, device="cuda")
-    by_address.tensor("x")[0] += 1
-    assert memory.view(torch.float32)[0].item() == 4
-    assert Collection.wrap(LAYOUT, OnlyCudaArrayInterface(memory, True), N).readonly
+    source = protocol(memory)
+    size: dict[str, Any] = {"nbytes": NBYTES, "device": "cuda"} if isinstance(source, int) else {}
+    collection = Collection.wrap(LAYOUT, source, N, **size)
+    assert collection.data_ptr == memory.data_ptr()
+    assert collection.device == memory.device
+    collection.tensor("x")[0] = 1
+    assert memory.view(torch.float32)[0].item() == 1
+    assert collection.to("cpu").tensor("x")[0] == 1
+
+
+@pytest.mark.cuda
+def test_cuda_memory_may_be_read_only() -> None:
+    memory = torch.zeros(NBYTES, dtype=torch.uint8, device="cuda")
+    assert Collection.wrap(LAYOUT, OnlyCudaArrayInterface(memory, readonly=True), N).readonly
+
+
+@pytest.mark.cuda
+def test_cuda_memory_is_not_read_as_cpu_memory() -> None:
+    memory = torch.zeros(NBYTES, dtype=torch.uint8, device="cuda")
     with pytest.raises(CollectionError, match="NumPy reads CPU memory"):
-        by_address["x"]
-    assert by_address.to("cpu").tensor("x")[0] == 4
+        Collection.wrap(LAYOUT, memory, N)["x"]
     with pytest.raises(CollectionError, match="lies on cuda:0, not on cpu"):
         import_bytes(memory, device="cpu")
 
 
 @pytest.mark.cuda
-def test_own_cuda_memory() -> None:
+def test_own_cuda_memory_is_aligned_and_filled_from_numpy() -> None:
     collection = Collection(LAYOUT, N, "cuda")
     assert collection.data_ptr % 128 == 0
     assert collection.device.type == "cuda"

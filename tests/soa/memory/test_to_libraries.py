@@ -10,7 +10,6 @@ from typing import Any
 import awkward as ak
 import numpy as np
 import pytest
-import torch
 
 from soa.errors import CollectionError, LayoutError
 from soa.layout import Layout, column, eigen, opaque, scalar
@@ -30,6 +29,7 @@ BUFFER = Layout(MATRIX.columns)
 
 
 def matrix_collection(n: int = 4) -> Collection:
+    """A collection of MATRIX's columns in one buffer, with whole numbers in order."""
     values = np.arange(6 * n, dtype="float32").reshape(n, 2, 3)
     return Collection.from_arrays(BUFFER, {"m": values, "k": np.arange(n, dtype="int32")})
 
@@ -39,12 +39,12 @@ def matrix_collection(n: int = 4) -> Collection:
 def test_to_arrow_shares_memory(dtype: str, storage: Any) -> None:
     layout = Layout([column("a", "int8"), column("x", dtype)], storage=storage)
     collection = Collection(layout, 3, capacity=40)
-    made = to_arrow(collection)
-    assert made.schema.names == ["a", "x"]
-    assert address(made.column("x")) == collection["x"].ctypes.data
+    batch = to_arrow(collection)
+    assert batch.schema.names == ["a", "x"]
+    assert address(batch.column("x")) == collection["x"].ctypes.data
     collection["x"][:] = [1, 2, 3]
-    assert made.column("x").to_pylist() == [1, 2, 3]
-    made.validate(full=True)
+    assert batch.column("x").to_pylist() == [1, 2, 3]
+    batch.validate(full=True)
 
 
 def test_booleans_become_bits() -> None:
@@ -54,31 +54,47 @@ def test_booleans_become_bits() -> None:
     assert to_awkward(collection).x.tolist() == [False, True, False]
 
 
-def test_eigen_columns_and_back() -> None:
-    collection = matrix_collection()
-    made = to_arrow(collection)
+def test_a_matrix_has_a_field_for_each_entry_in_arrow() -> None:
+    row = to_arrow(matrix_collection()).column("m")[1].as_py()
     names = ["e0_0", "e0_1", "e0_2", "e1_0", "e1_1", "e1_2"]
-    assert made.column("m")[1].as_py() == dict(zip(names, range(6, 12), strict=True))
-    records = to_awkward(collection)
-    assert records.m.e1_0.tolist() == [3, 9, 15, 21]
-    for data in (made, records):
-        back = as_collection(data, MATRIX)
-        assert not back.copied
-        for k in range(6):
-            assert back.span("m", k).address == collection.span("m", k).address
-        np.testing.assert_array_equal(to_numpy(back)["m"], collection["m"])
-    assert to_arrow(matrix_collection(0)).num_rows == len(to_awkward(matrix_collection(0))) == 0
+    assert row == dict(zip(names, range(6, 12), strict=True))
+
+
+def test_a_matrix_has_a_field_for_each_entry_in_awkward() -> None:
+    assert to_awkward(matrix_collection()).m.e1_0.tolist() == [3, 9, 15, 21]
+
+
+def test_a_vector_has_a_field_for_each_entry_in_arrow() -> None:
     vector = Collection(Layout([eigen("v", "int16", 2)]), 3)
-    assert [f.name for f in to_arrow(vector).schema.field("v").type] == ["e0", "e1"]
+    assert [field.name for field in to_arrow(vector).schema.field("v").type] == ["e0", "e1"]
 
 
-def test_what_comes_out_keeps_a_collection_alive() -> None:
-    made, records = to_arrow(matrix_collection(), ["k"]), to_awkward(matrix_collection(), ["k"])
+either_export = pytest.mark.parametrize("export", [to_arrow, to_awkward])
+
+
+@either_export
+def test_a_matrix_comes_back_without_a_copy(export: Any) -> None:
+    collection = matrix_collection()
+    back = as_collection(export(collection), MATRIX)
+    assert not back.copied
+    for k in range(6):
+        assert back.span("m", k).address == collection.span("m", k).address
+    np.testing.assert_array_equal(to_numpy(back)["m"], collection["m"])
+
+
+@either_export
+def test_a_collection_without_rows_has_no_rows_elsewhere(export: Any) -> None:
+    assert len(export(matrix_collection(0))) == 0
+
+
+@either_export
+def test_what_comes_out_keeps_a_collection_alive(export: Any) -> None:
+    exported = export(matrix_collection(), ["k"])
     gc.collect(1)  # only young objects: visiting all takes a second
-    assert made.column("k").to_pylist() == records.k.tolist() == [0, 1, 2, 3]
+    assert exported["k"].tolist() == [0, 1, 2, 3]
 
 
-def test_read_only_memory_stays_so() -> None:
+def test_read_only_memory_stays_so_in_awkward_and_numpy() -> None:
     array = aligned_array(np.arange(4), "float32")
     array.flags.writeable = False
     collection = Collection.wrap(Layout([column("x", "float32")], 16), array, 4)
@@ -89,23 +105,30 @@ def test_read_only_memory_stays_so() -> None:
 def test_numpy_sees_the_columns() -> None:
     layout = Layout([column("x", "float32"), scalar("run", "uint32"), opaque("hit", 3)])
     collection = Collection(layout, 4)
-    found = to_numpy(collection)
-    assert [found[name].shape for name in ("x", "run", "hit")] == [(4,), (), (4,)]
-    found["x"][2] = 5
+    arrays = to_numpy(collection)
+    assert [arrays[name].shape for name in ("x", "run", "hit")] == [(4,), (), (4,)]
+    arrays["x"][2] = 5
     assert collection["x"][2] == 5
-    assert [*to_numpy(collection, ["x"])] == ["x"]
 
 
-def test_frames() -> None:
-    collection = matrix_collection()
-    assert to_pandas(collection, ["k"])["k"].tolist() == [0, 1, 2, 3]
+def test_numpy_gets_only_the_columns_that_are_named() -> None:
+    assert [*to_numpy(matrix_collection(), ["k"])] == ["k"]
+
+
+def test_a_frame_of_pandas_has_the_values() -> None:
+    assert to_pandas(matrix_collection(), ["k"])["k"].tolist() == [0, 1, 2, 3]
+
+
+def test_a_frame_of_polars_shares_memory() -> None:
     pytest.importorskip("polars")
-    assert to_polars(collection, ["k"])["k"].to_list() == [0, 1, 2, 3]
-    assert address(to_polars(collection, ["k"])["k"].to_arrow()) == collection["k"].ctypes.data
+    collection = matrix_collection()
+    column_of_frame = to_polars(collection, ["k"])["k"]
+    assert column_of_frame.to_list() == [0, 1, 2, 3]
+    assert address(column_of_frame.to_arrow()) == collection["k"].ctypes.data
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars"])
-def test_a_library_that_is_not_installed(library: str) -> None:
+def test_a_library_that_is_not_installed_is_refused_by_code(library: str) -> None:
     """In a process of its own: pyarrow imports pandas once."""
     program = f"""
 import sys
@@ -126,28 +149,47 @@ except CollectionError as error:
     assert ran.stdout == "missing-library\n", ran.stderr
 
 
-@pytest.mark.parametrize("export", [to_arrow, to_awkward])
-def test_what_is_no_column_cannot_go_out(export: Any) -> None:
-    layout = Layout(
-        [column("x", "int8"), scalar("run", "int8"), column("h", "bfloat16"), opaque("o", 3)]
-    )
-    collection = Collection(layout, 2)
-    for names, says in (
+MIXED = Layout(
+    [column("x", "int8"), scalar("run", "int8"), column("h", "bfloat16"), opaque("o", 3)]
+)
+
+
+@either_export
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
         (None, r"'run' is a scalar .*leave it out"),
         (["x", "h"], r"column 'h': .* no bfloat16"),
         (["o"], r"'o' is opaque.*leave it out"),
-    ):
-        with pytest.raises(CollectionError, match=says):
-            export(collection, names)
+    ],
+    ids=["scalar", "bfloat16", "opaque"],
+)
+def test_what_other_libraries_do_not_have_is_refused(
+    export: Any, names: list[str] | None, says: str
+) -> None:
+    with pytest.raises(CollectionError, match=says):
+        export(Collection(MIXED, 2), names)
+
+
+@either_export
+def test_an_unknown_column_is_refused(export: Any) -> None:
     with pytest.raises(LayoutError, match="no column 'y'"):
-        export(collection, ["y"])
-    assert len(export(collection, ["x"])["x"]) == 2
+        export(Collection(MIXED, 2), ["y"])
+
+
+@either_export
+def test_a_column_beside_what_is_refused_goes_out(export: Any) -> None:
+    assert len(export(Collection(MIXED, 2), ["x"])["x"]) == 2
 
 
 @pytest.mark.cuda
-def test_gpu_collections_are_copied_by_hand() -> None:
+@either_export
+def test_collections_on_a_gpu_are_refused(export: Any) -> None:
     collection = Collection(Layout([column("x", "float32")]), 4, "cuda")
-    for export in (to_arrow, to_awkward):
-        with pytest.raises(CollectionError, match=r"lies on cuda:0: copy it first"):
-            export(collection)
-    assert "float32" in repr(collection) and torch.cuda.is_available()
+    with pytest.raises(CollectionError, match=r"lies on cuda:0: copy it first"):
+        export(collection)
+
+
+@pytest.mark.cuda
+def test_the_text_of_a_collection_on_a_gpu_names_its_dtypes() -> None:
+    assert "float32" in repr(Collection(Layout([column("x", "float32")]), 4, "cuda"))

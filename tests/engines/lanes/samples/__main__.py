@@ -15,7 +15,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -42,46 +42,47 @@ class Task:
 
 def tasks(samples: int, seed: int) -> tuple[list[Task], list[Task]]:
     """Those of torch's operators, and those of functions with modes."""
-    found = [
-        Task(title_of(each), lambda each=each: cases_of(each, samples, seed))  # type: ignore[misc]
-        for each in operators()
+    of_operators = [
+        Task(title_of(info), lambda info=info: cases_of(info, samples, seed))  # type: ignore[misc]
+        for info in operators()
     ]
     modes = [Task(f"modes of {name}", lambda name=name: cases_of_modes(name)) for name in MODES]  # type: ignore[misc]
-    return found, modes
+    return of_operators, modes
 
 
 def examined(group: Sequence[Task], way: Way) -> list[dict[str, Any]]:
     """What the campaign finds out about each task, as JSON. Their cases are compiled together."""
-    found: dict[str, dict[str, Any]] = {}
-    every: list[Case] = []
+    results: dict[str, dict[str, Any]] = {}
+    cases: list[Case] = []
     owners: dict[str, str] = {}
     for task in group:
-        found[task.title] = {"operator": task.title, "cases": []}
+        results[task.title] = {"operator": task.title, "cases": []}
         try:
             own = task.cases()
         except NoSampleError as why:
-            found[task.title]["no_sample"] = str(why)
+            results[task.title]["no_sample"] = str(why)
             continue
         owners.update((case.title, task.title) for case in own)
-        every += own
+        cases += own
     with quiet_torch():
-        for verdict in judged(every, way):
-            found[owners[verdict.case]]["cases"].append(asdict(verdict))
-    return list(found.values())
+        for verdict in judged(cases, way):
+            results[owners[verdict.case]]["cases"].append(asdict(verdict))
+    return list(results.values())
 
 
-def _child(group: Sequence[Task], given: argparse.Namespace, answer: Connection) -> None:
+def _child(group: Sequence[Task], way: Way, answer: Connection) -> None:
+    """Sends the results of `examined`."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)  # torch prints graphs
     os.dup2(nowhere, 2)
-    answer.send(examined(group, Way(given.engine, given.capture, given.device)))
+    answer.send(examined(group, way))
 
 
-def apart(group: Sequence[Task], given: argparse.Namespace) -> list[dict[str, Any]]:
+def apart(group: Sequence[Task], way: Way) -> list[dict[str, Any]]:
     """`examined` in a process of its own. If this dies, each task gets a process of its own."""
     processes = multiprocessing.get_context("fork")
     answer, theirs = processes.Pipe(duplex=False)
-    process = processes.Process(target=_child, args=(group, given, theirs))
+    process = processes.Process(target=_child, args=(group, way, theirs))
     process.start()
     theirs.close()
     try:
@@ -95,24 +96,26 @@ def apart(group: Sequence[Task], given: argparse.Namespace) -> list[dict[str, An
         process.kill()
         process.join()
     if len(group) > 1:
-        return [result for task in group for result in apart([task], given)]
+        return [result for task in group for result in apart([task], way)]
     verdict = {"case": group[0].title, "what": "error", "why": why, "special": []}
     return [{"operator": group[0].title, "cases": [verdict]}]
 
 
-def campaign(waiting: Sequence[Task], given: argparse.Namespace, kept: dict[str, Any]) -> None:
+def campaign(
+    waiting: Sequence[Task], options: argparse.Namespace, way: Way, kept: dict[str, Any]
+) -> None:
     """Examines the tasks, and writes each result to the file of results. A GPU does not work in a
     child of this process, in which torch has opened it."""
-    way = Way(given.engine, given.capture, given.device)
-    for begin in range(0, len(waiting), given.together):
-        group = waiting[begin : begin + given.together]
-        for found in apart(group, given) if given.device == "cpu" else examined(group, way):
-            kept[found["operator"]] = found
-            print(table.line(found), flush=True)
-        given.out.write_text(json.dumps(list(kept.values()), indent=1))
+    examine = apart if way.device == "cpu" else examined
+    for begin in range(0, len(waiting), options.together):
+        for result in examine(waiting[begin : begin + options.together], way):
+            kept[result["operator"]] = result
+            print(table.line(result), flush=True)
+        options.out.write_text(json.dumps(list(kept.values()), indent=1))
 
 
 def main() -> None:
+    """Runs the campaign; the status is 1 if an operator is wrong or an error."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--operators", nargs="*", help="their names, as in the table; else all")
     parser.add_argument("--engine", default="lanes", help="lanes, aoti, onnxruntime or exported")
@@ -125,27 +128,26 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("operators.json"), help="the results")
     parser.add_argument("--table", type=Path, help="write the table of results here")
-    given = parser.parse_args()
-    given.capture |= given.engine != "lanes"
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    operators, modes = tasks(given.samples, given.seed)
-    every = {task.title: task for task in (*operators, *modes)}
-    if unknown := set(given.operators or ()) - set(every):
+    operators, modes = tasks(options.samples, options.seed)
+    by_title = {task.title: task for task in (*operators, *modes)}
+    if unknown := set(options.operators or ()) - set(by_title):
         parser.error(f"torch has no samples of {', '.join(sorted(unknown))}")
-    known = json.loads(given.out.read_text()) if given.out.is_file() else []
-    kept = {each["operator"]: each for each in known}
-    examined([every["abs"]], Way(given.engine, given.capture))  # loads what each process needs
-    names = given.operators or [name for name in every if name not in kept]
-    campaign([every[name] for name in names], given, kept)
-    results = [
-        [kept[task.title] for task in each if task.title in kept] for each in (operators, modes)
-    ]
-    if given.table:
-        given.table.write_text(
-            table.page(results[0], results[1], len(operators) - len(results[0]), given.engine)
-        )
-    counts = table.counts([*results[0], *results[1]])
-    print(", ".join(f"{number} {what}" for what, number in counts.items()))
+    known = json.loads(options.out.read_text()) if options.out.is_file() else []
+    kept = {result["operator"]: result for result in known}
+    way = Way(options.engine, options.capture or options.engine != "lanes", options.device)
+    examined([by_title["abs"]], replace(way, device="cpu"))  # loads what each process needs
+    names = options.operators or [name for name in by_title if name not in kept]
+    campaign([by_title[name] for name in names], options, way, kept)
+    of_operators, of_modes = (
+        [kept[task.title] for task in tried if task.title in kept] for tried in (operators, modes)
+    )
+    if options.table:
+        missing = len(operators) - len(of_operators)
+        options.table.write_text(table.page(of_operators, of_modes, missing, options.engine))
+    counts = table.counts([*of_operators, *of_modes])
+    print(", ".join(f"{number} {kind}" for kind, number in counts.items()))
     sys.exit(counts["wrong"] + counts["error"] > 0)
 
 

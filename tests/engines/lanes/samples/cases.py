@@ -60,10 +60,12 @@ class Case:
 
     @property
     def title(self) -> str:
+        """A name that no other case has."""
         return f"{self.sample.operator}, sample {self.sample.number}, {self.kind}"
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
+        """The inputs that the function takes, each with a value for each row."""
         return self.sample.inputs[: self.takes]
 
     @cached_property
@@ -76,29 +78,30 @@ class Case:
         return self._row(row, torch.float64)
 
     def _row(self, row: int, dtype: torch.dtype | None = None) -> Results | None:
-        given = [each[row].clone() for each in self.inputs]
+        """The results of eager torch for one row, whose floats have this dtype, or their own."""
+        tensors = [values[row].clone() for values in self.inputs]
         if dtype is not None:
-            given = [x.to(dtype) if x.is_floating_point() else x for x in given]
+            tensors = [x.to(dtype) if x.is_floating_point() else x for x in tensors]
         try:
             with warnings.catch_warnings(), torch.no_grad():
                 warnings.simplefilter("ignore")
-                return self.function(*given)
+                return self.function(*tensors)
         except Exception:  # each operator has its own errors
             return None
 
 
 def cases_of(operator: Any, most: int, seed: int) -> list[Case]:
     """The cases of at most `most` samples of an OpInfo. NoSampleError if none fits."""
-    made: list[Case] = []
+    cases: list[Case] = []
     why = "it has no sample"
     for number, sample in enumerate(_chosen(_samples(operator), most)):
         try:
-            made += _cases(title_of(operator), number, operator, sample, seed)
+            cases += _cases(title_of(operator), number, operator, sample, seed)
         except NoSampleError as reason:
             why = str(reason)
-    if not made:
+    if not cases:
         raise NoSampleError(why)
-    return made
+    return cases
 
 
 def case_of(
@@ -112,11 +115,12 @@ def case_of(
     _called(call, tensors)
     _check_result(call, tensors)
     generator = torch.Generator().manual_seed(0)
-    inputs = tuple(_rows(each, generator) for each in tensors)
+    inputs = tuple(_rows(tensor, generator) for tensor in tensors)
     return Case(Sample(name, number, inputs), "rows", len(inputs), call)
 
 
 def title_of(operator: Any) -> str:
+    """The name of an OpInfo, with that of its variant."""
     variant = operator.variant_test_name
     return f"{operator.name}.{variant}" if variant else str(operator.name)
 
@@ -153,34 +157,36 @@ def _chosen(samples: Sequence[Any], most: int) -> list[Any]:
 
 
 def _tensors(sample: Any) -> list[Tensor]:
+    """The tensors of a sample's arguments."""
     leaves = pytree.tree_leaves((sample.input, sample.args, sample.kwargs))
     return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
 def _elements(sample: Any) -> int:
-    sizes = [t.numel() for t in _tensors(sample)]
-    smallest: int = min(sizes, default=0)
-    return sum(sizes) if smallest else 0
+    """The number of elements of a sample's tensors; 0 if one of them has none."""
+    sizes = [tensor.numel() for tensor in _tensors(sample)]
+    return 0 if 0 in sizes else sum(sizes)
 
 
 def _plain(arguments: Any) -> str:
+    """The arguments as text, in which all tensors are alike."""
     return repr(pytree.tree_map(lambda x: "T" if isinstance(x, Tensor) else x, arguments))
 
 
 def _cases(name: str, number: int, operator: Any, sample: Any, seed: int) -> Iterator[Case]:
+    """The cases of each kind of a sample, the `number`-th of an OpInfo."""
     if "empty" in name:
         raise NoSampleError("its result is memory as it was")
     leaves, shape = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
     places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     own = [leaves[k].detach() for k in places]
-    if any(each.dtype not in _DTYPES or each.layout != torch.strided for each in own):
+    if any(x.dtype not in _DTYPES or x.layout != torch.strided for x in own):
         raise NoSampleError("its samples are complex or sparse")
-    if not any(each.is_floating_point() for each in own) and torch.float32 in (
-        operator.supported_dtypes("cpu")
-    ):
+    takes_floats = torch.float32 in operator.supported_dtypes("cpu")
+    if takes_floats and not any(x.is_floating_point() for x in own):
         raise NoSampleError("no sample has a tensor of numbers")
     generator = torch.Generator().manual_seed(seed)
-    inputs = tuple(_rows(each, generator) for each in own)
+    inputs = tuple(_rows(x, generator) for x in own)
 
     def call(*tensors: Tensor) -> Results:
         arguments = list(leaves)
@@ -189,63 +195,64 @@ def _cases(name: str, number: int, operator: Any, sample: Any, seed: int) -> Ite
         first, others, named = pytree.tree_unflatten(arguments, shape)
         return _defined(name, _results(operator(first, *others, **named)))
 
-    writes = any(each._version for each in _called(call, own))
+    writes = any(x._version for x in _called(call, own))  # torch counts writes into a tensor
 
     def apart(*tensors: Tensor) -> Results:
-        return call(*[each.clone() for each in tensors]) if writes else call(*tensors)
+        return call(*[x.clone() for x in tensors]) if writes else call(*tensors)
 
     _check_result(apart, own)
-    made = Sample(name, number, inputs)
-    yield Case(made, "rows", len(inputs), apart)
+    of_rows = Sample(name, number, inputs)
+    yield Case(of_rows, "rows", len(inputs), apart)
     if len(inputs) > 1:
-        yield Case(made, "constant", 1, lambda first: apart(first, *_constants(first, own[1:])))
-    yield Case(made, "views", len(inputs), lambda *given: apart(*[_viewed(each) for each in given]))
+        yield Case(of_rows, "constant", 1, lambda first: apart(first, *_constants(first, own[1:])))
+    yield Case(of_rows, "views", len(inputs), lambda *row: apart(*[_viewed(x) for x in row]))
 
 
 def _called(call: RowFunction, own: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors that a call was given. NoSampleError if eager torch refuses them."""
-    given = [each.clone() for each in own]
+    """Copies of the tensors, after a call with them. NoSampleError if eager torch refuses them."""
+    copies = [x.clone() for x in own]
     try:
-        call(*given)
+        call(*copies)
     except NoSampleError:
         raise
     except Exception as error:
         raise NoSampleError(f"eager torch refuses the sample: {_line(error)}") from None
-    return given
+    return copies
 
 
 def _check_result(call: RowFunction, own: Sequence[Tensor]) -> None:
+    """NoSampleError if the results are random, or have no elements or too many."""
     torch.manual_seed(1)
-    once = call(*[each.clone() for each in own])
+    once = call(*[x.clone() for x in own])
     torch.manual_seed(2)
-    again = call(*[each.clone() for each in own])
-    for one, other in zip(once, again, strict=True):
-        if not torch.equal(one.nan_to_num(), other.nan_to_num()):
+    again = call(*[x.clone() for x in own])
+    for first, second in zip(once, again, strict=True):
+        if not torch.equal(first.nan_to_num(), second.nan_to_num()):
             raise NoSampleError("it is random")
-    if not 0 < sum(each.numel() for each in once) <= _LARGEST:
+    if not 0 < sum(result.numel() for result in once) <= _LARGEST:
         raise NoSampleError("its results have no element, or too many")
 
 
-def _defined(name: str, found: Results) -> Results:
+def _defined(name: str, results: Results) -> Results:
     """The results that torch defines."""
     if name == "topk":
-        return found[:1]  # it may number equal elements in any order
+        return results[:1]  # it may number equal elements in any order
     if name == "linalg.cholesky_ex":  # without a factor, LAPACK leaves what it had
-        factor, info = found
+        factor, info = results
         return torch.where(info[..., None, None] == 0, factor, torch.nan), info
-    return found
+    return results
 
 
-def _results(found: Any) -> Results:
-    """The tensors of an operator's result."""
-    tensors = tuple(leaf for leaf in pytree.tree_leaves(found) if isinstance(leaf, Tensor))
-    if any(each.layout != torch.strided for each in tensors):
+def _results(result: Any) -> Results:
+    """The tensors of an operator's result. NoSampleError if no column can hold them."""
+    tensors = tuple(leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor))
+    if any(x.layout != torch.strided for x in tensors):
         raise NoSampleError("its result is sparse")
-    if any(each.is_complex() for each in tensors):
+    if any(x.is_complex() for x in tensors):
         raise NoSampleError("its result is complex")
-    if any(each.dtype not in _DTYPES for each in tensors):
+    if any(x.dtype not in _DTYPES for x in tensors):
         raise NoSampleError("its result has a dtype that no column has")
-    tensors = tuple(each for each in tensors if each.numel())
+    tensors = tuple(x for x in tensors if x.numel())
     if not tensors:
         raise NoSampleError("its result is no tensor")
     return tensors
@@ -254,7 +261,7 @@ def _results(found: Any) -> Results:
 def _constants(like: Tensor, own: Sequence[Tensor]) -> list[Tensor]:
     """The sample's other tensors, in float64 if the first one is."""
     wide = like.dtype == torch.float64
-    return [each.double() if wide and each.is_floating_point() else each for each in own]
+    return [x.double() if wide and x.is_floating_point() else x for x in own]
 
 
 def _viewed(x: Tensor) -> Tensor:
@@ -270,7 +277,11 @@ def _viewed(x: Tensor) -> Tensor:
 
 
 def _rows(own: Tensor, generator: torch.Generator) -> Tensor:
-    """Values for each row: the sample's own, then others, then special ones."""
+    """Values for each row: the sample's own, then others, then special ones.
+
+    Of three rows, one has the elements in another order, one in another order and each on a scale
+    of its own, and one in the same order, all on one scale. The special values come three times:
+    once from some element to the end, then twice as one element."""
     rows = [own]
     for row in range(1, MOST):
         x = own.flatten().roll(row // 3 if row % 3 else 0).reshape(own.shape)
@@ -278,13 +289,16 @@ def _rows(own: Tensor, generator: torch.Generator) -> Tensor:
             scale = torch.rand(own.shape if row % 3 == 2 else (), generator=generator)
             x = x * (0.5 + scale.to(own.dtype))
         rows.append(x)
-    made = torch.stack(rows)
+    values = torch.stack(rows)
     if own.is_floating_point():
-        for k, value in enumerate(_SPECIAL * 3):
-            one = made[ORDINARY + k].view(-1)
-            one[k % len(one) : None if k < len(_SPECIAL) else k % len(one) + 1] = value
-    return made
+        for k, special in enumerate(_SPECIAL * 3):
+            elements = values[ORDINARY + k].view(-1)
+            begin = k % len(elements)
+            end = len(elements) if k < len(_SPECIAL) else begin + 1
+            elements[begin:end] = special
+    return values
 
 
 def _line(error: Exception) -> str:
+    """The first line of an error."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]

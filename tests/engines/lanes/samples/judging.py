@@ -48,62 +48,67 @@ class Together(nn.Module):
     def __init__(self, cases: Sequence[Case], row_wise: bool) -> None:
         super().__init__()
         self.cases, self.row_wise = cases, row_wise
-        self.given: list[Tensor] = []
+        self.tensors: list[Tensor] = []  # the inputs of all cases, each once
         self.places: list[list[int]] = []
         for case in cases:
-            self.places.append([self._place(each) for each in case.inputs])
+            self.places.append([self._place(tensor) for tensor in case.inputs])
 
     def _place(self, tensor: Tensor) -> int:
-        for place, given in enumerate(self.given):
-            if given is tensor:
+        """The place of a tensor among the network's inputs; cases of a sample share theirs."""
+        for place, known in enumerate(self.tensors):
+            if known is tensor:
                 return place
-        self.given.append(tensor)
-        return len(self.given) - 1
+        self.tensors.append(tensor)
+        return len(self.tensors) - 1
 
     @property
     def inputs(self) -> list[Tensor]:
-        return [each.reshape(MOST, -1) for each in self.given]
+        """The inputs as matrices (rows, elements of a row)."""
+        return [tensor.reshape(MOST, -1) for tensor in self.tensors]
 
     @property
     def names(self) -> list[str]:
         """The dtypes of the results, in the order in which they first occur."""
-        found = [each.dtype for case in self.cases for each in first_row(case)]
-        return [str(dtype).removeprefix("torch.") for dtype in dict.fromkeys(found)]
+        dtypes = [result.dtype for case in self.cases for result in first_row(case)]
+        return [str(dtype).removeprefix("torch.") for dtype in dict.fromkeys(dtypes)]
 
-    def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, *matrices: Tensor) -> tuple[Tensor, ...]:
         shaped = [
-            each.reshape(each.shape[0], *own.shape[1:])
-            for each, own in zip(given, self.given, strict=True)
+            matrix.reshape(matrix.shape[0], *tensor.shape[1:])
+            for matrix, tensor in zip(matrices, self.tensors, strict=True)
         ]
         columns: dict[torch.dtype, list[Tensor]] = {}
         for case, places in zip(self.cases, self.places, strict=True):
             rows = [shaped[place] for place in places]
-            made = self._by_row(case, rows) if self.row_wise else torch.vmap(case.function)(*rows)
-            for each in made:
-                columns.setdefault(each.dtype, []).append(each.reshape(each.shape[0], -1))
-        return tuple(torch.cat(each, 1) if len(each) > 1 else each[0] for each in columns.values())
+            results = (
+                self._by_row(case, rows) if self.row_wise else torch.vmap(case.function)(*rows)
+            )
+            for result in results:
+                columns.setdefault(result.dtype, []).append(result.reshape(result.shape[0], -1))
+        return tuple(torch.cat(own, 1) if len(own) > 1 else own[0] for own in columns.values())
 
     def _by_row(self, case: Case, rows: Sequence[Tensor]) -> list[Tensor]:
-        made = [case.function(*row) for row in zip(*rows, strict=True)]
-        return [torch.stack(each) for each in zip(*made, strict=True)]
+        """Each result of a case for all rows, computed one after the other."""
+        results = [case.function(*row) for row in zip(*rows, strict=True)]
+        return [torch.stack(of_all_rows) for of_all_rows in zip(*results, strict=True)]
 
-    def split(self, found: dict[str, Tensor]) -> Iterator[tuple[Case, list[Tensor]]]:
+    def split(self, answers: dict[str, Tensor]) -> Iterator[tuple[Case, list[Tensor]]]:
         """Each case with its part of the answers, in the shapes of eager torch."""
-        used = dict.fromkeys(found, 0)
+        used = dict.fromkeys(answers, 0)
         for case in self.cases:
             own: list[Tensor] = []
-            for each in first_row(case):
-                name = str(each.dtype).removeprefix("torch.")
-                begin, count = used[name], each.numel()
+            for result in first_row(case):
+                name = str(result.dtype).removeprefix("torch.")
+                begin, count = used[name], result.numel()
                 used[name] += count
-                matrix = found[name].reshape(len(found[name]), -1)
-                own.append(matrix[:, begin : begin + count].reshape(-1, *each.shape))
+                matrix = answers[name].reshape(len(answers[name]), -1)
+                own.append(matrix[:, begin : begin + count].reshape(-1, *result.shape))
             yield case, own
 
 
 def first_row(case: Case) -> Results:
     """The results for the first row that eager torch computes."""
-    return next(each for each in case.wanted if each is not None)
+    return next(results for results in case.wanted if results is not None)
 
 
 @dataclass(frozen=True)
@@ -121,23 +126,22 @@ class Way:
 
 def judged(cases: Sequence[Case], way: Way) -> list[Verdict]:
     """A verdict for each case. Cases that work are one artifact."""
-    made: list[Verdict] = []
+    verdicts: list[Verdict] = []
     networks: list[Together] = []
     for case in cases:
         try:
-            networks.append(_fits(case, way.capture))
-        except NotApplicableError as why:
-            made.append(Verdict(case.title, "not applicable", reason(why)))
-        except Exception as error:  # any other is a fault
-            made.append(_failed(case, error))
+            networks.append(_traceable(case, way.capture))
+        except Exception as error:  # any but NotApplicableError is a fault
+            verdicts.append(_failed(case, error))
     for row_wise in (False, True):
         own = [network.cases[0] for network in networks if network.row_wise == row_wise]
-        made += _judged(own, way, row_wise) if own else []
+        if own:
+            verdicts += _judged(own, way, row_wise)
     order = {case.title: place for place, case in enumerate(cases)}
-    return sorted(made, key=lambda verdict: order[verdict.case])
+    return sorted(verdicts, key=lambda verdict: order[verdict.case])
 
 
-def _fits(case: Case, capture: bool) -> Together:
+def _traceable(case: Case, capture: bool) -> Together:
     """A network of this case alone that can be traced: of all rows at once (`torch.vmap`), else one
     after the other. NotApplicableError if `lanes` has no code for it, or torch cannot trace it."""
     if all(row is None for row in case.wanted[:ORDINARY]):
@@ -157,10 +161,11 @@ def _fits(case: Case, capture: bool) -> Together:
 
 
 def _judged(cases: Sequence[Case], way: Way, row_wise: bool) -> list[Verdict]:
+    """The verdicts on cases that are one network; if it fails, those on its halves."""
     network = Together(cases, row_wise)
     try:
         library = _captured(network, way) if way.capture else _direct(network, way.device)
-        found = library(*network.inputs)
+        answers = library(*network.inputs)
     except Exception as error:  # whatever a compiler or torch raises
         if len(cases) == 1:
             return [_failed(cases[0], error)]
@@ -170,16 +175,18 @@ def _judged(cases: Sequence[Case], way: Way, row_wise: bool) -> list[Verdict]:
             for part in (cases[:half], cases[half:])
             for verdict in _judged(part, way, row_wise)
         ]
-    return [compared(case, answers) for case, answers in network.split(found)]
+    return [compared(case, own) for case, own in network.split(answers)]
 
 
 def _failed(case: Case, error: Exception) -> Verdict:
+    """The verdict on a case that did not compile or run."""
     if isinstance(error, NotApplicableError):
         return Verdict(case.title, "not applicable", reason(error))
     return Verdict(case.title, "error", f"{type(error).__name__}: {first_line(error)}")
 
 
 def _captured(network: Together, way: Way) -> Compiled:
+    """An artifact of the network's exported program."""
     try:
         program = prepared(network, network.inputs, network.names, network.row_wise)
     except Exception as error:  # torch has no exception type for this
@@ -193,15 +200,16 @@ def _direct(network: Together, device: str) -> Compiled:
 
 
 def _one_row(network: Together) -> OneRow:
+    """The network's operators at one row."""
     return one_row(network, network.inputs, _results(network), not network.row_wise)
 
 
 def _results(network: Together) -> list[Tensor]:
     """A row of results of each dtype, without values."""
-    sizes = dict.fromkeys((each.dtype for case in network.cases for each in first_row(case)), 0)
+    sizes: dict[torch.dtype, int] = {}
     for case in network.cases:
-        for each in first_row(case):
-            sizes[each.dtype] += each.numel()
+        for result in first_row(case):
+            sizes[result.dtype] = sizes.get(result.dtype, 0) + result.numel()
     return [torch.empty(1, size, dtype=dtype) for dtype, size in sizes.items()]
 
 
@@ -211,12 +219,12 @@ def reason(error: BaseException) -> str:
     return re.sub(r"\b([us]\d+|\d{3,}|0x[0-9a-f]+)\b", "…", text)[:160]
 
 
-def compared(case: Case, found: Sequence[Tensor]) -> Verdict:
+def compared(case: Case, answers: Sequence[Tensor]) -> Verdict:
     """The verdict on a case's answers to all rows."""
     verdict = Verdict(case.title, "right")
     for row, wanted in enumerate(case.wanted):
         for place, right in enumerate(wanted or ()):
-            answer = found[place][row]
+            answer = answers[place][row]
             if row >= ORDINARY and right.is_floating_point():
                 verdict.special += _classes(answer, right, row)
                 continue
@@ -226,42 +234,43 @@ def compared(case: Case, found: Sequence[Tensor]) -> Verdict:
     return verdict
 
 
-def _why_wrong(case: Case, row: int, place: int, found: Tensor, wanted: Tensor) -> str:
+def _why_wrong(case: Case, row: int, place: int, answer: Tensor, wanted: Tensor) -> str:
     """How an answer differs from eager torch's. Empty if it does not, or if it is as near to the
     answer in float64, up to a factor."""
     if not wanted.is_floating_point():
-        off = found != wanted
-        return _first(off, found, wanted) if off.any() else ""
+        off = answer != wanted
+        return _first(off, answer, wanted) if off.any() else ""
     scale = float(wanted.nan_to_num(0.0, 0.0, 0.0).abs().max())
     relative = 1e-5 if wanted.dtype == torch.float32 else 4 * torch.finfo(wanted.dtype).eps
     allowed = relative * (10 * wanted.abs() + scale) + 1e-7
-    same = (found == wanted) | (found.isnan() & wanted.isnan())
-    off = ~(same | ((found - wanted).abs() <= allowed))
+    same = (answer == wanted) | (answer.isnan() & wanted.isnan())
+    off = ~(same | ((answer - wanted).abs() <= allowed))
     if not off.any():
         return ""
     precise = case.precise(row)
     if precise is not None and precise[place].shape == wanted.shape:
         exact = precise[place]
-        own, eager = (found - exact).abs(), (wanted - exact).abs()
+        own, eager = (answer - exact).abs(), (wanted - exact).abs()
         off &= ~(own <= 4 * eager.nan_to_num(0.0, 0.0, 0.0).max() + allowed)
-    return _first(off, found, wanted) if off.any() else ""
+    return _first(off, answer, wanted) if off.any() else ""
 
 
-def _first(off: Tensor, found: Tensor, wanted: Tensor) -> str:
-    where = tuple(off.nonzero()[0].tolist()) if off.dim() else ()
-    return f"{found[where].item():.9g} for {wanted[where].item():.9g} at {list(where)}"
+def _first(off: Tensor, answer: Tensor, wanted: Tensor) -> str:
+    """The first number that is off, and the wanted one."""
+    place = tuple(off.nonzero()[0].tolist()) if off.dim() else ()
+    return f"{answer[place].item():.9g} for {wanted[place].item():.9g} at {list(place)}"
 
 
-def _classes(found: Tensor, wanted: Tensor, row: int) -> list[str]:
-    """How the classes of numbers differ: NaN, the infinities, zeros with their signs, numbers."""
-    one, other = _class(found), _class(wanted)
-    off = one != other
-    return [f"row {row}: {_first(off, found, wanted)}"] if off.any() else []
+def _classes(answer: Tensor, wanted: Tensor, row: int) -> list[str]:
+    """How the classes of numbers differ; empty if they do not."""
+    off = _class(answer) != _class(wanted)
+    return [f"row {row}: {_first(off, answer, wanted)}"] if off.any() else []
 
 
 def _class(x: Tensor) -> Tensor:
+    """A number for each class: 0 numbers, 2 and 3 zeros, 4 and 5 infinities, by sign, 6 NaN."""
     x = x.double()
     sign = torch.signbit(x).long()
-    found = torch.where(x == 0, 2 + sign, torch.zeros_like(sign))
-    found = torch.where(x.isinf(), 4 + sign, found)
-    return torch.where(x.isnan(), 6, found)
+    classes = torch.where(x == 0, 2 + sign, torch.zeros_like(sign))
+    classes = torch.where(x.isinf(), 4 + sign, classes)
+    return torch.where(x.isnan(), 6, classes)

@@ -31,41 +31,45 @@ class Modes:
     arguments: Mapping[str, Values] = field(default_factory=dict)
 
     def combinations(self) -> Iterator[dict[str, Any]]:
+        """Each combination of a value of every argument."""
         for values in itertools.product(*self.arguments.values()):
             yield dict(zip(self.arguments, values, strict=True))
 
 
 def _pool(function: Callable[..., Any], shape: tuple[int, ...], **more: Values) -> Modes:
+    """The modes of a pool, and `more` arguments."""
     window = {"kernel_size": (2, 3), "stride": (1, 2), "padding": (0, 1), "ceil_mode": _BOTH}
     return Modes(function, [shape], {**window, **more})
 
 
 def _resized(modes: Values, shape: tuple[int, ...], **more: Values) -> Modes:
-    """`scale_factor` makes the input larger and smaller."""
+    """The modes of `interpolate`; `scale_factor` makes the input larger and smaller."""
     scales = {"mode": modes, "scale_factor": (2.0, 1.5, 0.5)}
 
-    def resized(x: Tensor, **given: Any) -> Tensor:
-        return F.interpolate(x[None], **given)[0]
+    def resized(x: Tensor, **options: Any) -> Tensor:
+        return F.interpolate(x[None], **options)[0]
 
     return Modes(resized, [shape], {**scales, **more})
 
 
 def _loss(function: Callable[..., Any], **more: Values) -> Modes:
-    """The target is between 0 and 1."""
+    """A loss of two tensors of the row; inputs and targets are between 0 and 1."""
 
-    def loss(x: Tensor, target: Tensor, **given: Any) -> Any:
-        return function(x.sigmoid(), target.sigmoid(), **given)
+    def loss(x: Tensor, target: Tensor, **options: Any) -> Any:
+        return function(x.sigmoid(), target.sigmoid(), **options)
 
     return Modes(loss, [(2, 3), (2, 3)], {**_REDUCTION, **more})
 
 
-def _scattered(x: Tensor, source: Tensor, **given: Any) -> Tensor:
+def _scattered(x: Tensor, source: Tensor, **options: Any) -> Tensor:
+    """scatter_reduce by a constant index, which meets some elements twice."""
     index = torch.tensor([[0, 2, 2], [1, 1, 0]])
-    return x.scatter_reduce(0, index, source, **given)
+    return x.scatter_reduce(0, index, source, **options)
 
 
-def _by_index(x: Tensor, source: Tensor, **given: Any) -> Tensor:
-    return x.index_reduce(0, torch.tensor([2, 0]), source, **given)
+def _by_index(x: Tensor, source: Tensor, **options: Any) -> Tensor:
+    """index_reduce by a constant index."""
+    return x.index_reduce(0, torch.tensor([2, 0]), source, **options)
 
 
 def _classes(function: Callable[..., Any], **more: Values) -> Modes:
@@ -73,23 +77,26 @@ def _classes(function: Callable[..., Any], **more: Values) -> Modes:
     target = torch.tensor([0, 3, 4])
     weight = torch.tensor([1.0, 0.5, 2.0, 1.5, 0.25])
 
-    def loss(x: Tensor, weighted: bool, **given: Any) -> Any:
-        return function(x, target, weight=weight if weighted else None, **given)
+    def loss(x: Tensor, weighted: bool, **options: Any) -> Any:
+        return function(x, target, weight=weight if weighted else None, **options)
 
     return Modes(loss, [(3, 5)], {**_REDUCTION, "weighted": _BOTH, **more})
 
 
-def _bags(table: Tensor, **given: Any) -> Tensor:
+def _bags(table: Tensor, **options: Any) -> Tensor:
+    """embedding_bag of two constant bags of three."""
     index = torch.tensor([[0, 2, 1], [3, 3, 0]])
-    return F.embedding_bag(index, table, **given)
+    return F.embedding_bag(index, table, **options)
 
 
-def _sampled(x: Tensor, grid: Tensor, **given: Any) -> Tensor:
-    return F.grid_sample(x[None], grid[None], **given)[0]
+def _sampled(x: Tensor, grid: Tensor, **options: Any) -> Tensor:
+    """grid_sample of one image."""
+    return F.grid_sample(x[None], grid[None], **options)[0]
 
 
-def _convolved(x: Tensor, weight: Tensor, **given: Any) -> Tensor:
-    return F.conv2d(x, weight, **given)
+def _convolved(x: Tensor, weight: Tensor, **options: Any) -> Tensor:
+    """conv2d of one image."""
+    return F.conv2d(x, weight, **options)
 
 
 _EDGES: dict[str, Values] = {"mode": ("constant", "reflect", "replicate", "circular")}
@@ -163,12 +170,12 @@ MODES: dict[str, Modes] = {
     },
     "count_nonzero": Modes(torch.count_nonzero, [(3, 4)], {"dim": (0, 1, (0, 1))}),
     "std, var": Modes(
-        lambda x, **given: (torch.std(x, **given), torch.var(x, **given)),
+        lambda x, **options: (torch.std(x, **options), torch.var(x, **options)),
         [(3, 4)],
         {**_DIMS, "correction": (0, 1, 2)},
     ),
     "quantile, nanquantile": Modes(
-        lambda x, **given: (torch.quantile(x, **given), torch.nanquantile(x, **given)),
+        lambda x, **options: (torch.quantile(x, **options), torch.nanquantile(x, **options)),
         [(3, 4)],
         {
             "q": (0.0, 0.3, 1.0),
@@ -185,8 +192,8 @@ MODES: dict[str, Modes] = {
         torch.linalg.matrix_norm, [(3, 4)], {"ord": ("fro", 1, -1, float("inf"), -float("inf"))}
     ),
     "cumulative": Modes(
-        lambda x, **given: (
-            x.cumsum(**given), x.cumprod(**given), x.logcumsumexp(**given),
+        lambda x, **options: (
+            x.cumsum(**options), x.cumprod(**options), x.logcumsumexp(**options),
         ),
         [(3, 4)],
         {"dim": (0, 1, -1)},
@@ -208,12 +215,12 @@ MODES: dict[str, Modes] = {
     ),
     "embedding_bag": Modes(_bags, [(4, 3)], {"mode": ("sum", "mean", "max")}),
     "sort, argsort": Modes(
-        lambda x, **given: (*torch.sort(x, **given), torch.argsort(x, **given)),
+        lambda x, **options: (*torch.sort(x, **options), torch.argsort(x, **options)),
         [(3, 4)],
         {"dim": (0, 1), "descending": _BOTH, "stable": (True,)},
     ),
     "topk": Modes(
-        lambda x, **given: torch.topk(x, **given)[0],
+        lambda x, **options: torch.topk(x, **options)[0],
         [(3, 4)],
         {"k": (1, 2, 3), "dim": (0, 1), "largest": _BOTH},
     ),
@@ -249,17 +256,17 @@ MODES: dict[str, Modes] = {
 
 def cases_of_modes(name: str) -> list[Case]:
     """A case for each combination that eager torch takes."""
-    modes, made = MODES[name], list[Case]()
+    modes, cases = MODES[name], list[Case]()
     generator = torch.Generator().manual_seed(0)
     tensors = [torch.randn(shape, generator=generator) * 2 for shape in modes.shapes]
-    for number, given in enumerate(modes.combinations()):
+    for number, options in enumerate(modes.combinations()):
 
-        def one(*row: Tensor, given: dict[str, Any] = given) -> Any:
-            return modes.function(*row, **given)
+        def of_row(*row: Tensor, options: dict[str, Any] = options) -> Any:
+            return modes.function(*row, **options)
 
-        title = ", ".join(f"{key}={value}" for key, value in given.items())
+        title = ", ".join(f"{key}={value}" for key, value in options.items())
         try:
-            made.append(case_of(f"{name} {title}", number, one, tensors))
+            cases.append(case_of(f"{name} {title}", number, of_row, tensors))
         except NoSampleError:  # eager torch refuses these arguments together
             continue
-    return made
+    return cases

@@ -41,33 +41,34 @@ _COLUMNS = """
 _KEPT_APART = str.maketrans({"|": "\\|", "<": "&lt;", "*": "\\*", "_": "\\_", "[": "\\["})
 
 
-def kind(found: dict[str, Any]) -> str:
-    """What an operator is: one of KINDS."""
-    kinds = {case["what"] for case in found["cases"]}
-    return next((each for each in KINDS if each in kinds), KINDS[-1])
+def kind(result: dict[str, Any]) -> str:
+    """What an operator is: one of KINDS. `result`: one of `examined`."""
+    kinds = {case["what"] for case in result["cases"]}
+    return next((possible for possible in KINDS if possible in kinds), KINDS[-1])
 
 
 def counts(results: Sequence[dict[str, Any]]) -> dict[str, int]:
     """The number of operators of each kind."""
-    found = Counter(kind(each) for each in results)
-    return {each: found[each] for each in KINDS}
+    numbers = Counter(kind(result) for result in results)
+    return {possible: numbers[possible] for possible in KINDS}
 
 
-def line(found: dict[str, Any]) -> str:
+def line(result: dict[str, Any]) -> str:
     """An operator's row in the table."""
-    cases = found["cases"]
+    cases = result["cases"]
     right = [case for case in cases if case["what"] == "right"]
     others = Counter(_why(case) for case in cases if case["what"] != "right")
-    why = found.get("no_sample") or "; ".join(
+    why = result.get("no_sample") or "; ".join(
         f"{why} ({number})" if len(others) > 1 else why for why, number in others.most_common(3)
     )
     special = sum(bool(case["special"]) for case in right)
-    of = f"{len(right)} of {len(cases)}" if cases else ""
+    share = f"{len(right)} of {len(cases)}" if cases else ""
     why = why.translate(_KEPT_APART)
-    return f"| `{found['operator']}` | {kind(found)} | {of} | {special or ''} | {why} |"
+    return f"| `{result['operator']}` | {kind(result)} | {share} | {special or ''} | {why} |"
 
 
 def _why(case: dict[str, Any]) -> str:
+    """Why a case is not right."""
     return case["why"] if case["what"] == "not applicable" else f"{case['what']}: {case['why']}"
 
 
@@ -78,25 +79,25 @@ def page(
     engine: str,
 ) -> str:
     """The whole page, in Markdown. `missing`: the number of operators that were not tried."""
-    made = _HEAD.format(
+    text = _HEAD.format(
         engine=engine,
         missing=missing,
-        counts=f"{_said(operators, 'operators')} {_said(modes, 'functions with modes')}",
+        counts=f"{_counted(operators, 'operators')} {_counted(modes, 'functions with modes')}",
         torch=torch.__version__,
     )
     for title, first, results in (
         ("torch's samples", "operator", operators),
         ("Modes", "function", modes),
     ):
-        if not results:
-            continue
-        made += _COLUMNS.format(title=title, first=first)
-        made += "".join(f"{line(each)}\n" for each in results)
-    return made
+        if results:
+            text += _COLUMNS.format(title=title, first=first)
+            text += "".join(f"{line(result)}\n" for result in results)
+    return text
 
 
-def _said(results: Sequence[dict[str, Any]], what: str) -> str:
+def _counted(results: Sequence[dict[str, Any]], noun: str) -> str:
+    """A sentence with the number of results of each kind."""
     if not results:
-        return f"No {what} were tried."
-    number = ", ".join(f"{count} {kind}" for kind, count in counts(results).items())
-    return f"**{len(results)} {what}: {number}.**"
+        return f"No {noun} were tried."
+    numbers = ", ".join(f"{count} {kind}" for kind, count in counts(results).items())
+    return f"**{len(results)} {noun}: {numbers}.**"
