@@ -46,6 +46,6 @@ def level_of(line: str) -> int:
 def above(library: Path, level: int) -> Iterator[str]:
     """The lines of a library's listing whose instruction needs a higher level than this."""
     # Wide lines, so that all bytes of an instruction, 15 at most, stand before its name.
-    command = ["objdump", "--disassemble", "--insn-width=16", library]
+    command = ["objdump", "--disassemble", "--insn-width=16", str(library)]
     listing = subprocess.run(command, capture_output=True, text=True, check=True)
     return (line.strip() for line in listing.stdout.splitlines() if level_of(line) > level)
