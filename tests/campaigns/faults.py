@@ -995,13 +995,13 @@ FAULTS = (
         "nulls are written to formats that have no nulls",
         "if array.null_count and among(array.type):",
         "if False:",
-        ("test_nulls_are_kept_or_refused",),
+        ("test_formats_of_numbers_refuse_nulls",),
     ),
     Fault(
         "nulls inside rows are written to formats that have no nulls",
         "return sum(nulls_in(each, among) for each in inner)",
         "return 0",
-        ("test_nulls_are_kept_or_refused",),
+        ("test_formats_of_numbers_refuse_nulls",),
     ),
     Fault(
         "a file that appears while a job runs is replaced",
