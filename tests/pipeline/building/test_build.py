@@ -39,11 +39,11 @@ class Added:
     """jets/1 in production, to which native code for a lower level was added."""
 
     registry: Registry
-    said: dict[str, Any]
+    build_answer: dict[str, Any]
     """The answer of the command."""
     before: dict[str, str]
     after: dict[str, str]
-    """The files of the bundle, before and after."""
+    """The digests of the bundle's files by name, before and after."""
 
     @property
     def version(self) -> Version:
@@ -73,7 +73,7 @@ def test_the_bundle_stays_as_it_was(added: Added, jets: Built) -> None:
 
 
 def test_the_command_says_what_was_built(added: Added, jets: Built) -> None:
-    assert added.said == {
+    assert added.build_answer == {
         "version": "jets/1",
         "digest": jets.bundle.digest,
         "target": LOWER,
@@ -137,6 +137,7 @@ def test_the_history_has_the_build(added: Added) -> None:
 
 
 def test_production_takes_it_once_a_promotion_let_it_pass(added: Added, tmp_path: Path) -> None:
+    """Sessions, servers and pulled folders refuse it before, and take it after."""
     registry = added.registry
     pipeline.load("jets/1", registry=registry, target=LOWER, mode="test")
     refused = f"it has: {TARGET}; {LOWER} was built after the promotion"
@@ -149,10 +150,11 @@ def test_production_takes_it_once_a_promotion_let_it_pass(added: Added, tmp_path
     with pytest.raises(LoadError, match=f"jets has no target {LOWER}; it has: {TARGET}"):
         pipeline.load(tmp_path / "before", target=LOWER)
 
-    said = answer("promote", "jets/1", "--to", "production", registry=registry)
-    gates = [d["detail"] for d in said["decisions"]]
-    assert f"{LOWER} is verified (lanes)" in gates
-    assert any(d.startswith(f"{LOWER}: output probabilities has a fraction of 0") for d in gates)
+    promotion = answer("promote", "jets/1", "--to", "production", registry=registry)
+    details = [decision["detail"] for decision in promotion["decisions"]]
+    assert f"{LOWER} is verified (lanes)" in details
+    within = f"{LOWER}: output probabilities has a fraction of 0"
+    assert any(detail.startswith(within) for detail in details)
     session = pipeline.load("jets@production", registry=registry, target=LOWER)
     assert session.origin is not None
     assert session.origin.target == LOWER
@@ -176,9 +178,9 @@ def test_production_takes_it_once_a_promotion_let_it_pass(added: Added, tmp_path
 def test_a_target_is_built_once(added: Added, target: str) -> None:
     registry = added.registry
     before: list[Event] = list(registry.history("jets"))
-    said = refusal("build", "jets/1", "--target", target, "--registry", registry.uri)
-    assert said.startswith(f"jets/1 has {target} already")
-    assert "\n" not in said
+    message = refusal("build", "jets/1", "--target", target, "--registry", registry.uri)
+    assert message.startswith(f"jets/1 has {target} already")
+    assert "\n" not in message
     assert list(registry.history("jets")) == before
 
 
