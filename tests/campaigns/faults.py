@@ -354,7 +354,7 @@ FAULTS = (
         '        for output in opened.signature.outputs:\n            text = f"largest ',
         "        for output in [o for o in opened.signature.outputs if o.name in by_output]:\n"
         '            text = f"largest ',
-        ("test_shadow.test_the_gate",),
+        ("test_an_output_that_was_not_compared_does_not_pass_the_gate",),
     ),
     Fault(
         "NaN in a shadow's answers counts as no difference",
