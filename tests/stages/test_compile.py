@@ -50,7 +50,7 @@ def test_a_step_counts_for_an_engine_that_writes_no_file(
         def facts(self, engine_name: str, target: Target, files: list[Path]) -> dict[str, Any]:
             return {"files": len(files)}
 
-    def compile_in_this_process(_: str, payload: dict[str, Any], *more: Any) -> Outcome:
+    def compile_in_this_process(_: str, payload: dict[str, Any], *rest: Any) -> Outcome:
         return Outcome(compile_here(**payload), None, tmp_path, tmp_path)
 
     declared = {"count": SimpleNamespace(load=lambda: Count)}

@@ -22,7 +22,7 @@ def tagger(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 def store_of_tagger(
     tagger: Bundle, empty_database: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    return store_of(tmp_path_factory, empty_database, lambda made: promoted(made, tagger))
+    return store_of(tmp_path_factory, empty_database, lambda registry: promoted(registry, tagger))
 
 
 @pytest.fixture

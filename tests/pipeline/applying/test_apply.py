@@ -938,7 +938,7 @@ def test_nulls_among_the_items_of_a_jagged_model_take_the_value_of_fill(
     scores = {}
     for name, first in (("null", None), ("number", 2.5)):
         items[0][0] = first
-        table = {n: ak.to_arrow(each, extensionarray=False) for n, each in events.items()}
+        table = {n: ak.to_arrow(values, extensionarray=False) for n, values in events.items()}
         table["a"] = pa.array(items, pa.list_(pa.float32()))
         file, out = tmp_path / f"{name}.parquet", tmp_path / f"{name}.npz"
         pq.write_table(pa.table(table), file)

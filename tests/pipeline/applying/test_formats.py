@@ -176,7 +176,7 @@ def read_column(path: Path, name: str = "k") -> list[Any]:
     if values.dtype.kind not in "mM":
         return list(values.tolist())
     flat = pa.array(values.reshape(-1)).to_pylist()  # NumPy returns nanoseconds as integers
-    return flat if values.ndim == 1 else [[each] for each in flat]
+    return flat if values.ndim == 1 else [[value] for value in flat]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -348,7 +348,7 @@ def test_fields_of_structs_are_kept(tmp_path: Path, production: Registry) -> Non
     assert read_column(out, "s.x") == [row and row["x"] for row in rows]
     assert read_column(out, "s.day") == [row and row["day"] for row in rows]
     assert read_column(out, "jets.pt") == [
-        row if row is None else [each and each["pt"] for each in row] for row in lists
+        row if row is None else [item and item["pt"] for item in row] for row in lists
     ]
 
 

@@ -151,8 +151,8 @@ class Closed:
 @pytest.fixture(scope="module")
 def closed(net: Net, tmp_path_factory: pytest.TempPathFactory) -> Closed:
     temporary = tmp_path_factory.mktemp("temporary")
-    parts = [rounded_dictionary(JETS["pt"][rows]) for rows in (slice(350), slice(350, None))]
-    data = {"pt": pa.chunked_array(parts), "eta": pl.Series(JETS["eta"]), "phi": JETS["phi"]}
+    chunks = [rounded_dictionary(JETS["pt"][rows]) for rows in (slice(350), slice(350, None))]
+    data = {"pt": pa.chunked_array(chunks), "eta": pl.Series(JETS["eta"]), "phi": JETS["phi"]}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(temporary))
         with pipeline.compile(net, data, say=_quiet) as fast:

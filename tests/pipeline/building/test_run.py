@@ -55,7 +55,9 @@ _ENGINES = ("aoti", "torchscript", "exported")
 
 
 def test_the_first_run_does_all_steps(jets: Built) -> None:
-    of_engines = {f"{verb} {name} {at} {TARGET}" for name in _ENGINES for verb, at in _STEPS}
+    of_engines = {
+        f"{verb} {name} {preposition} {TARGET}" for name in _ENGINES for verb, preposition in _STEPS
+    }
     first, *between, benchmark, package, register = jets.answer["worked"]
     assert first == "capture" and of_engines <= set(between)  # in parallel, so in any order
     assert (benchmark, package, register) == ("benchmark on cpu", "package", "register")
@@ -396,14 +398,14 @@ def test_an_engine_that_is_not_for_a_model_is_called_one_thing_everywhere(
     """tensorrt builds only for GPUs: nothing failed, and no answer was refused."""
     project = heavy.project
     config = project.variant("tensorrt.yaml", ("[exported]", "[tensorrt, exported]"))
-    at = ("--registry", empty.uri)
-    result = cli("run", config, "--work", project.work, *at)
+    where = ("--registry", empty.uri)
+    result = cli("run", config, "--work", project.work, *where)
     assert f"tensorrt for {TARGET} is not applicable: " in result.stderr
     candidate = empty.open(empty.find("jets")).manifest.targets[TARGET].candidates["tensorrt"]
     assert candidate.status == "not applicable"
-    reports = json.loads(cli("validate", "jets/1", "--json", *at).stdout)[TARGET]
+    reports = json.loads(cli("validate", "jets/1", "--json", *where).stdout)[TARGET]
     assert [report["verdict"] for report in reports if not report["valid"]] == ["not applicable"]
-    for text in (result.stdout, cli("show", "jets/1", *at).stdout, cli("ls", *at).stdout):
+    for text in (result.stdout, cli("show", "jets/1", *where).stdout, cli("ls", *where).stdout):
         assert "failed" not in text and "refused" not in text
 
 

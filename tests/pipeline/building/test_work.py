@@ -12,8 +12,8 @@ from pipeline.building.work import Work, content_key, depends_on
 
 
 def test_the_order_of_the_parts_does_not_change_the_key() -> None:
-    one, other = {"a": 1, "b": {"c": 2, "d": 3}}, {"b": {"d": 3, "c": 2}, "a": 1}
-    assert content_key(one) == content_key(other)
+    first, second = {"a": 1, "b": {"c": 2, "d": 3}}, {"b": {"d": 3, "c": 2}, "a": 1}
+    assert content_key(first) == content_key(second)
 
 
 def test_other_parts_have_another_key() -> None:

@@ -59,7 +59,7 @@ PLAIN = (("kwargs: {hidden: 48}", "kwargs: {}"), ("  weights: weights.safetensor
 
 
 @pytest.mark.parametrize(
-    ("factory", "more", "says"),
+    ("factory", "changes", "says"),
     [
         ("missing", (), "has no callable 'missing'"),
         ("CountsCalls", PLAIN, "writes into"),  # so it cannot be captured
@@ -67,12 +67,12 @@ PLAIN = (("kwargs: {hidden: 48}", "kwargs: {}"), ("  weights: weights.safetensor
     ],
 )
 def test_a_factory_that_gives_no_usable_model_is_refused(
-    project: Project, factory: str, more: tuple[tuple[str, str], ...], says: str
+    project: Project, factory: str, changes: tuple[tuple[str, str], ...], says: str
 ) -> None:
     """The line names its file, and the line of the file if the model has one."""
-    line = refused(project, ("model.py:talkative", f"model.py:{factory}"), *more)
+    line = refused(project, ("model.py:talkative", f"model.py:{factory}"), *changes)
     assert says in line
-    assert ("model.py:" if more else "model.py") in line
+    assert ("model.py:" if changes else "model.py") in line
 
 
 # Bundles

@@ -42,9 +42,9 @@ def store_of_two(
 ) -> Path:
     second = described(jets.bundle, tmp_path_factory.mktemp("two") / "two", "the second")
 
-    def fill(made: Registry) -> None:
+    def fill(registry: Registry) -> None:
         for bundle in (jets.bundle, second):
-            promoted(made, bundle)
+            promoted(registry, bundle)
 
     return store_of(tmp_path_factory, empty_database, fill)
 

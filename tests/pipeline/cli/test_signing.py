@@ -27,7 +27,7 @@ def release(tmp_path: Path) -> KeyPair:
 
 
 @pytest.fixture
-def one(empty: Registry, tmp_path: Path) -> Registry:
+def store(empty: Registry, tmp_path: Path) -> Registry:
     """A registry with jets/1, for a device that this host lacks."""
     bundles.write_bundle(tmp_path / "jets", bundles.elsewhere())
     empty.register(Bundle.open(tmp_path / "jets"))
@@ -43,7 +43,7 @@ def signature_gate(registry: Registry, alias: str = "production", **options: Any
     return [decision.passed for decision in assessment.decisions if decision.gate == "signature"]
 
 
-def test_a_folder_is_signed_and_verified(one: Registry, release: KeyPair, tmp_path: Path) -> None:
+def test_a_folder_is_signed_and_verified(store: Registry, release: KeyPair, tmp_path: Path) -> None:
     folder = tmp_path / "jets"
     verify = ("verify", folder, "--key", release.public)
     assert "not signed" in refusal(*verify)
@@ -52,7 +52,7 @@ def test_a_folder_is_signed_and_verified(one: Registry, release: KeyPair, tmp_pa
 
 
 def test_a_signed_folder_that_was_altered_is_refused(
-    one: Registry, release: KeyPair, tmp_path: Path
+    store: Registry, release: KeyPair, tmp_path: Path
 ) -> None:
     folder = tmp_path / "jets"
     cli("sign", folder, "--key", release.private)
@@ -61,10 +61,10 @@ def test_a_signed_folder_that_was_altered_is_refused(
 
 
 @pytest.fixture
-def trusted(one: Registry, release: KeyPair, monkeypatch: pytest.MonkeyPatch) -> Registry:
+def trusted(store: Registry, release: KeyPair, monkeypatch: pytest.MonkeyPatch) -> Registry:
     """The registry, on a host that trusts the key."""
     monkeypatch.setenv("PIPELINE_TRUSTED_KEYS", str(release.public))
-    return one
+    return store
 
 
 def test_a_version_is_signed_and_verified(trusted: Registry, release: KeyPair) -> None:
@@ -82,40 +82,40 @@ def test_a_pulled_version_has_its_signature(
     assert "is signed by" in cli("verify", tmp_path / "pulled").stdout
 
 
-def checked(registry: Registry, *more: object) -> Any:
+def checked(registry: Registry, *options: object) -> Any:
     """The answer of `check`. It exits with 1, since no artifact is for this host."""
-    return answer("check", "jets/1", *more, registry=registry, code=1)
+    return answer("check", "jets/1", *options, registry=registry, code=1)
 
 
-def test_check_refuses_a_version_without_a_signature(one: Registry, release: KeyPair) -> None:
-    message = refusal("check", "jets/1", "--key", release.public, "--registry", one.uri)
+def test_check_refuses_a_version_without_a_signature(store: Registry, release: KeyPair) -> None:
+    message = refusal("check", "jets/1", "--key", release.public, "--registry", store.uri)
     assert "not signed" in message
 
 
-def test_check_names_the_key_that_signed(one: Registry, release: KeyPair) -> None:
-    one.sign(one.find("jets/1"), release.private)
-    report = checked(one, "--key", release.public)
+def test_check_names_the_key_that_signed(store: Registry, release: KeyPair) -> None:
+    store.sign(store.find("jets/1"), release.private)
+    report = checked(store, "--key", release.public)
     assert report["signature"]["key"] == read_trusted(release.public).fingerprint
     assert report["artifacts"] == {}
 
 
 def test_check_without_trusted_keys_says_nothing_of_a_signature(
-    one: Registry, release: KeyPair, monkeypatch: pytest.MonkeyPatch
+    store: Registry, release: KeyPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PIPELINE_TRUSTED_KEYS", raising=False)
-    one.sign(one.find("jets/1"), release.private)
-    assert "signature" not in checked(one)
+    store.sign(store.find("jets/1"), release.private)
+    assert "signature" not in checked(store)
 
 
 def test_verify_without_a_trusted_key_is_refused(
-    one: Registry, monkeypatch: pytest.MonkeyPatch
+    store: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PIPELINE_TRUSTED_KEYS", raising=False)
-    assert "whose signature?" in cli("verify", "jets/1", "--registry", one.uri, code=2).stderr
+    assert "whose signature?" in cli("verify", "jets/1", "--registry", store.uri, code=2).stderr
 
 
 def test_a_key_with_a_password_takes_it_from_the_environment(
-    one: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encrypted = make_keys(tmp_path, "closed", password="sesame")
     command = ("sign", tmp_path / "jets", "--key", encrypted.private)
@@ -125,11 +125,11 @@ def test_a_key_with_a_password_takes_it_from_the_environment(
 
 
 @pytest.fixture
-def signed_by(one: Registry, release: KeyPair, tmp_path: Path) -> Registry:
+def signed_by(store: Registry, release: KeyPair, tmp_path: Path) -> Registry:
     """The registry with a policy that demands a signature by the release key."""
     (tmp_path / "policy.yaml").write_text("signed_by: [release.pem]\n")
-    one.set_policy(load_policy(tmp_path / "policy.yaml").policy)
-    return one
+    store.set_policy(load_policy(tmp_path / "policy.yaml").policy)
+    return store
 
 
 def test_the_gate_is_for_production_only(signed_by: Registry) -> None:
@@ -172,11 +172,11 @@ class SignedByAda:
 
 
 @pytest.fixture
-def certified(one: Registry, tmp_path: Path) -> SignedByAda:
+def certified(store: Registry, tmp_path: Path) -> SignedByAda:
     root = certify(tmp_path, "root", authority=True)
     ada = certify(tmp_path, "ada", root)
-    key = ("--key", ada.private, "--certificate", ada.pem, "--registry", one.uri)
-    return SignedByAda(one, root, cli("sign", "jets/1", *key).stdout)
+    key = ("--key", ada.private, "--certificate", ada.pem, "--registry", store.uri)
+    return SignedByAda(store, root, cli("sign", "jets/1", *key).stdout)
 
 
 def test_a_signature_with_a_certificate_names_its_signer(certified: SignedByAda) -> None:

@@ -34,10 +34,10 @@ EXCUSED = frozenset({FAR})
 def store_of_two(empty_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("two")
 
-    def fill(made: Registry) -> None:
+    def fill(registry: Registry) -> None:
         for seed in range(2):
             bundles.write_bundle(folder / str(seed), bundles.elsewhere(), seed)
-            made.register(Bundle.open(folder / str(seed)))
+            registry.register(Bundle.open(folder / str(seed)))
 
     return store_of(tmp_path_factory, empty_database, fill)
 
@@ -116,8 +116,8 @@ def answers(decisions: Any) -> dict[str, str]:
 
 
 def test_an_excused_target_has_a_target_s_name(two: Registry) -> None:
-    asked = ("promote", "jets/1", "--to", "staging", "--allow-unverified", "all")
-    assert "unknown target 'all'" in cli(*asked, "--registry", two.uri, code=1).stderr
+    command = ("promote", "jets/1", "--to", "staging", "--allow-unverified", "all")
+    assert "unknown target 'all'" in cli(*command, "--registry", two.uri, code=1).stderr
 
 
 DRY_RUN = ("promote", "jets/1", "--to", "production", "--dry-run")
@@ -146,14 +146,23 @@ def test_dry_run_changes_nothing(two: Registry) -> None:
 
 @pytest.mark.parametrize("alias", ["previous", "latest", "a b"])
 def test_dry_run_refuses_what_the_command_refuses(two: Registry, alias: str) -> None:
-    asked = ("promote", "jets/1", "--to", alias, "--allow-unverified", FAR, "--registry", two.uri)
-    assert refusal(*asked, "--dry-run") == refusal(*asked)
+    command = ("promote", "jets/1", "--to", alias, "--allow-unverified", FAR, "--registry", two.uri)
+    assert refusal(*command, "--dry-run") == refusal(*command)
 
 
 def test_the_history_has_the_reason_of_a_promotion_and_of_a_refusal(two: Registry) -> None:
-    asked = ("promote", "jets/2", "--to", "production", "--registry", two.uri, "--reason", "why so")
-    cli(*asked, code=1)
-    cli(*asked, "--allow-unverified", FAR)
+    command = (
+        "promote",
+        "jets/2",
+        "--to",
+        "production",
+        "--registry",
+        two.uri,
+        "--reason",
+        "why so",
+    )
+    cli(*command, code=1)
+    cli(*command, "--allow-unverified", FAR)
     assert [(e.kind, e.reason) for e in two.history("jets")] == [
         ("refusal", "why so"),
         ("promotion", "why so"),
@@ -171,8 +180,8 @@ def test_the_history_has_the_reason_of_a_promotion_and_of_a_refusal(two: Registr
 def test_an_override_without_a_reason_or_of_digests_is_refused(
     two: Registry, options: tuple[str, ...], says: str
 ) -> None:
-    asked = ("promote", "jets/2", "--to", "production", "--registry", two.uri)
-    assert says in refusal(*asked, "--allow-unverified", FAR, *options)
+    command = ("promote", "jets/2", "--to", "production", "--registry", two.uri)
+    assert says in refusal(*command, "--allow-unverified", FAR, *options)
 
 
 def test_an_override_of_a_gate_that_does_not_exist_is_refused(two: Registry) -> None:

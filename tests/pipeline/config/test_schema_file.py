@@ -47,7 +47,7 @@ def test_the_schema_accepts_our_configs(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "at"),
+    ("old", "new", "start"),
     [
         ("description:", "descriptoin:", "$"),
         ("max: 4096", "max: many", "$.rows.n.max"),
@@ -60,7 +60,7 @@ def test_the_schema_accepts_our_configs(path: Path) -> None:
         ("[exported, aoti]", "[exported, aot]", "$.engines[1]"),
     ],
 )
-def test_the_schema_refuses_a_typical_mistake_at_its_place(old: str, new: str, at: str) -> None:
+def test_the_schema_refuses_a_typical_mistake_at_its_place(old: str, new: str, start: str) -> None:
     assert FULL.count(old) == 1
     assert mistakes(FULL) == []
-    assert any(place.startswith(at) for place in mistakes(FULL.replace(old, new)))
+    assert any(place.startswith(start) for place in mistakes(FULL.replace(old, new)))

@@ -112,11 +112,11 @@ def test_a_site_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
 
 @given(st.binary(max_size=300), st.integers(0, 600), st.integers(0, 40))
 def test_any_bytes_are_a_site_or_one_typed_error(
-    tmp_path_factory: pytest.TempPathFactory, junk: bytes, at: int, cut: int
+    tmp_path_factory: pytest.TempPathFactory, junk: bytes, start: int, cut: int
 ) -> None:
     """Junk alone, and in the place of `cut` bytes of a good file."""
     path, good = tmp_path_factory.getbasetemp() / "j.yaml", YAML.encode()
-    for data in (junk, good[:at] + junk + good[at + cut :]):
+    for data in (junk, good[:start] + junk + good[start + cut :]):
         path.write_bytes(data)
         try:
             load_site(path)

@@ -37,8 +37,8 @@ class Chart:
 def chart(promoted: Registry, tmp_path: Path) -> Chart:
     file = tmp_path / "b" / "values.yaml"
     options = ("--out", tmp_path / "a", "--registry", promoted.uri, "--helm", file, *IMAGE)
-    more = ("--servers", "2-6", "--queue-ms", 40, "--models", "pvc:cms/models")
-    return Chart(file, options, cli("deploy", "jets@production", *options, *more).stdout)
+    settings = ("--servers", "2-6", "--queue-ms", 40, "--models", "pvc:cms/models")
+    return Chart(file, options, cli("deploy", "jets@production", *options, *settings).stdout)
 
 
 def test_values_are_of_the_charts_schema(chart: Chart) -> None:
@@ -76,14 +76,14 @@ def test_values_that_cannot_be_written_are_named(chart: Chart) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "says"),
+    ("options", "says"),
     [(("--models", "here"), "use pvc:CLAIM"), (("--servers", "0-3"), "0 to 3 servers")],
 )
 def test_a_refused_deployment_leaves_nothing(
-    promoted: Registry, tmp_path: Path, more: tuple[str, str], says: str
+    promoted: Registry, tmp_path: Path, options: tuple[str, str], says: str
 ) -> None:
     where = ("--out", tmp_path / "a", "--registry", promoted.uri, "--helm", tmp_path / "v.yaml")
-    assert says in refusal("deploy", "jets", *where, *IMAGE, *more)
+    assert says in refusal("deploy", "jets", *where, *IMAGE, *options)
     assert list(tmp_path.glob("[av]*")) == []
 
 

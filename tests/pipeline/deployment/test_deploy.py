@@ -31,8 +31,8 @@ def promoted(registry: Registry) -> Registry:
     return registry
 
 
-def deploy(registry: Registry, ref: object, *more: object) -> Any:
-    return answer("deploy", ref, *more, registry=registry)
+def deploy(registry: Registry, ref: object, *options: object) -> Any:
+    return answer("deploy", ref, *options, registry=registry)
 
 
 def config_of(repository: Path) -> Any:
@@ -157,8 +157,8 @@ def slow(registry: Registry, jets: Built, tmp_path: Path) -> Version:
     def edit(_: Path, manifest: dict[str, Any]) -> None:
         for record in manifest["targets"].values():
             for candidate in record["candidates"].values():
-                one = dict.fromkeys(("median_us", "p05_us", "p95_us"), 1e4)
-                candidate["benchmark"] = {"1": one, "32": dict.fromkeys(one, 32 * 1e4)}
+                a_row = dict.fromkeys(("median_us", "p05_us", "p95_us"), 1e4)
+                candidate["benchmark"] = {"1": a_row, "32": dict.fromkeys(a_row, 32 * 1e4)}
 
     version = registry.register(resealed(jets.bundle, tmp_path / "slow", edit))
     registry.promote(version, "production", PASSED)
@@ -303,9 +303,9 @@ def test_what_no_gate_let_pass(registry: Registry, jets: Built, tmp_path: Path) 
     assert not (tmp_path / "a").exists()
 
 
-def refused(registry: Registry, folder: Path, *more: object) -> str:
+def refused(registry: Registry, folder: Path, *options: object) -> str:
     """The line with which `deploy` refuses; it has written nothing."""
-    message = refusal("deploy", "jets", "--out", folder, "--registry", registry.uri, *more)
+    message = refusal("deploy", "jets", "--out", folder, "--registry", registry.uri, *options)
     assert not folder.exists()
     return message
 

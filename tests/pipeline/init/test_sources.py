@@ -18,14 +18,14 @@ from tests.campaigns.networks.files import WEAVER
 from tests.pipeline.init.test_init import (
     ROOT,
     init_config,
-    place,
     real_file,
     reference,
     refused,
+    user_folder,
     user_model,
 )
 
-__all__ = ["place"]  # a fixture
+__all__ = ["user_folder"]  # a fixture
 
 
 @pytest.fixture
@@ -35,39 +35,39 @@ def onnx_tools() -> None:
 
 
 @pytest.mark.usefixtures("onnx_tools")
-def test_names_and_widths_are_those_of_an_onnx_file(place: Path) -> None:
+def test_names_and_widths_are_those_of_an_onnx_file(user_folder: Path) -> None:
     """A name that is none in a config is changed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the older exporter is deprecated
         torch.onnx.export(
-            user_model(place, "Flat"),
+            user_model(user_folder, "Flat"),
             (torch.rand(5, 4),),
-            str(place / "net.onnx"),
+            str(user_folder / "net.onnx"),
             dynamo=False,
             input_names=["my.features"],
             output_names=["p"],
             dynamic_axes={"my.features": {0: "n"}, "p": {0: "n"}},
         )
-    config = init_config(place, "net.onnx", place / "flat.npz")
+    config = init_config(user_folder, "net.onnx", user_folder / "flat.npz")
     assert (config.inputs[0].name, config.inputs[0].columns) == ("my_features", tuple("abcd"))
     assert (config.outputs[0].name, config.model.onnx) == ("p", "net.onnx")
 
 
 @pytest.mark.usefixtures("onnx_tools")
-def test_a_broken_onnx_file_is_refused(place: Path) -> None:
-    (place / "broken.onnx").write_bytes(b"no graph")
-    assert "broken.onnx" in refused(place, "broken.onnx")
+def test_a_broken_onnx_file_is_refused(user_folder: Path) -> None:
+    (user_folder / "broken.onnx").write_bytes(b"no graph")
+    assert "broken.onnx" in refused(user_folder, "broken.onnx")
 
 
 @pytest.mark.usefixtures("onnx_tools")
-def test_onnx_of_scikit_learn(place: Path) -> None:
+def test_onnx_of_scikit_learn(user_folder: Path) -> None:
     """NaN is a value for an imputer; the label and the scores are outputs."""
     files = ROOT / "tests" / "models" / "sources"
     with np.load(files / "linear.npz") as stored:
         rows = stored["x"]
     assert np.isnan(rows).any()
-    np.savez(place / "holes.npz", **dict(zip("abcd", rows.T.copy(), strict=True)))
-    config = init_config(place, str(files / "linear.onnx"), place / "holes.npz")
+    np.savez(user_folder / "holes.npz", **dict(zip("abcd", rows.T.copy(), strict=True)))
+    config = init_config(user_folder, str(files / "linear.onnx"), user_folder / "holes.npz")
     assert config.inputs[0].columns == tuple("abcd")
     assert [len(output.columns) for output in config.outputs] == [1, 2]
 
@@ -79,51 +79,51 @@ def write_onnx(file: Path, *nodes: Any) -> None:
     """
     onnx = pytest.importorskip("onnx")
     helper, value = onnx.helper, onnx.helper.make_tensor_value_info
-    made = [
+    written = [
         helper.make_node(kind, inputs, [output], **attributes)
         for kind, inputs, output, attributes in nodes
     ]
     constants = {"w": np.ones((1, 8, 4)), "r": np.ones((1, 8, 2))}
     weights = [onnx.numpy_helper.from_array(np.float32(v), k) for k, v in constants.items()]
     graph = helper.make_graph(
-        made, "net", [value("x", 1, ["n", 2, 4])], [value("y", 1, None)], weights
+        written, "net", [value("x", 1, ["n", 2, 4])], [value("y", 1, None)], weights
     )
     opset = [helper.make_opsetid("", 17)]
     onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), file)
 
 
 @pytest.fixture
-def pairs(place: Path) -> Path:
+def pairs(user_folder: Path) -> Path:
     """Ninety rows of x: (2, 4)."""
     values = np.random.default_rng(1).normal(size=(90, 2, 4)).astype("f4")
-    np.savez(place / "x.npz", x=values)
-    return place / "x.npz"
+    np.savez(user_folder / "x.npz", x=values)
+    return user_folder / "x.npz"
 
 
 @pytest.mark.usefixtures("onnx_tools")
-def test_an_onnx_lstm_is_refused_by_the_name_of_its_node(place: Path, pairs: Path) -> None:
+def test_an_onnx_lstm_is_refused_by_the_name_of_its_node(user_folder: Path, pairs: Path) -> None:
     """No engine supports it. ONNX Runtime ends the process when it has no rows."""
     turned = ("Transpose", ["x"], "turned", {"perm": [1, 0, 2]})
     lstm = ("LSTM", ["turned", "w", "r"], "y", {"hidden_size": 2, "name": "cells"})
-    write_onnx(place / "lstm.onnx", turned, lstm)
-    assert "LSTM (node 'cells')" in refused(place, "lstm.onnx", pairs)
+    write_onnx(user_folder / "lstm.onnx", turned, lstm)
+    assert "LSTM (node 'cells')" in refused(user_folder, "lstm.onnx", pairs)
 
 
 @pytest.mark.usefixtures("onnx_tools")
-def test_an_onnx_einsum_takes_no_rows(place: Path, pairs: Path) -> None:
+def test_an_onnx_einsum_takes_no_rows(user_folder: Path, pairs: Path) -> None:
     """All engines support it, although ONNX Runtime ends the process when it has no rows."""
-    write_onnx(place / "net.onnx", ("Einsum", ["x", "x"], "y", {"equation": "nij,nkj->nik"}))
-    assert init_config(place, "net.onnx", pairs).rows["n"].min == 0
+    write_onnx(user_folder / "net.onnx", ("Einsum", ["x", "x"], "y", {"equation": "nij,nkj->nik"}))
+    assert init_config(user_folder, "net.onnx", pairs).rows["n"].min == 0
 
 
 @pytest.fixture
-def trees(place: Path) -> str:
+def trees(user_folder: Path) -> str:
     """Trees of xgboost, trained on the columns c, a and d."""
     xgboost = pytest.importorskip("xgboost")
     values = np.random.default_rng(1).normal(size=(200, 3)).astype("f4")
     table = xgboost.DMatrix(values, values.sum(1) > 0, feature_names=["c", "a", "d"])
     settings = {"objective": "binary:logistic", "max_depth": 2}
-    xgboost.train(settings, table, 3).save_model(place / "trees.json")
+    xgboost.train(settings, table, 3).save_model(user_folder / "trees.json")
     return "trees.json"
 
 
@@ -136,35 +136,39 @@ def holes() -> dict[str, Any]:
     return rows
 
 
-def test_trees_without_data_have_the_columns_of_their_training(place: Path, trees: str) -> None:
-    assert init_config(place, trees).inputs[0].columns == ("c", "a", "d")
+def test_trees_without_data_have_the_columns_of_their_training(
+    user_folder: Path, trees: str
+) -> None:
+    assert init_config(user_folder, trees).inputs[0].columns == ("c", "a", "d")
 
 
-def test_nan_is_a_missing_value_for_trees(place: Path, trees: str, holes: dict[str, Any]) -> None:
-    np.savez(place / "holes.npz", **holes)
-    config = init_config(place, trees, place / "holes.npz")
+def test_nan_is_a_missing_value_for_trees(
+    user_folder: Path, trees: str, holes: dict[str, Any]
+) -> None:
+    np.savez(user_folder / "holes.npz", **holes)
+    config = init_config(user_folder, trees, user_folder / "holes.npz")
     assert config.inputs[0].columns == ("c", "a", "d")
-    assert np.isnan(reference(place)["events/a"][0])
-    assert "8 of 50 are NaN" in (place / "config.yaml").read_text()
+    assert np.isnan(reference(user_folder)["events/a"][0])
+    assert "8 of 50 are NaN" in (user_folder / "config.yaml").read_text()
 
 
 def test_a_null_of_pandas_is_a_missing_value_for_trees(
-    place: Path, trees: str, holes: dict[str, Any]
+    user_folder: Path, trees: str, holes: dict[str, Any]
 ) -> None:
     """pandas writes NaN as null."""
     pandas = pytest.importorskip("pandas")
-    pandas.DataFrame(holes).to_parquet(place / "holes.parquet")
-    init_config(place, trees, place / "holes.parquet")
-    assert np.isnan(reference(place)["events/a"]).tolist() == np.isnan(holes["a"]).tolist()
+    pandas.DataFrame(holes).to_parquet(user_folder / "holes.parquet")
+    init_config(user_folder, trees, user_folder / "holes.parquet")
+    assert np.isnan(reference(user_folder)["events/a"]).tolist() == np.isnan(holes["a"]).tolist()
 
 
 def test_nulls_among_integers_are_refused_for_trees(
-    place: Path, trees: str, holes: dict[str, Any]
+    user_folder: Path, trees: str, holes: dict[str, Any]
 ) -> None:
     pandas = pytest.importorskip("pandas")
     whole = pandas.DataFrame(holes).assign(a=pandas.array([1, None] * 25, "Int64"))
-    whole.to_parquet(place / "whole.parquet")
-    line = refused(place, trees, place / "whole.parquet")
+    whole.to_parquet(user_folder / "whole.parquet")
+    line = refused(user_folder, trees, user_folder / "whole.parquet")
     assert "a has 25 nulls: cast it to floating point" in line
 
 
@@ -178,50 +182,52 @@ def events() -> Path:
 POINTS = "points=Jet_Px,Jet_Py,Jet_Pz,Jet_E"
 
 
-def test_jagged_rows_become_a_collection_of_items(place: Path, events: Path) -> None:
-    config = init_config(place, "model.py:Sets", events, "--input", POINTS)
+def test_jagged_rows_become_a_collection_of_items(user_folder: Path, events: Path) -> None:
+    config = init_config(user_folder, "model.py:Sets", events, "--input", POINTS)
     jets, (block, mask) = config.collections["Jet"], config.inputs
     assert (jets.storage, jets.rows) == ("columns", "n_Jet")
     assert jets.jagged is not None
     assert (jets.jagged.rows, jets.jagged.length) == ("n", 5)
     assert (block.collection, block.shape, mask.mask) == ("Jet", None, True)
-    rows = reference(place)
+    rows = reference(user_folder)
     assert len(rows["Jet_offsets/end"]) == 2421
     assert rows["Jet_offsets/end"][-1] == len(rows["Jet/Jet_Px"]) == 2773
 
 
-def test_a_length_makes_jagged_rows_an_input_without_a_mask(place: Path, events: Path) -> None:
-    config = init_config(place, "model.py:Last", events, "--input", POINTS, "--length", 4)
+def test_a_length_makes_jagged_rows_an_input_without_a_mask(
+    user_folder: Path, events: Path
+) -> None:
+    config = init_config(user_folder, "model.py:Last", events, "--input", POINTS, "--length", 4)
     assert config.inputs[0].shape == (4, 4)
 
 
-def test_a_model_of_items_needs_flatten_for_jagged_rows(place: Path, events: Path) -> None:
+def test_a_model_of_items_needs_flatten_for_jagged_rows(user_folder: Path, events: Path) -> None:
     features = POINTS.replace("points", "features")
-    line = refused(place, "model.py:Flat", events, "--input", features)
+    line = refused(user_folder, "model.py:Flat", events, "--input", features)
     assert "--flatten makes a row of each item" in line
 
 
 @pytest.mark.parametrize("other", ["Jet_Pz,NJet", "Muon_Px,Muon_Py"])
 def test_columns_with_other_numbers_of_items_are_refused(
-    place: Path, events: Path, other: str
+    user_folder: Path, events: Path, other: str
 ) -> None:
-    line = refused(place, "model.py:Sets", events, "--input", f"points=Jet_Px,Jet_Py,{other}")
+    line = refused(user_folder, "model.py:Sets", events, "--input", f"points=Jet_Px,Jet_Py,{other}")
     assert "which differ in their items per row" in line
 
 
-def test_particlenet_of_weaver(place: Path) -> None:
+def test_particlenet_of_weaver(user_folder: Path) -> None:
     """The trained network with its data config gives the same as configs/particlenet_raw.yaml."""
     pytest.importorskip("weaver")
     weights = real_file("ParticleNet_kin.pt")
-    (place / "JetClass_kin.yaml").write_text(WEAVER)
+    (user_folder / "JetClass_kin.yaml").write_text(WEAVER)
     from examples.particlenet.model import reference as jets
 
     columns = jets({"n": 20}, 1)["jets"]
     columns |= {"jet_pt": columns.pop("pt"), "jet_energy": columns.pop("energy")}
-    np.savez(place / "jets.npz", allow_pickle=False, **columns)
+    np.savez(user_folder / "jets.npz", allow_pickle=False, **columns)
     model = f"{ROOT}/examples/particlenet/model.py:network"
-    options = ("--weights", weights, "--weaver", place / "JetClass_kin.yaml", "--rows", 16)
-    config = init_config(place, model, place / "jets.npz", *options)
+    options = ("--weights", weights, "--weaver", user_folder / "JetClass_kin.yaml", "--rows", 16)
+    config = init_config(user_folder, model, user_folder / "jets.npz", *options)
     assert config.model.weights_prefix == "mod."
     assert [block.name for block in config.inputs] == ["points", "features", "mask"]
     assert config.outputs[0].columns[:2] == ("QCD", "Hbb")
@@ -306,38 +312,38 @@ def jagged_jets(jets: int = 40) -> Any:
     draw = np.random.default_rng(1)
     counts = draw.integers(0, 7, jets)
     names = ("pt", "energy", "deta", "dphi")
-    parts = ak.zip({n: draw.uniform(1, 2, counts.sum()).astype("f4") for n in names})
+    particles = ak.zip({n: draw.uniform(1, 2, counts.sum()).astype("f4") for n in names})
     flat = {f"jet_{name}": draw.uniform(9, 99, jets).astype("f4") for name in ("pt", "energy")}
-    return ak.zip({"part": ak.unflatten(parts, counts), **flat}, depth_limit=1)
+    return ak.zip({"part": ak.unflatten(particles, counts), **flat}, depth_limit=1)
 
 
 @pytest.mark.parametrize("kind", ["parquet", "root"])
-def test_fields_of_records_in_lists_are_columns_of_items(place: Path, kind: str) -> None:
+def test_fields_of_records_in_lists_are_columns_of_items(user_folder: Path, kind: str) -> None:
     """In nested Parquet and ROOT's RNTuple, the items of a row are those of its records."""
     ak, uproot = pytest.importorskip("awkward"), pytest.importorskip("uproot")
     jets = jagged_jets()
     if kind == "parquet":
-        ak.to_parquet(jets, place / "jets.parquet")
+        ak.to_parquet(jets, user_folder / "jets.parquet")
     else:
-        with uproot.recreate(place / "jets.root") as file:
+        with uproot.recreate(user_folder / "jets.root") as file:
             file.mkrntuple("jets", jets)
     points = ",".join(f"part.{name}" for name in ("pt", "energy", "deta", "dphi"))
     columns = ("--input", f"points={points}")
-    config = init_config(place, "model.py:Sets", place / f"jets.{kind}", *columns)
+    config = init_config(user_folder, "model.py:Sets", user_folder / f"jets.{kind}", *columns)
     (name,) = config.collections.keys() - {"outputs"}
     assert [c.name for c in config.collections[name].columns] == ["pt", "energy", "deta", "dphi"]
-    rows = reference(place)
+    rows = reference(user_folder)
     assert rows[f"{name}_offsets/end"].tolist() == np.cumsum(ak.num(jets.part)).tolist()
     assert rows[f"{name}/pt"].tolist() == ak.flatten(jets.part.pt).tolist()
 
 
-def test_two_jagged_inputs_and_their_masks(place: Path) -> None:
+def test_two_jagged_inputs_and_their_masks(user_folder: Path) -> None:
     """A mask belongs to the jagged input before it."""
     pytest.importorskip("uproot", reason="the extra `data` has it")
     file = real_file("uproot-HZZ.root")
     jets = ("--input", "jets=Jet_Px,Jet_Py,Jet_Pz", "--input", "muon_exists=mask")
     muons = ("--input", "muons=Muon_Px,Muon_Py,Muon_Pz,Muon_E")
-    config = init_config(place, f"{ROOT}/examples/hzz/model.py:build", file, *jets, *muons)
+    config = init_config(user_folder, f"{ROOT}/examples/hzz/model.py:build", file, *jets, *muons)
     assert [(block.collection, block.mask, block.shape) for block in config.inputs] == [
         ("Jet", False, None), ("Jet", True, (1, 5)), ("Muon", False, (5, 4)), ("Muon", True, (5,)),
     ]  # fmt: skip
@@ -345,66 +351,66 @@ def test_two_jagged_inputs_and_their_masks(place: Path) -> None:
 
 
 @pytest.fixture
-def weaver_options(place: Path) -> tuple[object, ...]:
+def weaver_options(user_folder: Path) -> tuple[object, ...]:
     """The options for jets.parquet with formulas such as `part_pt / jet_pt`, as in JetClass."""
-    (place / "kin.yaml").write_text(WEAVER)
-    return (place / "jets.parquet", "--weaver", place / "kin.yaml")
+    (user_folder / "kin.yaml").write_text(WEAVER)
+    return (user_folder / "jets.parquet", "--weaver", user_folder / "kin.yaml")
 
 
-def write_jets(place: Path, **of_jets: Any) -> None:
+def write_jets(user_folder: Path, **of_jets: Any) -> None:
     """Writes jets.parquet: the particles of `jagged_jets`, and these columns."""
     ak = pytest.importorskip("awkward")
     jets = jagged_jets()
     particles = {f"part_{name}": jets.part[name] for name in jets.part.fields}
-    ak.to_parquet(ak.zip(particles | of_jets, depth_limit=1), place / "jets.parquet")
+    ak.to_parquet(ak.zip(particles | of_jets, depth_limit=1), user_folder / "jets.parquet")
 
 
 JET_COLUMNS = ("jet_pt", "jet_energy")
 
 
 def test_a_formula_of_items_and_their_row_is_refused(
-    place: Path, weaver_options: tuple[object, ...]
+    user_folder: Path, weaver_options: tuple[object, ...]
 ) -> None:
     jets = jagged_jets()
-    write_jets(place, **{name: jets[name] for name in JET_COLUMNS})
-    line = refused(place, "model.py:Cloud", *weaver_options)
+    write_jets(user_folder, **{name: jets[name] for name in JET_COLUMNS})
+    line = refused(user_folder, "model.py:Cloud", *weaver_options)
     assert "part_dphi and jet_energy" in line
     assert "give the file one of them for each item" in line
 
 
 def test_a_formula_of_items_and_a_column_repeated_for_each_item(
-    place: Path, weaver_options: tuple[object, ...]
+    user_folder: Path, weaver_options: tuple[object, ...]
 ) -> None:
     """The items are padded to the length in training."""
     ak = pytest.importorskip("awkward")
     jets = jagged_jets()
     repeated = {name: ak.broadcast_arrays(jets[name], jets.part.pt)[0] for name in JET_COLUMNS}
-    write_jets(place, **repeated)
-    config = init_config(place, "model.py:Cloud", *weaver_options, "--rows", 8)
+    write_jets(user_folder, **repeated)
+    config = init_config(user_folder, "model.py:Cloud", *weaver_options, "--rows", 8)
     jagged = next(c.jagged for c in config.collections.values() if c.jagged)
     assert jagged.length == 128
 
 
 def test_a_formula_of_vectors_and_their_row(
-    place: Path, weaver_options: tuple[object, ...]
+    user_folder: Path, weaver_options: tuple[object, ...]
 ) -> None:
     """If all lists have the length in training, they are vectors, and jagged no more."""
     ak = pytest.importorskip("awkward")
     names = jagged_jets().part.fields
     vectors = {f"part_{n}": ak.from_regular(ak.Array(np.ones((9, 128), "f4"))) for n in names}
     rows = {name: np.arange(1, 10, dtype="f4") for name in JET_COLUMNS}
-    ak.to_parquet(ak.zip(vectors | rows, depth_limit=1), place / "jets.parquet")
-    config = init_config(place, "model.py:Cloud", *weaver_options, "--rows", 8)
+    ak.to_parquet(ak.zip(vectors | rows, depth_limit=1), user_folder / "jets.parquet")
+    config = init_config(user_folder, "model.py:Cloud", *weaver_options, "--rows", 8)
     assert not config.signature().jagged
 
 
-def test_trees_of_lightgbm_have_the_columns_of_their_training(place: Path) -> None:
+def test_trees_of_lightgbm_have_the_columns_of_their_training(user_folder: Path) -> None:
     lightgbm = pytest.importorskip("lightgbm")
     draw = np.random.default_rng(1)
     values = draw.normal(size=(200, 3))
     table = lightgbm.Dataset(values, values.sum(1), feature_name=["c", "a", "d"])
     settings = {"objective": "regression", "verbosity": -1, "num_threads": 1, "num_leaves": 7}
-    lightgbm.train(settings, table, 3).save_model(place / "trees.txt")
-    config = init_config(place, "trees.txt", place / "flat.npz")
+    lightgbm.train(settings, table, 3).save_model(user_folder / "trees.txt")
+    config = init_config(user_folder, "trees.txt", user_folder / "flat.npz")
     assert config.inputs[0].columns == ("c", "a", "d")
     assert config.model.trees == "trees.txt"

@@ -94,9 +94,9 @@ def gated(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> Gate
 def store_of_rivals(
     gated: Gated, empty_database: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    def fill(made: Registry) -> None:
-        made.promote(made.register(gated.good), "production", PASSED)
-        made.promote(made.register(gated.bad), "staging", PASSED)
+    def fill(registry: Registry) -> None:
+        registry.promote(registry.register(gated.good), "production", PASSED)
+        registry.promote(registry.register(gated.bad), "staging", PASSED)
 
     return store_of(tmp_path_factory, empty_database, fill)
 

@@ -123,7 +123,7 @@ def test_an_altered_bundle_has_no_bill(folder: Path) -> None:
     assert "truncated or altered" in cli("show", folder, "--bom", code=1).stderr
 
 
-@pytest.mark.parametrize("more", ["--html {}.html", "{}"], ids=["a page", "two versions"])
-def test_a_bill_is_of_one_version_and_no_page(folder: Path, more: str) -> None:
-    result = cli("show", folder, "--bom", *more.format(folder).split(), code=2)
+@pytest.mark.parametrize("options", ["--html {}.html", "{}"], ids=["a page", "two versions"])
+def test_a_bill_is_of_one_version_and_no_page(folder: Path, options: str) -> None:
+    result = cli("show", folder, "--bom", *options.format(folder).split(), code=2)
     assert "--bom prints one version" in result.stderr

@@ -81,8 +81,8 @@ def test_speeds_side_by_side(both: Registry) -> None:
 
 def test_a_difference_as_text(both: Registry) -> None:
     text = shown(both, "jets/1", "jets/2")
-    for part in ("float32[1920,6]", "model.kwargs.hidden", "deviation from", "B / A"):
-        assert part in text
+    for phrase in ("float32[1920,6]", "model.kwargs.hidden", "deviation from", "B / A"):
+        assert phrase in text
 
 
 def test_a_difference_as_json(both: Registry) -> None:

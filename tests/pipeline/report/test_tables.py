@@ -30,10 +30,10 @@ SIZES = (1, 10, 100, 1000, 4096)
 WHEN = datetime(2026, 11, 23, 10, 20, 30, tzinfo=UTC)
 
 
-def lines(part: object, width: int) -> list[str]:
+def lines(table: object, width: int) -> list[str]:
     """A table as lines of at most this many characters, if that can be."""
-    assert isinstance(part, Table)
-    return list(table_lines(part, width))
+    assert isinstance(table, Table)
+    return list(table_lines(table, width))
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))

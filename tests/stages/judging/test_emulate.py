@@ -53,14 +53,14 @@ class Compilations:
     model: Capture
     results: dict[str, TargetResult]
 
-    def of(self, target: str) -> TargetResult:
+    def result(self, target: str) -> TargetResult:
         """The test is skipped where this host has no compiler for the target."""
         if target not in self.results:
             pytest.skip(f"no compiler for {target} is here")
         return self.results[target]
 
     def artifact(self, target: str) -> Compiled:
-        return self.of(target).candidates["lanes"].compiled
+        return self.result(target).candidates["lanes"].compiled
 
 
 needs_arm = pytest.mark.skipif(
@@ -145,7 +145,7 @@ def works(compiler: Callable[[], object]) -> bool:
 def test_an_emulated_artifact_is_chosen_and_has_deviations(
     compilations: Compilations, target: str
 ) -> None:
-    result = compilations.of(target)
+    result = compilations.result(target)
     assert result.status == "emulated" and result.chosen == "lanes"
     report = result.candidates["lanes"].report
     assert report.verdict == "emulated", report.reason
@@ -156,7 +156,7 @@ def test_an_emulated_artifact_is_chosen_and_has_deviations(
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="compares with the bits of x86-64")
 @pytest.mark.parametrize("target", [ARM, CUDA, ROCM])
 def test_other_devices_give_the_bits_of_x86(compilations: Compilations, target: str) -> None:
-    x86, other = (compilations.of(t).candidates["lanes"].report.bits for t in (V3, target))
+    x86, other = (compilations.result(t).candidates["lanes"].report.bits for t in (V3, target))
     assert x86 is not None and other == x86
 
 
@@ -260,30 +260,32 @@ def answer_of(
     return answer
 
 
-Found = Callable[[str], Any]
+ResultOf = Callable[[str], Any]
 
 
 @pytest.fixture
-def found(compilations: Compilations, driver: emulate.Emulator) -> Found:
+def result_of(compilations: Compilations, driver: emulate.Emulator) -> ResultOf:
     """What a case on the emulated driver found."""
     return lambda case: answer_of(compilations, driver, case)["found"]
 
 
-def test_a_kernel_writes_its_rows_and_no_other_memory(found: Found) -> None:
-    answers = torch.tensor(found("answers"))
+def test_a_kernel_writes_its_rows_and_no_other_memory(result_of: ResultOf) -> None:
+    answers = torch.tensor(result_of("answers"))
     assert answers[:, :131].isfinite().all() and (answers[:, 131:] == -7).all()
-    assert (torch.tensor(found("no rows")) == -7).all()
+    assert (torch.tensor(result_of("no rows")) == -7).all()
 
 
-def test_a_kernel_runs_on_several_streams_and_devices(found: Found) -> None:
-    assert found("several streams") == [True] * 4
-    assert found("on the other device") is True
+def test_a_kernel_runs_on_several_streams_and_devices(result_of: ResultOf) -> None:
+    assert result_of("several streams") == [True] * 4
+    assert result_of("on the other device") is True
 
 
 @pytest.mark.parametrize("mistake", ["another pitch", "no order"])
-def test_the_emulated_driver_shows_mistakes_of_the_caller(found: Found, mistake: str) -> None:
+def test_the_emulated_driver_shows_mistakes_of_the_caller(
+    result_of: ResultOf, mistake: str
+) -> None:
     """A wrong pitch, or a copy on a stream without synchronisation, gives other answers."""
-    assert not torch.equal(torch.tensor(found(mistake)), torch.tensor(found("answers")))
+    assert not torch.equal(torch.tensor(result_of(mistake)), torch.tensor(result_of("answers")))
 
 
 def test_memory_beyond_the_end_ends_the_process(
@@ -365,7 +367,7 @@ def test_a_kernel_that_cannot_be_opened_failed(
 def test_an_architecture_that_nobody_knows_is_refused(
     compilations: Compilations, tmp_path: Path, target: str, compiler: str, known: str
 ) -> None:
-    compilations.of(compiler)  # skips where it is not here
+    compilations.result(compiler)  # skips where it is not here
     portable = Portable(compilations.model.program, None)
     with pytest.raises(EngineError, match=known) as refused:
         engine("lanes").compile(portable, Target.parse(target), {}, tmp_path)
@@ -441,7 +443,7 @@ def test_without_qemu_an_artifact_compiles_and_waits_for_its_validation(
     monkeypatch.setattr("shutil.which", lambda name: None)
     report = emulated_again(compilations, tmp_path)
     assert report.verdict == "compiles" and "apt-get install qemu-user" in str(report.reason)
-    result = compilations.of(ARM)
+    result = compilations.result(ARM)
     candidate = replace(result.candidates["lanes"], report=report)
     waiting = replace(result, candidates={"lanes": candidate})
     assert waiting.status == "compiles" and waiting.chosen == "lanes"

@@ -147,7 +147,7 @@ def trees(kind: str, votes: list[tuple[int, int, int, float]], mode: str, track:
 
     `track`: whether a missing value takes the branch of true (1) or of false (0).
     """
-    tree, leaf, place, weight = zip(*votes, strict=True)
+    tree, leaf, classes, weight = zip(*votes, strict=True)
     nodes: dict[str, Any] = {
         "treeids": [0, 0, 0, 1, 1, 1],
         "nodeids": [0, 1, 2] * 2,
@@ -158,7 +158,7 @@ def trees(kind: str, votes: list[tuple[int, int, int, float]], mode: str, track:
         "falsenodeids": [2, 0, 0] * 2,
         "missing_value_tracks_true": [track, 0, 0] * 2,
     }
-    leaves = {"treeids": tree, "nodeids": leaf, "ids": place, "weights": weight}
+    leaves = {"treeids": tree, "nodeids": leaf, "ids": classes, "weights": weight}
     own = {f"{kind}_{name}": value for name, value in leaves.items()}
     return {f"nodes_{name}": value for name, value in nodes.items()} | own
 

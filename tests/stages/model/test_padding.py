@@ -320,9 +320,9 @@ class Masked(nn.Module):
     """By the mask: the first item, the count, whether there are any, and a mean over all rows."""
 
     def forward(self, jets: Tensor, exists: Tensor) -> tuple[Tensor, ...]:
-        kept = torch.where(exists.unsqueeze(1), jets, 0.0)
+        existing = torch.where(exists.unsqueeze(1), jets, 0.0)
         count = exists.sum(1)
-        return kept[:, 0, 0], count, count.to(torch.uint8), count > 0, kept.mean()
+        return existing[:, 0, 0], count, count.to(torch.uint8), count > 0, existing.mean()
 
 
 ANSWERS = {"first": "float32", "count": "int32", "small": "uint8", "some": "bool"}

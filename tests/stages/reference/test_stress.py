@@ -51,12 +51,12 @@ class Network(nn.Module):
         index = torch.zeros_like(x[:, 4:], dtype=torch.long)
         keep = self.wrong == "a swallowed argument"
         most = start.scatter_reduce(1, index, x[:, 4:], "amax", include_self=keep)
-        part = x[:, 5] * (0.5 if self.wrong == "a constant column" else 1.0)
+        last = x[:, 5] * (0.5 if self.wrong == "a constant column" else 1.0)
         classes = torch.bucketize(x[:, 0].contiguous(), torch.tensor([-0.7, 0.3, 0.9]))
         if self.wrong == "the class of NaN":
             classes = torch.where(x[:, 0].isnan(), 0, classes)
         picked = torch.tensor([1.0, 2.0, 3.0, 4.0])[classes]
-        return pooled.sum(1) + most[:, 0] + part + picked, classes.to(torch.int32)
+        return pooled.sum(1) + most[:, 0] + last + picked, classes.to(torch.int32)
 
 
 @pytest.fixture(scope="module")
