@@ -32,6 +32,7 @@ from tests.models.project import (
     refusal,
     write_project,
 )
+from tests.models.versions import copy_of
 
 # Ctrl-C must reach the command, also if the tests themselves run with SIGINT ignored.
 COMMAND = """
@@ -342,15 +343,17 @@ def test_ctrl_c_and_the_next_run_resumes(
     assert capture.stat().st_mtime_ns == before
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def lanes_failed(
-    heavy: Built, empty: Registry, monkeypatch: pytest.MonkeyPatch
+    heavy: Built, empty_database: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Result, Bundle]:
     """A run of two engines, of which lanes has no compiler, and the bundle that it registered."""
-    monkeypatch.setenv("CXX", "/bin/false")
+    registry = copy_of(empty_database.parent, tmp_path_factory.mktemp("failed") / "store")
     config = heavy.project.variant("two.yaml", ("[exported]", "[lanes, exported]"))
-    result = cli("run", config, "--work", heavy.project.work, "--registry", empty.uri)
-    return result, empty.open(empty.find("jets"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CXX", "/bin/false")
+        result = cli("run", config, "--work", heavy.project.work, "--registry", registry.uri)
+    return result, registry.open(registry.find("jets"))
 
 
 def test_compiler_that_fails_is_one_failed_candidate(lanes_failed: tuple[Result, Bundle]) -> None:
