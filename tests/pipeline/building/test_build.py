@@ -25,6 +25,8 @@ from stages.errors import StageError
 from stages.package import NO_BASELINE
 from tests.models.bundles import tree
 from tests.models.project import TARGET, Built, answer, cli, refusal, require_right, resealed
+from tests.models.registries import file_of
+from tests.models.versions import copy_of
 
 LOWER = "cpu/x86-64-v2"
 
@@ -136,35 +138,70 @@ def test_the_history_has_the_build(added: Added) -> None:
     assert "build of jets/1" in cli("history", "jets", "--registry", added.registry.uri).stdout
 
 
-def test_production_takes_it_once_a_promotion_let_it_pass(added: Added, tmp_path: Path) -> None:
-    """Sessions, servers and pulled folders refuse it before, and take it after."""
-    registry = added.registry
-    pipeline.load("jets/1", registry=registry, target=LOWER, mode="test")
-    refused = f"it has: {TARGET}; {LOWER} was built after the promotion"
-    with pytest.raises(LoadError, match=refused):
-        pipeline.load("jets/1", registry=registry, target=LOWER)
-    with pytest.raises(ServingError, match=refused):
-        deploy(registry, "jets/1", tmp_path / "out", target=LOWER)
-    assert deploy(registry, "jets/1", tmp_path / "out").service.target == TARGET
-    cli("pull", "jets/1", tmp_path / "before", "--registry", registry.uri)
-    with pytest.raises(LoadError, match=f"jets has no target {LOWER}; it has: {TARGET}"):
-        pipeline.load(tmp_path / "before", target=LOWER)
+BUILT_LATER = f"it has: {TARGET}; {LOWER} was built after the promotion"
 
-    promotion = answer("promote", "jets/1", "--to", "production", registry=registry)
-    details = [decision["detail"] for decision in promotion["decisions"]]
-    assert f"{LOWER} is verified (lanes)" in details
+
+def test_a_target_built_after_the_promotion_is_not_run_in_production(added: Added) -> None:
+    """Test mode runs it."""
+    pipeline.load("jets/1", registry=added.registry, target=LOWER, mode="test")
+    with pytest.raises(LoadError, match=BUILT_LATER):
+        pipeline.load("jets/1", registry=added.registry, target=LOWER)
+
+
+def test_a_target_built_after_the_promotion_is_not_deployed(added: Added, tmp_path: Path) -> None:
+    with pytest.raises(ServingError, match=BUILT_LATER):
+        deploy(added.registry, "jets/1", tmp_path / "out", target=LOWER)
+    assert deploy(added.registry, "jets/1", tmp_path / "out").service.target == TARGET
+
+
+def test_a_target_built_after_the_promotion_is_not_pulled(added: Added, tmp_path: Path) -> None:
+    cli("pull", "jets/1", tmp_path / "pulled", "--registry", added.registry.uri)
+    with pytest.raises(LoadError, match=f"jets has no target {LOWER}; it has: {TARGET}"):
+        pipeline.load(tmp_path / "pulled", target=LOWER)
+
+
+@dataclass(frozen=True)
+class Promoted:
+    """A copy of the registry, in which a promotion let the new target pass."""
+
+    registry: Registry
+    details: list[str]
+    """What each gate found."""
+
+
+@pytest.fixture(scope="module")
+def promoted(added: Added, tmp_path_factory: pytest.TempPathFactory) -> Promoted:
+    store = file_of(added.registry).parent
+    registry = copy_of(store, tmp_path_factory.mktemp("promoted") / "store")
+    report = answer("promote", "jets/1", "--to", "production", registry=registry)
+    return Promoted(registry, [decision["detail"] for decision in report["decisions"]])
+
+
+def test_the_gates_see_the_new_target(promoted: Promoted) -> None:
+    assert f"{LOWER} is verified (lanes)" in promoted.details
     within = f"{LOWER}: output probabilities has a fraction of 0"
-    assert any(detail.startswith(within) for detail in details)
-    session = pipeline.load("jets@production", registry=registry, target=LOWER)
+    assert any(detail.startswith(within) for detail in promoted.details)
+
+
+def test_production_takes_a_target_once_a_promotion_let_it_pass(promoted: Promoted) -> None:
+    session = pipeline.load("jets@production", registry=promoted.registry, target=LOWER)
     assert session.origin is not None
     assert session.origin.target == LOWER
     require_right(session)
-    best = pipeline.load("jets@production", registry=registry)
-    assert best.origin is not None
-    assert best.origin.target == TARGET
 
-    cli("pull", "jets/1", tmp_path / "after", "--registry", registry.uri)
-    moved = (tmp_path / "after").rename(tmp_path / "moved")
+
+def test_the_best_target_of_the_host_is_taken_by_default(promoted: Promoted) -> None:
+    session = pipeline.load("jets@production", registry=promoted.registry)
+    assert session.origin is not None
+    assert session.origin.target == TARGET
+
+
+def test_a_pulled_target_runs_until_a_file_of_it_is_altered(
+    promoted: Promoted, tmp_path: Path
+) -> None:
+    """The folder may be moved."""
+    cli("pull", "jets/1", tmp_path / "pulled", "--registry", promoted.registry.uri)
+    moved = (tmp_path / "pulled").rename(tmp_path / "moved")
     require_right(pipeline.load(moved, target=LOWER))
     (library,) = (moved / "annexes" / LOWER).rglob("*.so")
     content = library.read_bytes()
