@@ -389,7 +389,7 @@ def test_files_of_other_types_become_one_each(
 
 
 def test_parts_of_a_file_that_was_changed_have_other_names(
-    tmp_path: Path, production: Registry, parts: list[Path]
+    tmp_path: Path, production: Registry, eight_files: list[Path]
 ) -> None:
     """The new job ignores files that a worker of the old job still writes."""
 
@@ -401,11 +401,13 @@ def test_parts_of_a_file_that_was_changed_have_other_names(
             raise StoppedError
 
         with pytest.raises(StoppedError):
-            pipeline.apply(REF, parts, tmp_path / "o.npz", registry=production, execute=note_names)
+            pipeline.apply(
+                REF, eight_files, tmp_path / "o.npz", registry=production, execute=note_names
+            )
         return names
 
     before = names_of_parts()
-    write_rows(parts[7], columns(100, seed=2))
+    write_rows(eight_files[7], columns(100, seed=2))
     after = names_of_parts()
     assert before[:7] == after[:7] and before[7] != after[7]
 
@@ -430,18 +432,18 @@ def stopping(after: int) -> Any:
 
 
 @pytest.fixture
-def parts(tmp_path: Path) -> list[Path]:
+def eight_files(tmp_path: Path) -> list[Path]:
     """Eight files of a hundred rows."""
     return write_parts(tmp_path, 8)
 
 
 def test_a_job_goes_on_where_it_was(
-    tmp_path: Path, production: Registry, parts: list[Path]
+    tmp_path: Path, production: Registry, eight_files: list[Path]
 ) -> None:
     """Parts that are cut off or too short are scored again; others stay."""
     out = tmp_path / "all.parquet"
     with pytest.raises(StoppedError):
-        pipeline.apply(REF, parts, out, registry=production, execute=stopping(3))
+        pipeline.apply(REF, eight_files, out, registry=production, execute=stopping(3))
     (folder,) = tmp_path.glob(".all*")
     assert not out.exists()
     cut, short, *_ = sorted(folder.glob("*.arrow"))
@@ -452,7 +454,7 @@ def test_a_job_goes_on_where_it_was(
     (folder / "00000-000000000000.arrow.1234.partial").touch()
     progress: list[tuple[int, int]] = []
     report = pipeline.apply(
-        REF, parts, out, registry=production, progress=lambda *rows: progress.append(rows)
+        REF, eight_files, out, registry=production, progress=lambda *rows: progress.append(rows)
     )
     assert 100 <= report.found < 800 and report.found + report.spent.rows == report.rows == 800
     assert progress[0] == (report.found, 800) and progress[-1] == (800, 800)
@@ -461,35 +463,37 @@ def test_a_job_goes_on_where_it_was(
 
 
 def test_a_part_of_a_job_is_not_explained(
-    tmp_path: Path, production: Registry, parts: list[Path]
+    tmp_path: Path, production: Registry, eight_files: list[Path]
 ) -> None:
     with pytest.raises(StoppedError):
-        pipeline.apply(REF, parts, tmp_path / "all.npz", registry=production, execute=stopping(1))
-    (part,) = tmp_path.glob(".all*/*.arrow")
+        pipeline.apply(
+            REF, eight_files, tmp_path / "all.npz", registry=production, execute=stopping(1)
+        )
+    part, *_ = tmp_path.glob(".all*/*.arrow")
     assert "a part of a job" in refusal("explain", part)
 
 
 def test_a_job_that_is_done_writes_nothing_again(
-    tmp_path: Path, production: Registry, parts: list[Path]
+    tmp_path: Path, production: Registry, eight_files: list[Path]
 ) -> None:
     out = tmp_path / "all.parquet"
-    pipeline.apply(REF, parts, out, registry=production)
+    pipeline.apply(REF, eight_files, out, registry=production)
     written = out.stat().st_mtime_ns
-    again = pipeline.apply(REF, parts, out, registry=production)
+    again = pipeline.apply(REF, eight_files, out, registry=production)
     assert (again.found, again.spent.rows, out.stat().st_mtime_ns) == (800, 0, written)
 
 
 def test_outputs_that_are_done_stay_done(
-    tmp_path: Path, production: Registry, parts: list[Path]
+    tmp_path: Path, production: Registry, eight_files: list[Path]
 ) -> None:
     out = tmp_path / "out"
     with pytest.raises(StoppedError):
-        pipeline.apply(REF, parts, out, registry=production, execute=stopping(5))
+        pipeline.apply(REF, eight_files, out, registry=production, execute=stopping(5))
     times = {path: path.stat().st_mtime_ns for path in out.glob("*.parquet")}
     assert times
-    pipeline.apply(REF, parts, out, registry=production)
+    pipeline.apply(REF, eight_files, out, registry=production)
     assert {path: path.stat().st_mtime_ns for path in times} == times
-    assert sorted(path.name for path in out.iterdir()) == [path.name for path in parts]
+    assert sorted(path.name for path in out.iterdir()) == [path.name for path in eight_files]
     for i, path in enumerate(sorted(out.iterdir())):
         require_scored(path, part_of(columns(800), 100 * i, 100 * i + 100))
 
@@ -507,86 +511,86 @@ def test_a_command_that_did_nothing_names_the_output_as_not_written(
 
 
 def test_a_short_job_without_a_terminal_has_no_progress(
-    tmp_path: Path, production: Registry, parts: list[Path]
+    tmp_path: Path, production: Registry, eight_files: list[Path]
 ) -> None:
-    command = ("apply", REF, *parts, "--registry", production.uri, "--out", tmp_path / "out")
+    command = ("apply", REF, *eight_files, "--registry", production.uri, "--out", tmp_path / "out")
     assert cli(*command).stderr == ""
 
 
 def test_a_long_job_without_a_terminal_has_lines_of_progress(
-    tmp_path: Path, production: Registry, parts: list[Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, production: Registry, eight_files: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are for batch systems, and not part of the answer."""
     monkeypatch.setattr("pipeline.cli.applying.EVERY_S", 0)
-    command = ("apply", REF, *parts, "--registry", production.uri, "--threads", 1)
+    command = ("apply", REF, *eight_files, "--registry", production.uri, "--threads", 1)
     result = cli(*command, "--out", tmp_path / "out", "--json")
     assert result.stderr.splitlines() == [f"{done} of 800 rows" for done in range(0, 801, 100)]
     assert json.loads(result.stdout)["rows"] == 800
 
 
 def test_a_job_of_another_mode_is_another_job(
-    tmp_path: Path, production: Registry, parts: list[Path]
+    tmp_path: Path, production: Registry, eight_files: list[Path]
 ) -> None:
     """Test mode compares answers with the reference, so parts of the two must not be mixed."""
     out = tmp_path / "all.parquet"
     with pytest.raises(StoppedError):
-        pipeline.apply(REF, parts, out, registry=production, mode="test", execute=stopping(3))
+        pipeline.apply(REF, eight_files, out, registry=production, mode="test", execute=stopping(3))
     with pytest.raises(ApplyError, match="the settings changed since"):
-        pipeline.apply(REF, parts, out, registry=production)
-    pipeline.apply(REF, parts, out, registry=production, mode="test")
+        pipeline.apply(REF, eight_files, out, registry=production)
+    pipeline.apply(REF, eight_files, out, registry=production, mode="test")
     assert read_about(out).mode == "test"
     with pytest.raises(ApplyError, match="is there already"):
-        pipeline.apply(REF, parts, out, registry=production)
+        pipeline.apply(REF, eight_files, out, registry=production)
 
 
 @pytest.mark.parametrize("changed", ["version", "files", "settings"])
 def test_a_job_does_not_go_on_as_another(
-    tmp_path: Path, production: Registry, parts: list[Path], tagger: Bundle, changed: str
+    tmp_path: Path, production: Registry, eight_files: list[Path], tagger: Bundle, changed: str
 ) -> None:
     out = tmp_path / "all.parquet"
     with pytest.raises(StoppedError):
-        pipeline.apply(REF, parts, out, registry=production, execute=stopping(3))
+        pipeline.apply(REF, eight_files, out, registry=production, execute=stopping(3))
     keep = []
     if changed == "version":
         promoted(production, described(tagger, tmp_path / "second", "another"))
     elif changed == "files":
-        write_rows(parts[0], columns(100, seed=2))
+        write_rows(eight_files[0], columns(100, seed=2))
     else:
         keep = ["event"]
     with pytest.raises(ApplyError, match=f"the {changed} changed since"):
-        pipeline.apply(REF, parts, out, keep=keep, registry=production)
+        pipeline.apply(REF, eight_files, out, keep=keep, registry=production)
     assert not out.exists()
 
 
 def test_a_file_that_changes_meanwhile_is_refused(
-    tmp_path: Path, production: Registry, parts: list[Path]
+    tmp_path: Path, production: Registry, eight_files: list[Path]
 ) -> None:
     def change_then_score(plan: Plan, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, Scored]]:
-        write_rows(parts[7], columns(100, seed=2))
+        write_rows(eight_files[7], columns(100, seed=2))
         return locally(1)(plan, pieces)
 
     out = tmp_path / "o.npz"
     with pytest.raises(ApplyError, match="was changed since the job began"):
-        pipeline.apply(REF, parts, out, registry=production, execute=change_then_score)
+        pipeline.apply(REF, eight_files, out, registry=production, execute=change_then_score)
 
 
 def test_a_second_job_on_the_same_output_is_refused(
-    tmp_path: Path, production: Registry, parts: list[Path]
+    tmp_path: Path, production: Registry, eight_files: list[Path]
 ) -> None:
     out = tmp_path / "all.parquet"
 
     def start_another(plan: Plan, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, Scored]]:
         with pytest.raises(ApplyError, match="another job is writing there"):
-            pipeline.apply(REF, parts, out, registry=production)
+            pipeline.apply(REF, eight_files, out, registry=production)
         return locally(1)(plan, pieces)
 
-    pipeline.apply(REF, parts, out, registry=production, execute=start_another)
+    pipeline.apply(REF, eight_files, out, registry=production, execute=start_another)
     require_scored(out, columns(800))
 
 
 @pytest.mark.parametrize("links", [True, False])
 def test_a_file_that_appears_meanwhile_stays(
-    tmp_path: Path, production: Registry, parts: list[Path], links: bool,
+    tmp_path: Path, production: Registry, eight_files: list[Path], links: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Also without hard links, as on FAT and some network file systems."""
@@ -604,15 +608,15 @@ def test_a_file_that_appears_meanwhile_stays(
             yield scored_piece
 
     with pytest.raises(ApplyError, match="appeared while the job ran"):
-        pipeline.apply(REF, parts, out, registry=production, execute=write_the_output)
+        pipeline.apply(REF, eight_files, out, registry=production, execute=write_the_output)
     assert out.read_text() == "mine"
     with pytest.raises(ApplyError, match="is there already"):
-        pipeline.apply(REF, parts, out, registry=production)
+        pipeline.apply(REF, eight_files, out, registry=production)
     out.unlink()
-    report = pipeline.apply(REF, parts, out, registry=production)
+    report = pipeline.apply(REF, eight_files, out, registry=production)
     assert report.found == report.rows == 800  # no row is scored again
     require_scored(out, columns(800))
-    assert files_in(tmp_path) == sorted([*parts, out, tmp_path / "cwd"])
+    assert files_in(tmp_path) == sorted([*eight_files, out, tmp_path / "cwd"])
 
 
 def test_a_folder_in_the_place_of_a_file_is_refused(tmp_path: Path, production: Registry) -> None:
