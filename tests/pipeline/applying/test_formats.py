@@ -54,7 +54,7 @@ NUMBERS = {
 }
 HALF = {"halffloat": _five(pa.float16(), [np.float16(1.5), np.float16(-2), np.float16(0)])}
 MOMENTS = {
-    "date32[day]": _five(pa.date32(), [each.date() for each in _DAYS]),
+    "date32[day]": _five(pa.date32(), [day.date() for day in _DAYS]),
     **{f"timestamp[{unit}]": _five(pa.timestamp(unit), _DAYS) for unit in _UNITS},
     **{
         f"duration[{unit}]": _five(pa.duration(unit), [dt.timedelta(1), dt.timedelta(0, -7)] * 2)
@@ -71,7 +71,7 @@ VECTORS = {
     "matrix": _five(pa.list_(pa.list_(pa.float32(), 2), 1), [[[1, 2]], [[3, 4]], [[5, 6]]]),
 }
 VECTORS_OF_MOMENTS = {
-    "vector of days": _five(pa.list_(pa.timestamp("us"), 1), [[each] for each in _DAYS])
+    "vector of days": _five(pa.list_(pa.timestamp("us"), 1), [[day] for day in _DAYS])
 }
 VECTORS_OF_TEXT = {
     "vector of text": _five(pa.list_(pa.string(), 2), [["a", "bc"], ["", "d"], ["e", "f"]])
@@ -91,11 +91,11 @@ NESTED = {
 }
 ANYTHING = {
     "null": pa.nulls(5),
-    "date64[ms]": _five(pa.date64(), [each.date() for each in _DAYS]),
+    "date64[ms]": _five(pa.date64(), [day.date() for day in _DAYS]),
     "time32[s]": _five(pa.time32("s"), [dt.time(1, 2, 3), dt.time(23)] * 2),
     "time64[ns]": _five(pa.time64("ns"), [dt.time(1, 2, 3), dt.time(23)] * 2),
     "timestamp with a zone": _five(
-        pa.timestamp("us", "Europe/Zurich"), [each.replace(tzinfo=dt.UTC) for each in _DAYS[:2]] * 2
+        pa.timestamp("us", "Europe/Zurich"), [day.replace(tzinfo=dt.UTC) for day in _DAYS[:2]] * 2
     ),
     "binary": _five(pa.binary(), [b"ab", b"\xff\0", b"cd"]),
     "binary of a size": _five(pa.binary(2), [b"ab", b"\xff\0", b"cd"]),

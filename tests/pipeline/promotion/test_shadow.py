@@ -93,9 +93,8 @@ def test_a_fraction_of_the_events_runs_in_the_shadow(registry: Registry) -> None
         binding()
     session.close()
     record = record_of(registry)
-    assert (
-        120 < record.events + record.dropped < 290
-    )  # 200 are expected, with a standard deviation of 13
+    # 200 are expected, with a standard deviation of 13.
+    assert 120 < record.events + record.dropped < 290
 
 
 def test_a_shadow_of_no_events_has_no_record(registry: Registry) -> None:
