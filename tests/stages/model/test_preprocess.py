@@ -83,7 +83,7 @@ def by_numpy(expression: Any, columns: dict[str, Any]) -> Any:
     return value
 
 
-def features_by_numpy(expressions: list[Any], columns: dict[str, Any], dtype: type) -> Any:
+def features_by_numpy(expressions: list[Any], columns: dict[str, Any], dtype: type[Any]) -> Any:
     """(rows, expressions, 3): one feature for each expression."""
     in_dtype = {name: values.astype(dtype) for name, values in columns.items()}
     shape = (len(columns["a"]), 3)
