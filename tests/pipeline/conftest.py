@@ -36,6 +36,7 @@ def own_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 def store_of_jets(
     jets: Built, empty_database: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
+    """The folder of `registry`, made once for all tests."""
     return store_of(
         tmp_path_factory, empty_database, lambda registry: registry.register(jets.bundle)
     )

@@ -79,6 +79,8 @@ SEPARATE = Signature.build(
 
 
 class Separate(nn.Module):
+    """Adds the sum of a matrix to a number, in each row."""
+
     def forward(self, u: Tensor, w: Tensor) -> Tensor:
         return u + w.sum((1, 2)).unsqueeze(1)
 
@@ -152,6 +154,7 @@ def expected(bundle: Bundle, case: Case) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def assert_equal(actual: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Requires the same names in the same order, with equal dtypes and values."""
     assert list(actual) == list(wanted)
     for name, values in actual.items():
         assert values.dtype == wanted[name].dtype, name
@@ -176,6 +179,7 @@ def test_answers_are_those_of_the_session(
 
 
 def signature_in_mlflow(bundle: Bundle) -> Any:
+    """The signature that MLflow reads of the bundle."""
     from mlflow.models import Model
 
     return Model.load(str(bundle.path)).signature
@@ -500,6 +504,7 @@ def serving(promoted: Registry, tmp_path: Path) -> Iterator[str]:
 
 
 def answers_pings(port: int) -> bool:
+    """Whether a server of MLflow is ready on this port."""
     try:
         urllib.request.urlopen(f"http://127.0.0.1:{port}/ping", timeout=5).close()
     except OSError:
@@ -508,6 +513,7 @@ def answers_pings(port: int) -> bool:
 
 
 def predictions_of(url: str, body: dict[str, Any]) -> Any:
+    """The predictions that a server gives for the body of a request."""
     request = urllib.request.Request(
         url, json.dumps(body).encode(), {"Content-Type": "application/json"}
     )

@@ -72,6 +72,7 @@ def result(mlp: Built, valid: bool) -> TargetResult:
 
 
 def packaged(mlp: Built, dest: Path, valid: bool = True) -> Bundle:
+    """The bundle of the three candidates."""
     return package(
         dest,
         "jets",
@@ -87,6 +88,7 @@ def packaged(mlp: Built, dest: Path, valid: bool = True) -> Bundle:
 
 @pytest.fixture(scope="module")
 def bundle(mlp: Built, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """The bundle, whose program is valid."""
     return packaged(mlp, tmp_path_factory.mktemp("packaged") / "bundle")
 
 

@@ -123,6 +123,7 @@ def test_empty_row_groups_add_no_rows(tmp_path: Path, production: Registry, rows
 
 
 def part_of(rows: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
+    """Some of the rows, from `start` to before `stop`."""
     return {name: values[start:stop] for name, values in rows.items()}
 
 
@@ -670,6 +671,7 @@ def test_a_record_that_we_did_not_write_is_refused(
 
 
 def record_of(scored: Path) -> dict[str, Any]:
+    """The record in an .npz file of how its answers were made."""
     with np.load(scored) as arrays:
         record: dict[str, Any] = json.loads(str(arrays[ABOUT]))
     return record

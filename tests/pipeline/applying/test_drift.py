@@ -53,6 +53,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> Bu
 
 @pytest.fixture
 def store(watched: Built, tmp_path: Path) -> Registry:
+    """A copy of the registry of `watched` for this test."""
     return copy_of(watched.project.folder / "store", tmp_path / "store")
 
 
@@ -64,6 +65,7 @@ def file_of(folder: Path, seed: int = 1, **shifts: float) -> Path:
 
 
 def watcher_of(session: Session) -> Watcher:
+    """The session's watcher, which there must be."""
     assert isinstance(session.watcher, Watcher)
     return session.watcher
 
@@ -126,6 +128,7 @@ def test_the_counts_of_jobs_are_added(store: Registry, tmp_path: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def counts_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test has a folder of counts of its own."""
     monkeypatch.setenv("PIPELINE_COUNTS", str(tmp_path / "counts"))
 
 
@@ -219,6 +222,7 @@ def test_a_session_that_cannot_be_watched_is_refused(
 
 
 def _run_and_count(registry: str) -> None:
+    """Counts one call of five rows in this process."""
     with pipeline.load("jets@production", registry=registry, watch=1.0) as session:
         session.run(session.collection("jets", 5), session.collection("tags", 5))
         watcher_of(session).write()

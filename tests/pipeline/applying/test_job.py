@@ -161,6 +161,7 @@ def mixed_rows() -> dict[str, Any]:
 
 @pytest.fixture
 def mixed(empty: Registry, tmp_path_factory: pytest.TempPathFactory) -> Registry:
+    """A registry with mixed/1, a model of every dtype and shape, in production."""
     promoted(empty, served.shared(tmp_path_factory, "mixed", served.Mixed(), served.MIXED))
     return empty
 

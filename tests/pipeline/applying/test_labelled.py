@@ -30,6 +30,7 @@ METRICS = {
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
+    """A model of jets that takes at most 100 rows at a time."""
     folder = tmp_path_factory.mktemp("labelled")
     built = building.build(
         mlps.PointwiseFirst(1), building.mlp_signature(100), folder, ("exported",)
@@ -39,6 +40,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
 
 @pytest.fixture(scope="module")
 def columns() -> dict[str, Array]:
+    """Rows with their labels: the model's own classes, but for fifty random ones."""
     rows = scored.columns(ROWS)
     truth = scored.eager(rows).argmax(1)
     truth[:50] = np.random.default_rng(3).integers(0, 3, 50)
@@ -64,6 +66,7 @@ def test_metrics_of_rows_in_every_format(
 
 
 def labelled_rows(path: Path, columns: dict[str, Array]) -> Labelled:
+    """Labelled rows in a new file of this name, with METRICS."""
     return Labelled(write_rows(path, columns), MetricsConfig.model_validate(METRICS), {})
 
 

@@ -57,6 +57,7 @@ def test_every_jet_of_nanoaod(
 
 
 def trained_weights() -> dict[str, torch.Tensor]:
+    """The weights of the example's network."""
     from safetensors.torch import load_file
 
     return load_file(ROOT / "examples/nanoaod/weights.safetensors")

@@ -81,10 +81,12 @@ def project(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> P
 
 
 def registry(folder: Path) -> Registry:
+    """The registry in the project's folder."""
     return Registry(f"sqlite:///{folder}/registry.db")
 
 
 def run(folder: Path, work: str) -> None:
+    """Runs the config in a work folder of this name."""
     pipeline.run(folder / "config.yaml", registry(folder), folder / work)
 
 

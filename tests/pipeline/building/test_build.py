@@ -57,6 +57,7 @@ class Added:
 
 @pytest.fixture(scope="module")
 def added(jets: Built, empty_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Added:
+    """Native code for LOWER, built after jets/1 was promoted."""
     folder = tmp_path_factory.mktemp("build")
     shutil.copy(empty_database, folder / "registry.db")
     registry = Registry(f"sqlite:///{folder}/registry.db")
@@ -171,6 +172,7 @@ class Promoted:
 
 @pytest.fixture(scope="module")
 def promoted(added: Added, tmp_path_factory: pytest.TempPathFactory) -> Promoted:
+    """The copy, so that other tests see the registry before this promotion."""
     store = file_of(added.registry).parent
     registry = copy_of(store, tmp_path_factory.mktemp("promoted") / "store")
     report = answer("promote", "jets/1", "--to", "production", registry=registry)

@@ -40,6 +40,7 @@ class OfAllRows(nn.Module):
 
 
 def captured(model: nn.Module, folder: Path) -> Capture:
+    """The capture of a model for 1 to 20 rows."""
     signature = mlp_signature(highest=20, lowest=1)
     return capture(model.eval(), signature, random_inputs(signature, 1, {}), folder, "none")
 

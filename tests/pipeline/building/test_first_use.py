@@ -34,6 +34,7 @@ def for_another_host(_: Path, manifest: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def bundle(jets: Built, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """The bundle of jets, packaged for a GPU that no host has."""
     return resealed(jets.bundle, tmp_path_factory.mktemp("bundle") / "jets", for_another_host)
 
 

@@ -167,6 +167,7 @@ KINDS = Signature.build(
 
 
 def _captured(model: nn.Module, signature: Signature, folder: Path) -> Capture:
+    """The capture of a model on random inputs."""
     (folder / "captured").mkdir()
     model = model.eval().requires_grad_(False)
     return capture(model, signature, random_inputs(signature, 1, {}), folder / "captured")

@@ -62,6 +62,8 @@ class Mean(nn.Module):
 
 
 class Random(nn.Module):
+    """Its answers differ from call to call."""
+
     def forward(self, x: Tensor) -> Tensor:
         return x + torch.rand_like(x)
 
@@ -85,11 +87,13 @@ class Compilation:
 
 @pytest.fixture(scope="module")
 def compilation(net: Net) -> Compilation:
+    """What is noted about the compilation of `fast`."""
     return Compilation({name: value.clone() for name, value in net.state_dict().items()}, [])
 
 
 @pytest.fixture(scope="module")
 def fast(net: Net, compilation: Compilation) -> Iterator[Compiled]:
+    """The network, compiled for its own data."""
     with pipeline.compile(net, JETS, say=compilation.lines.append) as compiled:
         yield compiled
 
@@ -150,6 +154,7 @@ class Closed:
 
 @pytest.fixture(scope="module")
 def closed(net: Net, tmp_path_factory: pytest.TempPathFactory) -> Closed:
+    """Columns of Arrow, polars and NumPy; the first are rounded and coded by a dictionary."""
     temporary = tmp_path_factory.mktemp("temporary")
     chunks = [rounded_dictionary(JETS["pt"][rows]) for rows in (slice(350), slice(350, None))]
     data = {"pt": pa.chunked_array(chunks), "eta": pl.Series(JETS["eta"]), "phi": JETS["phi"]}
@@ -287,6 +292,7 @@ def test_a_reader_that_can_be_read_only_once_is_enough(
 
 
 def _quiet(line: str) -> None:
+    """A `say` that prints nothing."""
     return None
 
 

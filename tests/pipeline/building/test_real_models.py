@@ -50,6 +50,8 @@ Bring = Callable[..., Life]
 
 @pytest.fixture
 def bring(tmp_path: Path, quick_commits: None) -> Bring:
+    """The config is built and promoted in a registry of this test."""
+
     def to_production(name: str, **changes: Any) -> Life:
         """One CPU level; `changes` replace keys of the config, or are added to `model`."""
         document = yaml.safe_load((CONFIGS / name).read_text())
@@ -107,6 +109,7 @@ def answers(session: Session, columns: dict[str, Any], output: str) -> Collectio
 
 
 def require_close(outputs: Collection, names: Sequence[str], expected: torch.Tensor) -> None:
+    """Requires the columns with these names to be (n, names) of `expected`."""
     tensor = torch.stack([outputs.tensor(name) for name in names], 1)
     torch.testing.assert_close(tensor, expected, atol=1e-5, rtol=0)
 

@@ -33,6 +33,7 @@ def tokens(hidden=48):
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A project whose model takes its number of rows as a plain number."""
     project = write_project(tmp_path_factory.mktemp("tried"))
     model = project.folder / "model.py"
     (project.folder / "tokens.py").write_text(model.read_text() + MODEL)
@@ -50,6 +51,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 @pytest.fixture(scope="module")
 def bundle(project: Project) -> Bundle:
+    """The version of the project, jets/1."""
     return Bundle.open(project.run()["bundle"])
 
 

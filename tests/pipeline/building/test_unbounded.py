@@ -51,11 +51,13 @@ def rare(hidden=48):
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """The project of `jets`, which is not run yet."""
     return write_project(tmp_path_factory.mktemp("unbounded"))
 
 
 @pytest.fixture(scope="module")
 def bundle(project: Project) -> Bundle:
+    """A version for any number of rows, with artifacts of two engines."""
     quick = ("[aoti, torchscript, exported]", "[onnxruntime, exported]")
     return Bundle.open(project.run(project.variant("any.yaml", UNBOUNDED, quick))["bundle"])
 

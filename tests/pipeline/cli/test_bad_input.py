@@ -13,6 +13,7 @@ from tests.models.project import PASSED, Built, Project, cli, refusal, write_pro
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
+    """A project of one engine, which is not run yet."""
     project = write_project(tmp_path / "project")
     project.variant("config.yaml", ("[aoti, torchscript, exported]", "[exported]"))
     return project

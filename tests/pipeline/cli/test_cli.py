@@ -40,6 +40,7 @@ ROOT = Path(__file__).parents[3]
 def store_of_two(
     jets: Built, empty_database: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
+    """The folder of `two`, made once for all tests."""
     second = described(jets.bundle, tmp_path_factory.mktemp("two") / "two", "the second")
 
     def fill(registry: Registry) -> None:
@@ -103,6 +104,7 @@ def test_each_command_has_its_own_help(words: tuple[str, ...]) -> None:
 
 
 def present_name(former: str) -> str:
+    """The command that replaced one of FORMER_COMMANDS."""
     if former in ("validate", "bench", "verify"):
         return "check"
     return "registry" if former in OF_THE_REGISTRY else "show"

@@ -49,6 +49,7 @@ NAMESPACE = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "-r", "
 
 @pytest.fixture(scope="module")
 def small_disks() -> None:
+    """Skips where this user may not mount a file system."""
     if shutil.which("unshare") is None:
         pytest.skip("no unshare(1)")
     command = [*NAMESPACE, "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
@@ -150,6 +151,7 @@ def test_a_run_on_a_full_disk(results: dict[str, list[Ended]]) -> None:
 def a_pull_and_a_registration(
     jets: Built, disk: Path, registry: Registry, empty_database: Path
 ) -> list[Case]:
+    """The disk is full in a pull, and in the database or the bundle of a registration."""
     files = [path.stat().st_size for path in jets.bundle.path.rglob("*") if path.is_file()]
     size, pages = sum(files), sum(-(-size // _PAGE) * _PAGE for size in files)
     pull = ["pull", "jets", str(disk / "copy"), "--registry", registry.uri]

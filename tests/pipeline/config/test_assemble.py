@@ -53,6 +53,7 @@ gates: {max_outside: 0.125}
 
 @pytest.fixture
 def config(folder: Path) -> Config:
+    """The config above."""
     return write(folder, CONFIG)
 
 

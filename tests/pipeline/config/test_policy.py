@@ -32,6 +32,7 @@ EXCUSED = frozenset({FAR})
 
 @pytest.fixture(scope="module")
 def store_of_two(empty_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of `two`, made once for all tests."""
     folder = tmp_path_factory.mktemp("two")
 
     def fill(registry: Registry) -> None:

@@ -19,12 +19,14 @@ YAML = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[0]
 
 
 def load(folder: Path, text: str) -> Site:
+    """The site in a file with this text."""
     path = folder / "site.yaml"
     path.write_text(text)
     return load_site(path)
 
 
 def refused(folder: Path, text: str) -> list[str]:
+    """The problems of a site with this text, as `line: rest`."""
     return mistakes.refused(load_site, folder / "site.yaml", text)
 
 

@@ -35,6 +35,7 @@ class Chart:
 
 @pytest.fixture
 def chart(promoted: Registry, tmp_path: Path) -> Chart:
+    """jets@production for a cluster of two to six servers."""
     file = tmp_path / "b" / "values.yaml"
     options = ("--out", tmp_path / "a", "--registry", promoted.uri, "--helm", file, *IMAGE)
     settings = ("--servers", "2-6", "--queue-ms", 40, "--models", "pvc:cms/models")

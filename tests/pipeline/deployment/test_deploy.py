@@ -32,6 +32,7 @@ def promoted(registry: Registry) -> Registry:
 
 
 def deploy(registry: Registry, ref: object, *options: object) -> Any:
+    """The answer of `pipeline deploy`."""
     return answer("deploy", ref, *options, registry=registry)
 
 

@@ -268,6 +268,7 @@ def test_a_user_names_the_model_and_its_outputs(user_folder: Path) -> None:
 
 
 def user_model(user_folder: Path, name: str) -> nn.Module:
+    """A model of the user's file, by the name of its class."""
     model: nn.Module = load_callable(f"{user_folder / 'model.py'}:{name}")().eval()
     return model
 
@@ -613,6 +614,7 @@ def test_what_init_cannot_use_is_refused_in_one_line(
 
 @pytest.fixture
 def unusable_files(user_folder: Path) -> None:
+    """Files with one mistake each, beside the good one."""
     with np.load(user_folder / "flat.npz") as stored:
         flat = dict(stored)
     for ending in ("npz", "root", "parquet"):

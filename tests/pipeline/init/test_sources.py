@@ -30,6 +30,7 @@ __all__ = ["user_folder"]  # a fixture
 
 @pytest.fixture
 def onnx_tools() -> None:
+    """Skips where ONNX or its runtime is not installed."""
     pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
 

@@ -94,6 +94,8 @@ def gated(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> Gate
 def store_of_rivals(
     gated: Gated, empty_database: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
+    """The folder of `rivals`, made once for all tests."""
+
     def fill(registry: Registry) -> None:
         registry.promote(registry.register(gated.good), "production", PASSED)
         registry.promote(registry.register(gated.bad), "staging", PASSED)

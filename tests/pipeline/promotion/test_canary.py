@@ -156,12 +156,14 @@ class Candidate:
 
 
 def run_events(session: Session, count: int) -> None:
+    """Runs this many events of N rows."""
     for _ in range(count):
         session.run(*event(session, N)[:2])
 
 
 @pytest.fixture
 def candidate(empty: Registry, gated: Gated, tmp_path: Path, measured_once: None) -> Candidate:
+    """Two versions of the same model."""
     first, second = (
         empty.register(regated(gated.good, tmp_path / name, GATES)) for name in ("first", "second")
     )

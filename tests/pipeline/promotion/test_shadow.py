@@ -288,6 +288,7 @@ class Candidate:
 
 
 def shadow_gate(registry: Registry, ref: str, **options: Any) -> dict[str, Decision]:
+    """The decisions on a version as a shadow, by what they are about."""
     assessment = promote(registry, ref, "production", dry_run=True, **options)
     decisions = [decision for decision in assessment.decisions if decision.gate == "shadow"]
     return {decision.detail.partition(" is ")[0]: decision for decision in decisions}

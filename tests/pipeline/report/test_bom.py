@@ -41,6 +41,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def bom(folder: Path) -> dict[str, Any]:
+    """The bill of materials of the bundle."""
     return bill_of_materials(Bundle.open(folder))
 
 

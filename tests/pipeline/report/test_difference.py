@@ -27,10 +27,12 @@ def both(registry: Registry, jets: Built, heavy: Built) -> Registry:
 
 
 def change(what: str, a: object, b: object) -> dict[str, object]:
+    """A change as the answer has it: what, in the first version, in the second."""
     return {"what": what, "a": a, "b": b}
 
 
 def shown(registry: Registry, a: object, b: object) -> str:
+    """The difference of two versions as text."""
     return cli("diff", a, b, "--registry", registry.uri).stdout
 
 
@@ -130,6 +132,7 @@ A, B = torch.tensor([1.0, 2.0, float("nan")]), torch.tensor([1.0, -2.0, 3.0])
 
 
 def compared(a: torch.Tensor | None, b: torch.Tensor | None) -> dict[str, Any]:
+    """The difference of two tensors, which there must be."""
     difference = tensor_change("w", a, b)
     assert difference is not None
     return difference

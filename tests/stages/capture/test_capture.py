@@ -216,6 +216,7 @@ class Tokens(mlps.Core):
 
 @pytest.fixture(scope="module")
 def by_rows(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """A model that torch.export takes only at one row, and its artifacts."""
     torch.manual_seed(1)
     folder = tmp_path_factory.mktemp("by-rows")
     return build(Tokens(), mlp_signature(300), folder, ("lanes", "exported"))

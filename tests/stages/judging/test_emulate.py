@@ -102,6 +102,7 @@ class Attention(nn.Module):
 
 
 def captured(folder: Path, model: type[nn.Module] = Functions) -> Capture:
+    """The capture of a model for at most 40 rows."""
     folder.mkdir(exist_ok=True)
     signature = mlp_signature(highest=40, lowest=0)
     inputs = random_inputs(signature, 1, {})
@@ -117,6 +118,7 @@ def built(model: Capture, folder: Path, targets: Sequence[str]) -> dict[str, Tar
 
 @pytest.fixture(scope="module", autouse=True)
 def cache_of_the_program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Emulators are compiled once for all tests."""
     where = emulators(tmp_path_factory)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(emulate, "cache_root", lambda: where)
@@ -134,6 +136,7 @@ def compilations(tmp_path_factory: pytest.TempPathFactory) -> Compilations:
 
 
 def works(compiler: Callable[[], object]) -> bool:
+    """Whether a compiler is on this host."""
     try:
         compiler()
     except EngineError:

@@ -74,6 +74,7 @@ def many(eager: Built) -> Sequence[Edge]:
 
 
 def session_of(model: nn.Module) -> Session:
+    """A session that runs the model uncompiled."""
     return Session(SIGNATURE, rogues.uncompiled(model, SIGNATURE))
 
 

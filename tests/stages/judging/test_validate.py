@@ -40,6 +40,7 @@ TIGHT = {"probabilities": Tolerance(1e-5, 1e-5)}
 
 @pytest.fixture(scope="module")
 def reference() -> Reference:
+    """Of the model that `rogues.honest` runs."""
     return rogues.reference()
 
 
@@ -380,6 +381,7 @@ class WhereAligned(Executable):
 
 
 def raises(n: int, answers: torch.Tensor) -> None:
+    """As where an instruction needs aligned memory."""
     raise RuntimeError("movaps")
 
 

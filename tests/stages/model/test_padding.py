@@ -213,11 +213,13 @@ SOME_ENGINES = tuple(name for name in ENGINES if name != "aoti")
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """The padded model, and an artifact of each engine."""
     return build(model(), signature(), tmp_path_factory.mktemp("padding"), SOME_ENGINES)
 
 
 @pytest.fixture(scope="module")
 def reference(built: Built) -> Reference:
+    """The reference of the capture, with its jagged rows."""
     return Reference.load(built.capture.reference, built.signature)
 
 

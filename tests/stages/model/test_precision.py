@@ -30,6 +30,7 @@ from tests.models.project import CONFIG, TARGETS, write_project
 
 
 def captured(model: nn.Module, precision: Precision, folder: Path) -> Capture:
+    """The capture of a model in a lower precision."""
     signature = mlp_signature()
     inputs = random_inputs(signature, 1, {})
     return capture(model.eval(), signature, inputs, folder, precision=precision)

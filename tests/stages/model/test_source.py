@@ -176,6 +176,7 @@ def test_a_file_that_fails_names_the_place_and_is_read_again(
 
 
 def with_weights(path: Path, prefix: str = "") -> torch.nn.Module:
+    """The factory's model with the weights of a file."""
     return build_model(ModelSource(factory=FACTORY, weights=path, weights_prefix=prefix))
 
 

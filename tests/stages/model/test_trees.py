@@ -44,6 +44,7 @@ def probes(model: torch.nn.Module) -> Array:
 
 
 def answers(model: torch.nn.Module, x: Array) -> Array:
+    """The model's answers to rows (n, 4)."""
     predictions: Array = model(torch.from_numpy(x)).numpy()
     return predictions
 
@@ -137,6 +138,7 @@ def by_hand(**changes: Any) -> dict[str, Any]:
 
 
 def write_trees(folder: Path, **changes: Any) -> Path:
+    """Writes the trees of `by_hand` with these changes."""
     file = folder / "trees.json"
     file.write_text(json.dumps(by_hand(**changes)))
     return file
@@ -198,6 +200,7 @@ def test_trees_of_lightgbm_that_cannot_be_read_are_refused(
 
 
 def signature(columns: str) -> Signature:
+    """Columns of these names in, one score out."""
     return signature_of({"features": columns}, {"score": "score"})
 
 

@@ -37,6 +37,7 @@ class Limited(nn.Module):
 
 @pytest.fixture(scope="module")
 def eager(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """The model without limits, and its reference."""
     return build(Limited(), SIGNATURE, tmp_path_factory.mktemp("eager"), ("exported",))
 
 
@@ -72,6 +73,7 @@ def test_an_artifact_that_agrees_everywhere_has_no_remark(eager: Built) -> None:
 
 @pytest.fixture(scope="module")
 def edges(eager: Built) -> Sequence[Edge]:
+    """The extreme rows of the reference, each kind by itself."""
     return Reference.load(eager.capture.reference, SIGNATURE).edges
 
 

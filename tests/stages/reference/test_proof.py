@@ -39,6 +39,7 @@ class Model(nn.Module):
 def answers(
     function: Callable[[Tensor], Tensor], inputs: Arrays = DRAWN, signature: Signature = SIGNATURE
 ) -> Reference:
+    """The reference of a model that applies a function."""
     return compute_reference(Model(function), signature, inputs, make_cases(signature))
 
 
@@ -53,6 +54,7 @@ def with_columns(**values: Tensor) -> Arrays:
 
 
 def captured(model: nn.Module, folder: Path, inputs: Arrays = DRAWN, limit: float = 0.0) -> None:
+    """Captures a model; `limit` is the share of its reference that may be NaN."""
     capture(model.eval(), SIGNATURE, inputs, folder, "none", nonfinite=limit)
 
 
@@ -106,6 +108,7 @@ def test_more_nan_than_the_limit_is_a_refusal(
 
 
 def logarithm() -> Model:
+    """Its answers are NaN for negative inputs."""
     return Model(lambda x: torch.log(x)[:, :3])
 
 

@@ -61,6 +61,7 @@ class Network(nn.Module):
 
 @pytest.fixture(scope="module")
 def eager(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """The right network, whose reference has padded rows only."""
     folder = tmp_path_factory.mktemp("eager")
     return build(Network(), SIGNATURE, folder, ("exported",), PADDED)
 
@@ -176,6 +177,7 @@ class Otherwise(Lossy):
 
 @pytest.fixture(scope="module")
 def lossy(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """The model that loses digits, and its reference."""
     return build(Lossy(), SIGNATURE, tmp_path_factory.mktemp("lossy"), ("exported",))
 
 
