@@ -314,12 +314,12 @@ TRUTH = np.linspace(1, 100, 10_000)
 RELATIVE = {"kwargs": {"relative": True}}
 
 
-def test_relative_residuals() -> None:
+def test_relative_residuals_are_divided_by_the_truth() -> None:
     residual = curve("resolution", TRUTH, (TRUTH * 1.5).astype(np.float32), **RELATIVE)
     assert residual.relative and residual.found.mean == pytest.approx(0.5)
 
 
-def test_absolute_residuals() -> None:
+def test_absolute_residuals_are_all_counted() -> None:
     """All are counted, of which few are beyond the edges."""
     residual = curve("mean_squared_error", TRUTH, (TRUTH * 1.5).astype(np.float32))
     assert not residual.relative and residual.found.finite == 10_000

@@ -889,7 +889,7 @@ def test_nulls_take_the_value_of_fill(
     require_scored(out, null_first)
 
 
-def test_fill_as_an_option(
+def test_fill_is_an_option_of_the_command(
     tmp_path: Path, production: Registry, null_first: dict[str, Any]
 ) -> None:
     source, out = tmp_path / "rows.parquet", tmp_path / "out.npz"
@@ -987,7 +987,7 @@ def runs(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("sources", ["{0}", "{0}/run*.csv"], ids=["folder", "pattern"])
 @pytest.mark.parametrize("listed", [False, True], ids=["alone", "in a list"])
-def test_text_folders_and_patterns(
+def test_text_is_read_from_folders_and_patterns(
     tmp_path: Path, production: Registry, runs: Path, sources: str, listed: bool
 ) -> None:
     """The numbers of a text are read as the dtypes of the model."""

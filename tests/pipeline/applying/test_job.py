@@ -72,7 +72,7 @@ def test_an_entry_of_a_struct_is_a_column_too(structs: Path) -> None:
         assert "v.e0" in source and "v.e2" not in source
 
 
-def test_rows_of_eigen_structs(structs: Path) -> None:
+def test_structs_of_one_type_are_read_as_vectors(structs: Path) -> None:
     """Nulls stay nulls, also in batches that begin in the middle."""
     with open_source(structs) as source:
         batches = list(source.batches(["v", "v.e1"], 2, 9, 4))
@@ -173,7 +173,7 @@ def scored(source: Path, out: Path, registry: Registry, **options: Any) -> dict[
         return {name: file[name][:] for name in file}
 
 
-def test_every_dtype_and_shape(tmp_path: Path, mixed: Registry) -> None:
+def test_every_dtype_and_shape_is_scored(tmp_path: Path, mixed: Registry) -> None:
     """Eigen columns in a buffer and as separate ones; a collection that is read and written."""
     rows = mixed_rows()
     np.savez(tmp_path / "rows.npz", **rows)
@@ -197,7 +197,7 @@ def test_another_dtype_than_the_models_is_refused(tmp_path: Path, mixed: Registr
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
-def test_every_dtype_and_shape_in_the_form_of_to_arrow(
+def test_every_dtype_and_shape_in_the_form_of_to_arrow_is_scored(
     tmp_path: Path, mixed: Registry, suffix: str
 ) -> None:
     """An Eigen column is a struct of its entries; columns and entries may be kept."""

@@ -32,7 +32,7 @@ def promote_example(folder: Path, config: str, registry: Registry) -> None:
     registry.promote(built.version, "production", PASSED)
 
 
-def test_every_jet_of_nanoaod(
+def test_every_jet_of_nanoaod_has_its_answer(
     tmp_path: Path, empty: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = located(data.FILE)
@@ -63,7 +63,7 @@ def trained_weights() -> dict[str, torch.Tensor]:
     return load_file(ROOT / "examples/nanoaod/weights.safetensors")
 
 
-def test_every_event_of_hzz(tmp_path: Path, empty: Registry) -> None:
+def test_every_event_of_hzz_has_its_answer(tmp_path: Path, empty: Registry) -> None:
     source = located(FILE)
     promote_example(tmp_path, "hzz.yaml", empty)
     with uproot.open(source) as file:

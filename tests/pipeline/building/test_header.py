@@ -216,7 +216,9 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> Capture:
 
 
 @pytest.mark.parametrize("language", ["cpp", "cuda"])
-def test_columns_of_every_kind(language: str, kinds: Capture, tmp_path: Path) -> None:
+def test_columns_of_every_kind_are_members_in_a_header(
+    language: str, kinds: Capture, tmp_path: Path
+) -> None:
     """Names that are C++ keywords or stand twice, components by columns, shared values, 16 bits."""
     session, out = _compiled(kinds, KINDS, language, tmp_path)
     reference = Reference.load(kinds.reference)

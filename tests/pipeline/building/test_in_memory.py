@@ -164,7 +164,7 @@ def closed(net: Net, tmp_path_factory: pytest.TempPathFactory) -> Closed:
             return Closed(fast, fast(data)["score"], temporary, list(temporary.iterdir()))
 
 
-def test_columns_of_three_libraries(closed: Closed, net: Net) -> None:
+def test_columns_of_three_libraries_are_taken_together(closed: Closed, net: Net) -> None:
     with torch.no_grad():
         rounded = torch.from_numpy(JETS["pt"].round(1))
         expected = net.eval()(torch.cat([rounded.unsqueeze(1), stacked()[:, 1:]], 1))["score"]

@@ -205,7 +205,7 @@ def test_ls_lists_versions_with_aliases_and_targets(two: Registry) -> None:
     assert f"{TARGET} verified" in text
 
 
-def test_ls_as_json(two: Registry) -> None:
+def test_ls_as_json_has_every_version(two: Registry) -> None:
     versions = answer("ls", registry=two)["jets"]
     assert [v["version"] for v in versions] == ["jets/1", "jets/2"]
     assert [v["aliases"] for v in versions] == [["previous"], ["production"]]
@@ -239,7 +239,7 @@ def test_show_of_the_latest_version_as_json(two: Registry) -> None:
     assert shown["manifest"]["description"] == "the second"
 
 
-def test_show_of_a_folder(two: Registry, jets: Built) -> None:
+def test_show_takes_a_folder(two: Registry, jets: Built) -> None:
     folder = answer("show", jets.bundle.path, registry=two)
     assert folder["version"] is None
     assert folder["manifest"]["provenance"]["config"]["name"] == "jets"
@@ -257,7 +257,7 @@ def test_without_a_promotion_there_is_nothing_to_roll_back_to(registry: Registry
     assert "nothing to roll back to" in refusal("rollback", "jets", "--registry", registry.uri)
 
 
-def test_a_promotion_as_text(registry: Registry) -> None:
+def test_a_promotion_says_what_the_alias_is_now(registry: Registry) -> None:
     text = text_of("promote", "jets/1", "--to", "production", registry=registry)
     assert "REFUSED" not in text
     assert text.endswith("jets/1 is now jets@production\n")
@@ -325,7 +325,7 @@ def test_bench_of_a_folder_marks_what_was_chosen(registry: Registry, jets: Built
     assert "\nchosen" in text
 
 
-def test_check_validates(registry: Registry, jets: Built) -> None:
+def test_check_validates_every_artifact(registry: Registry, jets: Built) -> None:
     checked = answer("check", "jets", registry=registry)
     assert checked.keys() == {"digest", "artifacts"}
     assert checked["digest"] == jets.bundle.digest
@@ -396,13 +396,13 @@ def test_a_time_that_is_none_is_refused(registry: Registry, time: str) -> None:
     assert "is not a time" in result.stderr
 
 
-def test_pull_as_text(two: Registry, jets: Built, tmp_path: Path) -> None:
+def test_pull_says_where_the_version_is(two: Registry, jets: Built, tmp_path: Path) -> None:
     text = text_of("pull", "jets@previous", tmp_path / "one", registry=two)
     assert text == f"jets/1 is in {tmp_path / 'one'}\n"
     assert Bundle.open(tmp_path / "one").digest == jets.bundle.digest
 
 
-def test_pull_as_json(two: Registry, tmp_path: Path) -> None:
+def test_pull_as_json_names_version_and_folder(two: Registry, tmp_path: Path) -> None:
     pulled = answer("pull", "jets", tmp_path / "copy", registry=two)
     assert (pulled["version"], pulled["folder"]) == ("jets/2", str(tmp_path / "copy"))
 

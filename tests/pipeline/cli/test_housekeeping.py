@@ -192,7 +192,9 @@ def test_gc_lists_what_it_would_remove(
     assert collections == [{"older_than": timedelta(days=2), "dry_run": True}]
 
 
-def test_gc_as_json(registry: Registry, collections: list[dict[str, object]]) -> None:
+def test_gc_as_json_counts_bytes_and_kinds(
+    registry: Registry, collections: list[dict[str, object]]
+) -> None:
     report = answer("gc", registry=registry)
     assert report["bytes"] == 2000
     assert [garbage["kind"] for garbage in report["found"]] == ["registration"]

@@ -63,7 +63,7 @@ def write(folder: Path, text: str) -> Config:
     return load_config(folder / "c.yaml")
 
 
-def test_layouts_of_a_signature(config: Config) -> None:
+def test_collections_of_a_config_become_layouts(config: Config) -> None:
     signature = config.signature()
     hits = signature.layouts["hits"]
     assert [(c.name, c.dtype, c.kind, c.shape) for c in hits.columns] == [
@@ -77,7 +77,7 @@ def test_layouts_of_a_signature(config: Config) -> None:
     assert signature.layouts["scores"].storage == "columns"
 
 
-def test_blocks_of_a_signature(config: Config) -> None:
+def test_inputs_and_outputs_of_a_config_become_blocks(config: Config) -> None:
     signature = config.signature()
     features, run = signature.inputs
     assert features.block.columns == ("cov", "e", "layer")
@@ -86,7 +86,7 @@ def test_blocks_of_a_signature(config: Config) -> None:
     assert [bound.name for bound in signature.outputs] == ["score", "id", "p"]
 
 
-def test_rows_of_a_signature(config: Config) -> None:
+def test_rows_of_a_config_become_ranges(config: Config) -> None:
     signature = config.signature()
     assert dict(signature.ranges) == {"n": RowRange(1, 50, (10, 20))}
 

@@ -341,13 +341,13 @@ def test_history_of_a_model_to_which_nothing_happened(two: Registry) -> None:
     assert "nothing has happened to jets" in cli("history", "jets", "--registry", two.uri).stdout
 
 
-def test_history_as_text(back: Registry) -> None:
+def test_history_as_text_has_each_event(back: Registry) -> None:
     text = cli("history", "jets", "--registry", back.uri).stdout
     assert "history of jets, times in UTC" in text
     assert "rollback of jets/1" in text
 
 
-def test_history_as_json(back: Registry) -> None:
+def test_history_as_json_has_what_each_event_replaced(back: Registry) -> None:
     events: list[dict[str, Any]] = answer("history", "jets", registry=back)
     assert [event["kind"] for event in events] == ["promotion", "promotion", "rollback"]
     assert [event["replaced"] for event in events] == [None, 1, 2]
@@ -359,7 +359,7 @@ def aliases_at(registry: Registry, moment: str) -> dict[str, str]:
     return dict(answer("history", "jets", "--at", moment, registry=registry)["aliases"])
 
 
-def test_aliases_at_each_event(back: Registry) -> None:
+def test_the_aliases_after_each_event_are_known(back: Registry) -> None:
     assert [aliases_at(back, event.time.isoformat()) for event in back.history("jets")] == [
         {"production": "jets/1"},
         {"production": "jets/2", "previous": "jets/1"},
@@ -374,7 +374,7 @@ def test_the_aliases_of_a_moment_as_text(back: Registry) -> None:
 
 
 @pytest.mark.parametrize("zone", ["", "+00:00", "Z"])
-def test_a_moment_in_utc(back: Registry, zone: str) -> None:
+def test_a_moment_without_a_zone_is_one_in_utc(back: Registry, zone: str) -> None:
     plain = back.history("jets")[1].time.replace(tzinfo=None).isoformat()
     assert aliases_at(back, plain + zone)["production"] == "jets/2"
 

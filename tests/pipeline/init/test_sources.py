@@ -61,7 +61,7 @@ def test_a_broken_onnx_file_is_refused(user_folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("onnx_tools")
-def test_onnx_of_scikit_learn(user_folder: Path) -> None:
+def test_onnx_of_scikit_learn_has_labels_and_scores(user_folder: Path) -> None:
     """NaN is a value for an imputer; the label and the scores are outputs."""
     files = ROOT / "tests" / "models" / "sources"
     with np.load(files / "linear.npz") as stored:
@@ -216,7 +216,7 @@ def test_columns_with_other_numbers_of_items_are_refused(
     assert "which differ in their items per row" in line
 
 
-def test_particlenet_of_weaver(user_folder: Path) -> None:
+def test_particlenet_and_its_data_config_become_a_config(user_folder: Path) -> None:
     """The trained network with its data config gives the same as configs/particlenet_raw.yaml."""
     pytest.importorskip("weaver")
     weights = real_file("ParticleNet_kin.pt")

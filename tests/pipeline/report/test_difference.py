@@ -72,7 +72,7 @@ def test_another_argument_of_the_factory(both: Registry) -> None:
     assert change("model.kwargs.hidden", 48, 1920) in records["config"]
 
 
-def test_speeds_side_by_side(both: Registry) -> None:
+def test_the_speeds_of_both_versions_are_compared(both: Registry) -> None:
     speeds = diff(both, "jets/1", "jets/2")["speed"]
     by_engine = {speed["engine"]: speed for speed in speeds if speed["target"] == TARGET}
     aoti, exported = by_engine["aoti"], by_engine["exported"]
@@ -81,13 +81,13 @@ def test_speeds_side_by_side(both: Registry) -> None:
     assert exported["ratio"] == exported["b_us"] / exported["a_us"]
 
 
-def test_a_difference_as_text(both: Registry) -> None:
+def test_a_difference_as_text_names_each_kind_of_change(both: Registry) -> None:
     text = shown(both, "jets/1", "jets/2")
     for phrase in ("float32[1920,6]", "model.kwargs.hidden", "deviation from", "B / A"):
         assert phrase in text
 
 
-def test_a_difference_as_json(both: Registry) -> None:
+def test_a_difference_as_json_is_the_same(both: Registry) -> None:
     assert answer("diff", "jets/1", "jets/2", registry=both) == diff(both, "jets/1", "jets/2")
 
 

@@ -139,7 +139,7 @@ words = st.text("abcdefghij@/é漢", min_size=1, max_size=30)
     st.lists(st.lists(st.lists(words, max_size=6).map(" ".join), min_size=3, max_size=3)),
     st.integers(30, 130),
 )
-def test_nothing_is_cut(rows: list[list[str]], width: int) -> None:
+def test_every_word_of_a_cell_is_shown(rows: list[list[str]], width: int) -> None:
     """Every word of a cell is complete."""
     table = new_table("a table", "name", "what", "why", rows=rows)
     shown = " ".join(lines(table, width)).split()

@@ -320,7 +320,7 @@ def test_one_collection_of_inputs_and_outputs_is_timed(in_place: Built) -> None:
         (rogues.LeavesGaps(), "at n=31: some output elements are never written"),
     ],
 )
-def test_faults_in_one_collection(executable: Executable, reason: str | None) -> None:
+def test_faults_in_one_collection_are_refused(executable: Executable, reason: str | None) -> None:
     signature = one_collection()
     report = judged(executable, rogues.reference(signature), signature)
     assert str(report.reason).startswith(str(reason))

@@ -136,7 +136,9 @@ POSTS = ("NONE", "LOGISTIC", "SOFTMAX")
 @pytest.mark.parametrize(
     "weights", [{"coefficients": [1.0, 2.0, -1.0], "intercepts": [0.5]}, TWO], ids=["one", "two"]
 )
-def test_linear_classifiers(post: str, weights: dict[str, Any], tmp_path: Path) -> None:
+def test_linear_classifiers_have_the_answers_of_onnx_runtime(
+    post: str, weights: dict[str, Any], tmp_path: Path
+) -> None:
     """With one score for two classes, and with a score for each."""
     labels = {"classlabels_ints": [10, 20], "post_transform": post}
     check(tmp_path, "LinearClassifier", SOME[[0, 1, 3, 4]], [INT, FLOAT], **weights, **labels)
@@ -187,7 +189,7 @@ ROWS = np.concatenate([SOME, [[1, 0, 2], [0.9, 0, 2.1], [1.1, 0, 1.9]]]).astype(
 @pytest.mark.parametrize("post", POSTS)
 @pytest.mark.parametrize(("votes", "labels"), VOTES)
 @pytest.mark.parametrize("with_base", [False, True])
-def test_classifying_trees(
+def test_classifying_trees_have_the_answers_of_onnx_runtime(
     post: str, votes: Any, labels: list[int], with_base: bool, tmp_path: Path
 ) -> None:
     attributes = trees("class", votes, "BRANCH_LEQ", 0)
@@ -200,7 +202,9 @@ def test_classifying_trees(
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("track", [0, 1])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_branches(mode: str, track: int, dtype: type[np.floating[Any]], tmp_path: Path) -> None:
+def test_branches_of_every_mode_have_the_answers_of_onnx_runtime(
+    mode: str, track: int, dtype: type[np.floating[Any]], tmp_path: Path
+) -> None:
     """Numbers of double precision are attributes of another kind."""
     attributes = trees("target", votes_of_all_leaves(*MIXED, classes=(0,)), mode, track)
     if dtype is np.float64:
@@ -214,7 +218,9 @@ def test_branches(mode: str, track: int, dtype: type[np.floating[Any]], tmp_path
 @pytest.mark.parametrize("post", POSTS)
 @pytest.mark.parametrize("aggregate", ["SUM", "AVERAGE"])
 @pytest.mark.parametrize("outputs", [1, 2])
-def test_regressing_trees(post: str, aggregate: str, outputs: int, tmp_path: Path) -> None:
+def test_regressing_trees_have_the_answers_of_onnx_runtime(
+    post: str, aggregate: str, outputs: int, tmp_path: Path
+) -> None:
     votes = votes_of_all_leaves(*MIXED, classes=tuple(range(outputs)))
     attributes = trees("target", votes, "BRANCH_LT", 0)
     attributes |= {"n_targets": outputs, "base_values": [0.5, -0.25][:outputs]}

@@ -103,7 +103,9 @@ def test_no_candidate_is_dropped_for_being_slower_than_the_copies(
         ({"a": (5.0, 5.0)}, "a"),
     ],
 )
-def test_fastest_by_geometric_mean(medians: dict[str, tuple[float, ...]], fastest: str) -> None:
+def test_the_fastest_has_the_least_geometric_mean(
+    medians: dict[str, tuple[float, ...]], fastest: str
+) -> None:
     timings = {
         case: {name: Timing(values[i], values[i], values[i], 7) for name, values in medians.items()}
         for i, case in enumerate(["n=1", "n=1000"])
