@@ -274,7 +274,7 @@ def test_registrys_policy_is_not_loosened(two: Registry, tmp_path: Path) -> None
 @pytest.fixture
 def with_approvals(two: Registry, tmp_path: Path) -> Registry:
     """A registry that asks for two approvals and a time in staging before production."""
-    policy = write(tmp_path, "approvals: [Ada, Bob]\nmin_time_in_staging: 0.05s")
+    policy = write(tmp_path, "approvals: [Ada, Bob]\nmin_time_in_staging: 0.001s")
     cli("policy", policy, "--registry", two.uri)
     return two
 
