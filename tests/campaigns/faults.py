@@ -126,7 +126,7 @@ FAULTS = (
         "passed = [t for t, digest in version.annexes.items() "
         "if promotion.annexes.get(t) == digest]",
         "passed = list(version.annexes)",
-        ("test_production_takes_it_once_a_promotion_let_it_pass",),
+        ("test_a_target_built_after_the_promotion_is_not_run_in_production",),
     ),
     Fault(
         "a damaged record of a lookup is used",
@@ -355,7 +355,7 @@ FAULTS = (
         '        for output in opened.signature.outputs:\n            text = f"largest ',
         "        for output in [o for o in opened.signature.outputs if o.name in by_output]:\n"
         '            text = f"largest ',
-        ("test_shadow.test_the_gate",),
+        ("test_an_output_that_was_not_compared_does_not_pass_the_gate",),
     ),
     Fault(
         "NaN in a shadow's answers counts as no difference",
@@ -997,13 +997,13 @@ FAULTS = (
         "nulls are written to formats that have no nulls",
         "if array.null_count and among(array.type):",
         "if False:",
-        ("test_nulls_are_kept_or_refused",),
+        ("test_formats_of_numbers_refuse_nulls",),
     ),
     Fault(
         "nulls inside rows are written to formats that have no nulls",
         "return sum(nulls_in(values, among) for values in inner)",
         "return 0",
-        ("test_nulls_are_kept_or_refused",),
+        ("test_formats_of_numbers_refuse_nulls",),
     ),
     Fault(
         "a file that appears while a job runs is replaced",

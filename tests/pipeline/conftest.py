@@ -36,7 +36,10 @@ def own_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 def store_of_jets(
     jets: Built, empty_database: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    return store_of(tmp_path_factory, empty_database, lambda made: made.register(jets.bundle))
+    """The folder of `registry`, made once for all tests."""
+    return store_of(
+        tmp_path_factory, empty_database, lambda registry: registry.register(jets.bundle)
+    )
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.request
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -41,11 +41,13 @@ from tests.models.project import PASSED, Built, described
 
 pandas = pytest.importorskip("pandas", reason="mlflow.pyfunc comes with the mlflow extra")
 
-ANY = {"mode": "test"}
+TEST_MODE = {"mode": "test"}
+"""The `model_config` that runs a version which no promotion let into production."""
 
 
 @pytest.fixture(autouse=True)
 def own_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLflow is imported without its warnings, and each test has its own cache of files."""
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
     with warnings.catch_warnings():
@@ -77,6 +79,8 @@ SEPARATE = Signature.build(
 
 
 class Separate(nn.Module):
+    """Adds the sum of a matrix to a number, in each row."""
+
     def forward(self, u: Tensor, w: Tensor) -> Tensor:
         return u + w.sum((1, 2)).unsqueeze(1)
 
@@ -101,19 +105,21 @@ def promoted(empty: Registry, coupled: Bundle, monkeypatch: pytest.MonkeyPatch) 
     return empty
 
 
-def open_any(bundle: Bundle) -> Any:
-    return _opened(bundle.path)
+def pyfunc_model(bundle: Bundle) -> Any:
+    """The bundle as MLflow loads it, in test mode; loaded once per process."""
+    return _pyfunc_model(bundle.path)
 
 
 @functools.cache
-def _opened(path: Path) -> Any:
+def _pyfunc_model(path: Path) -> Any:
     import mlflow
 
-    return mlflow.pyfunc.load_model(str(path), model_config=ANY)
+    return mlflow.pyfunc.load_model(str(path), model_config=TEST_MODE)
 
 
 @functools.cache
 def session_of(path: Path) -> Session:
+    """A session of our own on the bundle in this folder; loaded once per process."""
     return load(path, mode="test")
 
 
@@ -121,37 +127,38 @@ def arrays(bundle: Bundle, case: Case) -> dict[str, np.ndarray[Any, Any]]:
     """The reference's inputs as arrays by MLflow's field names."""
     inputs = Reference.load(bundle.file("reference.safetensors")).inputs
     signature = Signature.from_dict(bundle.manifest.signature)
-    found = {}
+    by_field = {}
     for field in fields(signature, "input"):
         values = inputs[field.collection][field.column.name]
         cut = values.reshape(1) if field.rows is None else values[: case[field.rows]]
-        found[field.name] = cut.numpy().copy()
-    return found
+        by_field[field.name] = cut.numpy().copy()
+    return by_field
 
 
 def expected(bundle: Bundle, case: Case) -> dict[str, np.ndarray[Any, Any]]:
     """The answers of the same artifact, computed with collections."""
     session = session_of(bundle.path)
     inputs = Reference.load(bundle.file("reference.safetensors")).inputs
-    given, written = reference_collections(session.signature, inputs, case)
-    session.run(given, written)
-    found = {}
+    inputs_of_case, outputs = reference_collections(session.signature, inputs, case)
+    session.run(inputs_of_case, outputs)
+    by_field = {}
     for field in fields(session.signature, "output"):
-        collection, column = written[field.collection], field.column
-        parts = [
+        collection, column = outputs[field.collection], field.column
+        components = [
             collection.span(column.name, column.component_of(i)).tensor().numpy().copy()
             for i in range(column.components)
         ]
-        n = 1 if field.rows is None else case[field.rows]
-        found[field.name] = np.stack(parts, 1).reshape(field.shape(n))
-    return found
+        rows = 1 if field.rows is None else case[field.rows]
+        by_field[field.name] = np.stack(components, 1).reshape(field.shape(rows))
+    return by_field
 
 
-def equal(one: dict[str, Any], other: dict[str, Any]) -> None:
-    assert list(one) == list(other)
-    for name, values in one.items():
-        assert values.dtype == other[name].dtype, name
-        np.testing.assert_array_equal(values, other[name], err_msg=name)
+def assert_equal(actual: dict[str, Any], wanted: dict[str, Any]) -> None:
+    """Requires the same names in the same order, with equal dtypes and values."""
+    assert list(actual) == list(wanted)
+    for name, values in actual.items():
+        assert values.dtype == wanted[name].dtype, name
+        np.testing.assert_array_equal(values, wanted[name], err_msg=name)
 
 
 @pytest.mark.parametrize(
@@ -166,67 +173,110 @@ def test_answers_are_those_of_the_session(
     name: str, cases: list[Case], request: pytest.FixtureRequest
 ) -> None:
     bundle = request.getfixturevalue(name)
-    model = open_any(bundle)
+    model = pyfunc_model(bundle)
     for case in cases:
-        equal(model.predict(arrays(bundle, case)), expected(bundle, case))
+        assert_equal(model.predict(arrays(bundle, case)), expected(bundle, case))
 
 
-def test_mlflow_reads_what_we_wrote(event: Bundle, separate: Bundle, jets: Built) -> None:
-    from mlflow.models import Model, ModelSignature
-    from mlflow.types.schema import ColSpec, DataType, Schema, TensorSpec
+def signature_in_mlflow(bundle: Bundle) -> Any:
+    """The signature that MLflow reads of the bundle."""
+    from mlflow.models import Model
 
-    float32 = np.dtype("float32")
+    return Model.load(str(bundle.path)).signature
+
+
+def test_columns_of_one_collection_are_columns_of_a_frame_to_mlflow(jets: Built) -> None:
+    from mlflow.models import ModelSignature
+    from mlflow.types.schema import ColSpec, DataType, Schema
+
     ins, outs = (Schema([ColSpec(DataType.float, c) for c in names]) for names in ("abcdef", "xyz"))
-    assert Model.load(str(jets.bundle.path)).signature == ModelSignature(ins, outs)
-    rows = ("nodes.x", "nodes.y")
-    tensors: list[ColSpec | TensorSpec] = [TensorSpec(float32, (-1,), name) for name in rows]
-    tensors += [TensorSpec(float32, (1,), "nodes.z"), TensorSpec(float32, (-1,), "edges.weight")]
-    answers: list[ColSpec | TensorSpec] = [
-        TensorSpec(float32, (-1,), "score"),
-        TensorSpec(float32, (1,), "total"),
+    assert signature_in_mlflow(jets.bundle) == ModelSignature(ins, outs)
+
+
+def test_several_collections_are_tensors_to_mlflow(event: Bundle) -> None:
+    from mlflow.models import ModelSignature
+    from mlflow.types.schema import Schema, TensorSpec
+
+    float32, any_rows, scalar = np.dtype("float32"), (-1,), (1,)
+    inputs = [
+        TensorSpec(float32, any_rows, "nodes.x"),
+        TensorSpec(float32, any_rows, "nodes.y"),
+        TensorSpec(float32, scalar, "nodes.z"),
+        TensorSpec(float32, any_rows, "edges.weight"),
     ]
-    assert Model.load(str(event.path)).signature == ModelSignature(Schema(tensors), Schema(answers))
-    found = Model.load(str(separate.path)).signature
-    assert found is not None
-    assert found.inputs.input_dict()["w"] == TensorSpec(float32, (-1, 2, 3), "w")
-    for bundle in (jets.bundle, event, separate):
-        assert {"MLmodel", "requirements.txt", "input_example.json"} <= set(bundle.files)
+    outputs = [TensorSpec(float32, any_rows, "score"), TensorSpec(float32, scalar, "total")]
+    assert signature_in_mlflow(event) == ModelSignature(Schema([*inputs]), Schema([*outputs]))
 
 
-def test_the_example_runs_and_is_the_reference_s(event: Bundle, coupled: Bundle) -> None:
-    for bundle, case in ((event, {"nodes": 2, "edges": 2}), (coupled, {"n": 2})):
-        model = open_any(bundle)
-        example = model.input_example
-        assert len(next(iter(arrays(bundle, case).values()))) == 2
-        equal(dict(example.items()), arrays(bundle, case))
-        equal(dict(model.predict(example).items()), expected(bundle, case))
+def test_an_eigen_column_is_a_tensor_of_its_shape_to_mlflow(separate: Bundle) -> None:
+    from mlflow.types.schema import TensorSpec
+
+    inputs = signature_in_mlflow(separate).inputs.input_dict()
+    assert inputs["w"] == TensorSpec(np.dtype("float32"), (-1, 2, 3), "w")
+
+
+@pytest.mark.parametrize("name", ["coupled", "event", "separate"])
+def test_a_bundle_has_the_files_of_an_mlflow_model(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    files = set(request.getfixturevalue(name).files)
+    assert {"MLmodel", "requirements.txt", "input_example.json"} <= files
+
+
+@pytest.mark.parametrize(
+    ("name", "case"), [("event", {"nodes": 2, "edges": 2}), ("coupled", {"n": 2})]
+)
+def test_the_example_is_two_rows_of_the_reference_and_runs(
+    name: str, case: Case, request: pytest.FixtureRequest
+) -> None:
+    bundle = request.getfixturevalue(name)
+    model = pyfunc_model(bundle)
+    example = model.input_example
+    assert len(next(iter(example.values()))) == 2
+    assert_equal(dict(example.items()), arrays(bundle, case))
+    assert_equal(dict(model.predict(example).items()), expected(bundle, case))
 
 
 def test_requirements_name_what_built_it(jets: Built) -> None:
     lines = jets.bundle.file("requirements.txt").read_text().splitlines()
-    found = dict(line.partition("==")[::2] for line in lines)
-    assert list(found) == ["mlflow", "soa-pipeline", "torch", "numpy"]
-    assert found["numpy"] == np.__version__
-    assert found["torch"] == torch.__version__.partition("+")[0]
+    requirements = dict(line.partition("==")[::2] for line in lines)
+    assert list(requirements) == ["mlflow", "soa-pipeline", "torch", "numpy"]
+    assert requirements["numpy"] == np.__version__
+    assert requirements["torch"] == torch.__version__.partition("+")[0]
 
 
-def test_a_promoted_version_on_a_frame_and_on_arrays(promoted: Registry, coupled: Bundle) -> None:
+@pytest.fixture
+def production(promoted: Registry) -> Any:
+    """coupled/1 as MLflow loads it by its alias, without a mode: as in production."""
     import mlflow
 
-    model = mlflow.pyfunc.load_model("models:/coupled@production")
-    given, wanted = arrays(coupled, {"n": 40}), expected(coupled, {"n": 40})
-    frame = pandas.DataFrame(given, index=range(1000, 1040))
-    answer = model.predict(frame[frame.x > -10])
+    return mlflow.pyfunc.load_model("models:/coupled@production")
+
+
+def test_a_promoted_version_keeps_the_index_of_a_frame(production: Any, coupled: Bundle) -> None:
+    frame = pandas.DataFrame(arrays(coupled, {"n": 40}), index=range(1000, 1040))
+    answer = production.predict(frame[frame.x > -10])
     assert list(answer.index) == list(frame.index)
-    equal(dict(answer.items()), wanted)
-    equal(dict(model.predict(given).items()), wanted)  # MLflow makes a DataFrame of it
-    assert len(model.predict(frame.iloc[:0])) == 0
-    raw = model.get_raw_model()
-    assert (raw.origin.name, raw.origin.version) == ("coupled", "1")
-    assert raw.origin.digest == promoted.find("coupled/1").digest
+    assert_equal(dict(answer.items()), expected(coupled, {"n": 40}))
 
 
-def test_the_registry_is_as_it_was(promoted: Registry, coupled: Bundle) -> None:
+def test_a_promoted_version_on_arrays(production: Any, coupled: Bundle) -> None:
+    """MLflow makes a DataFrame of them."""
+    answer = production.predict(arrays(coupled, {"n": 40}))
+    assert_equal(dict(answer.items()), expected(coupled, {"n": 40}))
+
+
+def test_a_promoted_version_on_an_empty_frame(production: Any, coupled: Bundle) -> None:
+    assert len(production.predict(pandas.DataFrame(arrays(coupled, {"n": 40})).iloc[:0])) == 0
+
+
+def test_the_origin_of_a_promoted_version(production: Any, promoted: Registry) -> None:
+    origin = production.get_raw_model().origin
+    assert (origin.name, origin.version) == ("coupled", "1")
+    assert origin.digest == promoted.find("coupled/1").digest
+
+
+def test_mlflow_leaves_the_registrys_bundle_valid(promoted: Registry, coupled: Bundle) -> None:
     """MLflow writes a note into the folder that it loads from, here the store's own."""
     import mlflow
 
@@ -239,20 +289,35 @@ def test_the_registry_is_as_it_was(promoted: Registry, coupled: Bundle) -> None:
     load("coupled@production", registry=promoted)
 
 
-def test_no_way_around_the_gates(promoted: Registry, coupled: Bundle, tmp_path: Path) -> None:
+@pytest.fixture
+def unpromoted(promoted: Registry, coupled: Bundle, tmp_path: Path) -> Registry:
+    """coupled/2 is a candidate beside coupled/1 in production."""
+    second = promoted.register(described(coupled, tmp_path / "other", "other"))
+    promoted.set_alias(second, "candidate")
+    return promoted
+
+
+@pytest.mark.parametrize("uri", ["models:/coupled@candidate", "models:/coupled/2"])
+def test_a_version_that_was_never_promoted_is_refused(unpromoted: Registry, uri: str) -> None:
     import mlflow
 
-    promoted.set_alias(
-        promoted.register(described(coupled, tmp_path / "other", "other")), "candidate"
-    )
-    for uri in ("models:/coupled@candidate", "models:/coupled/2"):
-        with pytest.raises(LoadError, match=r"coupled/2 was never promoted .*config="):
-            mlflow.pyfunc.load_model(uri)
-    tested = mlflow.pyfunc.load_model("models:/coupled/2", model_config=ANY)
-    equal(
-        dict(tested.predict(arrays(coupled, {"n": 3})).items()),
-        expected(coupled, {"n": 3}),
-    )
+    with pytest.raises(LoadError, match=r"coupled/2 was never promoted .*config="):
+        mlflow.pyfunc.load_model(uri)
+
+
+def test_a_version_that_was_never_promoted_runs_in_test_mode(
+    unpromoted: Registry, coupled: Bundle
+) -> None:
+    import mlflow
+
+    model = mlflow.pyfunc.load_model("models:/coupled/2", model_config=TEST_MODE)
+    answer = model.predict(arrays(coupled, {"n": 3}))
+    assert_equal(dict(answer.items()), expected(coupled, {"n": 3}))
+
+
+def test_a_folder_that_no_promotion_vouches_for_is_refused(coupled: Bundle) -> None:
+    import mlflow
+
     with pytest.raises(LoadError, match="a folder that no promotion vouches for"):
         mlflow.pyfunc.load_model(str(coupled.path))
 
@@ -269,17 +334,21 @@ def test_an_altered_file_is_refused(promoted: Registry, name: str) -> None:
         mlflow.pyfunc.load_model("models:/coupled@production")
 
 
-def test_a_pulled_folder_is_a_model(promoted: Registry, coupled: Bundle, tmp_path: Path) -> None:
+def test_a_pulled_folder_runs_without_its_registry(
+    promoted: Registry, coupled: Bundle, tmp_path: Path
+) -> None:
     import mlflow
 
     pull(promoted, "coupled@production", tmp_path / "pulled")
     shutil.rmtree(Path(promoted.uri.removeprefix("sqlite:///")).parent)
     model = mlflow.pyfunc.load_model(str(tmp_path / "pulled"))
-    given = pandas.DataFrame(arrays(coupled, {"n": 5}))
-    equal(dict(model.predict(given).items()), expected(coupled, {"n": 5}))
+    frame = pandas.DataFrame(arrays(coupled, {"n": 5}))
+    assert_equal(dict(model.predict(frame).items()), expected(coupled, {"n": 5}))
 
 
-def test_a_note_of_another_version(promoted: Registry, coupled: Bundle, tmp_path: Path) -> None:
+def test_a_note_that_names_another_bundles_version_is_refused(
+    promoted: Registry, coupled: Bundle, tmp_path: Path
+) -> None:
     """Happens if a folder was fetched from another registry, and registered in this one."""
     import mlflow
 
@@ -289,81 +358,121 @@ def test_a_note_of_another_version(promoted: Registry, coupled: Bundle, tmp_path
         mlflow.pyfunc.load_model(str(other.path))
 
 
-def test_a_note_of_another_kind(coupled: Bundle, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text",
+    ["[1, 2]", "model_name: coupled", "model_name: ../x\nmodel_version: 1", "a: ["],
+    ids=["a list", "no version", "no model's name", "no YAML"],
+)
+def test_a_note_that_is_not_mlflows_is_refused(coupled: Bundle, tmp_path: Path, text: str) -> None:
     import mlflow
 
     shutil.copytree(coupled.path, tmp_path / "copy")
-    for text in ("[1, 2]", "model_name: coupled", "model_name: ../x\nmodel_version: 1", "a: ["):
-        (tmp_path / "copy" / "registered_model_meta").write_text(text)
-        with pytest.raises(LoadError, match="registered_model_meta: not MLflow's note"):
-            mlflow.pyfunc.load_model(str(tmp_path / "copy"))
+    (tmp_path / "copy" / "registered_model_meta").write_text(text)
+    with pytest.raises(LoadError, match="registered_model_meta: not MLflow's note"):
+        mlflow.pyfunc.load_model(str(tmp_path / "copy"))
 
 
-def test_what_cannot_be_run_is_said(event: Bundle) -> None:
+NODE_ROWS = 4
+
+
+def event_model(event: Bundle) -> Any:
+    """Our model without MLflow's own checks of its arguments, which would refuse first."""
+    return pyfunc_model(event)._model_impl
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "problem"),
+    [
+        ("nodes.y", None, "no column 'nodes.y'"),
+        ("nodes.y", lambda values: values.astype("f8"), "'nodes.y' is float64"),
+        ("nodes.y", lambda values: values.astype(">f4"), "'nodes.y' is >f4"),
+        ("nodes.y", lambda values: values.reshape(4, 1), r"'nodes.y' has shape \(4, 1\)"),
+        ("nodes.y", lambda values: values[:3], "'nodes.y' has 3 rows, another of 'nodes' has 4"),
+        ("nodes.z", lambda _: np.ones(2, "f4"), r"'nodes.z' has shape \(2,\), needed \(1,\)"),
+        ("edges.weight", lambda _: np.ones(91, "f4"), "edges = 91 is outside .* 0 … 90"),
+    ],
+    ids=["missing", "dtype", "byte order", "shape", "rows", "scalar", "range"],
+)
+def test_a_column_that_does_not_fit_is_an_invalid_parameter(
+    event: Bundle, name: str, change: Callable[[Any], Any] | None, problem: str
+) -> None:
     from mlflow.exceptions import MlflowException
 
-    given = arrays(event, {"nodes": 4, "edges": 9})
-    raw = open_any(event)._model_impl
-    wrong = {
-        "no column 'nodes.y'": {k: v for k, v in given.items() if k != "nodes.y"},
-        "'nodes.y' is float64": given | {"nodes.y": given["nodes.y"].astype("f8")},
-        "'nodes.y' is >f4": given | {"nodes.y": given["nodes.y"].astype(">f4")},
-        r"'nodes.y' has shape \(4, 1\)": given | {"nodes.y": given["nodes.y"].reshape(4, 1)},
-        "'nodes.y' has 3 rows, another of 'nodes' has 4": given | {"nodes.y": given["nodes.y"][:3]},
-        r"'nodes.z' has shape \(2,\), needed \(1,\)": given | {"nodes.z": np.ones(2, "f4")},
-        "edges = 91 is outside the compiled range 0 … 90": given
-        | {"edges.weight": np.ones(91, "f4")},
-    }
-    for text, data in wrong.items():
-        with pytest.raises(MlflowException, match=text) as caught:
-            raw.predict(data)
-        assert caught.value.error_code == "INVALID_PARAMETER_VALUE"
-    number = raw.predict(given | {"nodes.z": np.float32(given["nodes.z"][0])})
-    equal(number, expected(event, {"nodes": 4, "edges": 9}))
+    columns = arrays(event, {"nodes": NODE_ROWS, "edges": 9})
+    if change is None:
+        del columns[name]
+    else:
+        columns[name] = change(columns[name])
+    with pytest.raises(MlflowException, match=problem) as caught:
+        event_model(event).predict(columns)
+    assert caught.value.error_code == "INVALID_PARAMETER_VALUE"
 
 
-def test_separate_columns_are_bound_in_place(
-    separate: Bundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where dtype, stride and address allow it; elsewhere a copy gives the same answer."""
-    model = open_any(separate)
-    impl = model._model_impl
-    case = {"n": 64}
-    given, wanted = arrays(separate, case), expected(separate, case)
-    bound: list[int] = []
-    run = impl._session.run
+def test_a_scalar_may_be_a_number(event: Bundle) -> None:
+    case = {"nodes": NODE_ROWS, "edges": 9}
+    columns = arrays(event, case)
+    columns["nodes.z"] = np.float32(columns["nodes.z"][0])
+    assert_equal(event_model(event).predict(columns), expected(event, case))
 
-    def spy(inputs: Any, outputs: Any) -> None:
+
+@pytest.fixture
+def addresses(separate: Bundle, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The addresses of the input columns of each run of `separate`, as the session gets them."""
+    session = pyfunc_model(separate)._model_impl._session
+    run, bound = session.run, list[int]()
+
+    def recording_run(inputs: Any, outputs: Any) -> None:
         bound.extend(piece.data_ptr() for piece in inputs["arrow"].memory())
         run(inputs, outputs)
 
-    monkeypatch.setattr(impl._session, "run", spy)
-    memory = np.zeros(64 + 64, "f4")
-    start = (-memory.ctypes.data % 64) // 4
-    for place, in_place in (
-        (slice(start, start + 64), True),
-        (slice(start + 1, start + 65), False),
-    ):
-        memory[place] = given["u"]
-        equal(model.predict(given | {"u": memory[place]}), wanted)
-        assert (memory[place].ctypes.data in bound) == in_place
-    strided = np.repeat(given["u"], 2)[::2]
-    equal(model.predict(given | {"u": strided}), wanted)
-    assert strided.ctypes.data not in bound
+    monkeypatch.setattr(session, "run", recording_run)
+    return bound
 
 
-def test_many_threads(event: Bundle) -> None:
-    model = open_any(event)
+def aligned(floats: int, alignment: int) -> np.ndarray[Any, Any]:
+    """Memory for as many float32, which begins at a multiple of so many bytes."""
+    spare = np.zeros(floats + alignment // 4, "f4")
+    start = -spare.ctypes.data % alignment // 4
+    return spare[start : start + floats]
+
+
+@pytest.mark.parametrize(("offset", "in_place"), [(0, True), (1, False)])
+def test_a_separate_column_is_bound_in_place_where_it_is_aligned(
+    separate: Bundle, addresses: list[int], offset: int, in_place: bool
+) -> None:
+    """Elsewhere a copy gives the same answer. The layout asks for 64 bytes."""
+    columns = arrays(separate, {"n": 64})
+    values = aligned(64 + offset, 64)[offset:]
+    values[:] = columns["u"]
+    answer = pyfunc_model(separate).predict(columns | {"u": values})
+    assert_equal(answer, expected(separate, {"n": 64}))
+    assert (values.ctypes.data in addresses) == in_place
+
+
+def test_a_strided_column_is_copied(separate: Bundle, addresses: list[int]) -> None:
+    columns = arrays(separate, {"n": 64})
+    strided = np.repeat(columns["u"], 2)[::2]
+    answer = pyfunc_model(separate).predict(columns | {"u": strided})
+    assert_equal(answer, expected(separate, {"n": 64}))
+    assert addresses and strided.ctypes.data not in addresses
+
+
+def test_threads_that_share_a_model_get_their_own_answers(event: Bundle) -> None:
+    model = pyfunc_model(event)
     cases = [{"nodes": n, "edges": 3 * n} for n in range(1, 9)]
-    given = [arrays(event, case) for case in cases]
+    inputs = [arrays(event, case) for case in cases]
     wanted = [expected(event, case) for case in cases]
 
-    def work(first: int) -> None:
+    def predict_all(first: int) -> None:
+        """Predicts every case, beginning with this one."""
         for i in [*range(first, len(cases)), *range(first)]:
-            equal(model.predict(given[i]), wanted[i])
+            assert_equal(model.predict(inputs[i]), wanted[i])
 
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, (0, 2, 4, 6)))
+        list(pool.map(predict_all, (0, 2, 4, 6)))
+
+
+SERVER_STARTS_S = 120  # each worker imports torch and MLflow
 
 
 @pytest.fixture
@@ -372,67 +481,69 @@ def serving(promoted: Registry, tmp_path: Path) -> Iterator[str]:
     pytest.importorskip("uvicorn", reason="the server comes with the mlflow extra")
     port, root = free_port(), Path(__file__).parents[2]
     command = [
-        sys.executable,
-        "-m",
-        "mlflow",
-        "models",
-        "serve",
-        "-m",
-        "models:/coupled@production",
+        *(sys.executable, "-m", "mlflow", "models", "serve", "-m", "models:/coupled@production"),
+        *("--env-manager", "local", "--port", str(port), "--workers", "2"),
     ]
-    command += ["--env-manager", "local", "--port", str(port), "--workers", "2"]
     folder = Path(sys.executable).parent  # MLflow finds uvicorn on PATH
     path = f"{folder}{os.pathsep}{os.environ['PATH']}"
-    with (tmp_path / "log").open("wb") as log:
+    log = tmp_path / "log"
+    with log.open("wb") as output:
         process = subprocess.Popen(
             command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(root), "PATH": path},
-            stdout=log, stderr=log, start_new_session=True,
+            stdout=output, stderr=output, start_new_session=True,
         )  # fmt: skip
     try:
-        end = time.monotonic() + 120
-        while True:
-            assert process.poll() is None and time.monotonic() < end, (tmp_path / "log").read_text()
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/ping", timeout=5).close()
-                break
-            except OSError:
-                time.sleep(0.2)
+        deadline = time.monotonic() + SERVER_STARTS_S
+        while not answers_pings(port):
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.2)
         yield f"http://127.0.0.1:{port}/invocations"
     finally:
         os.killpg(process.pid, signal.SIGTERM)
         process.wait(30)
 
 
-def ask(url: str, body: dict[str, Any]) -> Any:
+def answers_pings(port: int) -> bool:
+    """Whether a server of MLflow is ready on this port."""
+    try:
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/ping", timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+def predictions_of(url: str, body: dict[str, Any]) -> Any:
+    """The predictions that a server gives for the body of a request."""
     request = urllib.request.Request(
         url, json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        return json.load(answer)["predictions"]
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return json.load(response)["predictions"]
 
 
 @pytest.mark.long  # it starts three processes that import torch and MLflow
 def test_mlflow_models_serve(serving: str, coupled: Bundle) -> None:
+    """One test, as the server takes long to start."""
     wanted = expected(coupled, {"n": 6})
     rows = [dict(zip(wanted, row, strict=True)) for row in zip(*wanted.values(), strict=True)]
-    given = {name: values.tolist() for name, values in arrays(coupled, {"n": 6}).items()}
+    columns = {name: values.tolist() for name, values in arrays(coupled, {"n": 6}).items()}
     split = {
-        "columns": list(given),
-        "data": [list(row) for row in zip(*given.values(), strict=True)],
+        "columns": list(columns),
+        "data": [list(row) for row in zip(*columns.values(), strict=True)],
     }
-    bodies: list[dict[str, Any]] = [{"dataframe_split": split}, {"inputs": given}]
+    bodies: list[dict[str, Any]] = [{"dataframe_split": split}, {"inputs": columns}]
 
-    def work(body: dict[str, Any]) -> None:
-        for found, row in zip(ask(serving, body), rows, strict=True):
-            assert {name: np.float32(value) for name, value in found.items()} == row
+    def require_rows(body: dict[str, Any]) -> None:
+        for answer, row in zip(predictions_of(serving, body), rows, strict=True):
+            assert {name: np.float32(value) for name, value in answer.items()} == row
 
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, 12 * bodies))
+        list(pool.map(require_rows, 12 * bodies))
     example = json.loads(coupled.file("serving_input_example.json").read_text())
-    assert len(ask(serving, example)) == 2
+    assert len(predictions_of(serving, example)) == 2
     with pytest.raises(urllib.error.HTTPError) as caught:
-        ask(serving, {"inputs": {name: 101 * [0.0] for name in given}})
-    said = json.load(caught.value)
+        predictions_of(serving, {"inputs": {name: 101 * [0.0] for name in columns}})
+    refusal = json.load(caught.value)
     assert caught.value.code == 400
-    assert "n = 101 is outside the compiled range 0 … 100" in said["message"]
-    assert "Traceback" not in json.dumps(said)
+    assert "n = 101 is outside the compiled range 0 … 100" in refusal["message"]
+    assert "Traceback" not in json.dumps(refusal)

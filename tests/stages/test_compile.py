@@ -23,20 +23,24 @@ CPU = Target.parse("cpu")
 def compiled(
     name: str, capture: Capture, folder: Path, target: Target = CPU, **options: Any
 ) -> Compiled:
+    """The candidate of an engine with these options, compiled in a child process."""
     return compile_candidate(name, capture, target, options, folder, 300)
 
 
-def test_a_candidate_with_its_log_and_script(mlp: Built, tmp_path: Path) -> None:
-    made = compiled("torchscript", mlp.capture, tmp_path)
-    assert made.outcome.error is None
-    assert made.engine == "torchscript"
-    assert made.files == ("model.ts",)
-    assert made.seconds > 0
-    assert artifact_file(made.engine, made.files, made.folder, mlp.capture).is_file()
-    file = made.folder / "model.ts"
-    file.unlink()
-    assert subprocess.run([made.outcome.script]).returncode == 0
-    assert file.is_file()
+def test_a_candidate_has_its_files_and_its_time(mlp: Built, tmp_path: Path) -> None:
+    candidate = compiled("torchscript", mlp.capture, tmp_path)
+    assert candidate.outcome.error is None
+    assert (candidate.engine, candidate.files) == ("torchscript", ("model.ts",))
+    assert candidate.seconds > 0
+    folder = candidate.folder
+    assert artifact_file("torchscript", candidate.files, folder, mlp.capture).is_file()
+
+
+def test_the_script_of_a_candidate_compiles_it_again(mlp: Built, tmp_path: Path) -> None:
+    candidate = compiled("torchscript", mlp.capture, tmp_path)
+    (candidate.folder / "model.ts").unlink()
+    assert subprocess.run([candidate.outcome.script]).returncode == 0
+    assert (candidate.folder / "model.ts").is_file()
 
 
 def test_a_step_counts_for_an_engine_that_writes_no_file(
@@ -46,42 +50,52 @@ def test_a_step_counts_for_an_engine_that_writes_no_file(
         def facts(self, engine_name: str, target: Target, files: list[Path]) -> dict[str, Any]:
             return {"files": len(files)}
 
-    def here(_: str, payload: dict[str, Any], *more: Any) -> Outcome:
+    def compile_in_this_process(_: str, payload: dict[str, Any], *rest: Any) -> Outcome:
         return Outcome(compile_here(**payload), None, tmp_path, tmp_path)
 
     declared = {"count": SimpleNamespace(load=lambda: Count)}
     monkeypatch.setattr(compiling, "declared", lambda *_: declared)
-    monkeypatch.setattr(compiling, "run_isolated", here)
-    made = compiled("exported", mlp.capture, tmp_path)
-    assert (made.files, made.facts) == ((), {"files": 0})
+    monkeypatch.setattr(compiling, "run_isolated", compile_in_this_process)
+    candidate = compiled("exported", mlp.capture, tmp_path)
+    assert (candidate.files, candidate.facts) == ((), {"files": 0})
 
 
-def test_the_portable_file_runs_where_nothing_is_made(mlp: Built) -> None:
+def test_an_engine_that_writes_no_file_opens_that_of_the_capture(mlp: Built) -> None:
     assert artifact_file("exported", (), Path("unused"), mlp.capture) == mlp.capture.program
     assert artifact_file("torchscript", (), Path("unused"), mlp.capture) == mlp.capture.script
+
+
+def test_an_engine_without_any_file_opens_nothing(mlp: Built) -> None:
     with pytest.raises(EngineError, match="aoti has no file to open"):
         artifact_file("aoti", (), Path("unused"), mlp.capture)
 
 
 def test_one_engine_that_fails_is_a_failed_candidate(mlp: Built, tmp_path: Path) -> None:
     """Inductor refuses an option that it does not know."""
-    made = compiled("aoti", mlp.capture, tmp_path, no_such_option=1)
-    assert made.outcome.error is not None
-    assert "no_such_option" in made.outcome.error
-    assert made.files == ()
-    assert "Traceback" in made.outcome.log.read_text()
+    candidate = compiled("aoti", mlp.capture, tmp_path, no_such_option=1)
+    assert candidate.outcome.error is not None
+    assert "no_such_option" in candidate.outcome.error
+    assert candidate.files == ()
+    assert "Traceback" in candidate.outcome.log.read_text()
 
 
 def test_a_compiler_that_hangs_is_stopped(mlp: Built, tmp_path: Path) -> None:
-    made = compile_candidate("aoti", mlp.capture, CPU, {}, tmp_path, 0.5)
-    assert made.outcome.error == "no answer within 0.5 s"
+    candidate = compile_candidate("aoti", mlp.capture, CPU, {}, tmp_path, 0.5)
+    assert candidate.outcome.error == "no answer within 0.5 s"
 
 
-@pytest.mark.skipif("x86-64-v2" not in host_cpu_levels(), reason="needs an x86-64 host")
-def test_a_target_that_this_host_cannot_run(mlp: Built, tmp_path: Path) -> None:
+needs_x86 = pytest.mark.skipif("x86-64-v2" not in host_cpu_levels(), reason="needs an x86-64 host")
+
+
+@needs_x86
+def test_code_for_a_target_that_this_host_cannot_run_is_refused(mlp: Built, tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="this host cannot run cpu/aarch64"):
         compile_here("aoti", str(mlp.capture.program), None, "cpu/aarch64", {}, str(tmp_path))
-    assert (
-        compile_here("exported", str(mlp.capture.program), None, "cpu/aarch64", {}, str(tmp_path))
-        == []
-    )
+
+
+@needs_x86
+def test_a_portable_engine_builds_for_a_target_that_this_host_cannot_run(
+    mlp: Built, tmp_path: Path
+) -> None:
+    program = str(mlp.capture.program)
+    assert compile_here("exported", program, None, "cpu/aarch64", {}, str(tmp_path)) == []

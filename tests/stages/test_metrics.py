@@ -23,15 +23,17 @@ TWO = np.stack([1 - SCORES, SCORES], axis=1)
 
 
 def no_column(name: str) -> Values:
+    """A metric that reads no other column does not call this."""
     raise AssertionError(name)
 
 
-def value(function: str, labels: Values, output: Values, **more: Any) -> float:
-    return Metric("m", function, "y", "truth", **more).value(labels, output, no_column)
+def value(function: str, labels: Values, output: Values, **settings: Any) -> float:
+    """A metric of an output that reads no other column."""
+    return Metric("m", function, "y", "truth", **settings).value(labels, output, no_column)
 
 
 @pytest.mark.parametrize(
-    ("function", "output", "more", "expected"),
+    ("function", "output", "settings", "expected"),
     [
         ("roc_auc", SCORES, {}, 0.75),
         ("roc_auc_score", SCORES, {}, 0.75),
@@ -42,15 +44,18 @@ def value(function: str, labels: Values, output: Values, **more: Any) -> float:
         ("accuracy", SCORES, {"threshold": 0.3}, 0.75),
         ("f1", SCORES, {"threshold": 0.3}, 0.8),
         ("mean_squared_error", SCORES, {}, metrics.mean_squared_error(LABELS, SCORES)),
-        ("roc_auc", SCORES, {"kwargs": {"max_fpr": 0.5}}, None),
+        (
+            "roc_auc",
+            SCORES,
+            {"kwargs": {"max_fpr": 0.5}},
+            metrics.roc_auc_score(LABELS, SCORES, max_fpr=0.5),
+        ),
     ],
 )
-def test_names_of_scikit_learn(
-    function: str, output: Values, more: dict[str, Any], expected: float | None
+def test_a_metric_by_its_name_in_scikit_learn(
+    function: str, output: Values, settings: dict[str, Any], expected: float
 ) -> None:
-    if expected is None:
-        expected = metrics.roc_auc_score(LABELS, SCORES, max_fpr=0.5)
-    assert value(function, LABELS, output, **more) == pytest.approx(expected)
+    assert value(function, LABELS, output, **settings) == pytest.approx(expected)
 
 
 WRITERS = """
@@ -79,18 +84,34 @@ def keeps(labels, outputs, column, edges):
 """
 
 
-@pytest.mark.parametrize("name", ["sorts", "sorts_labels", "sorts_a_column"])
-def test_a_function_cannot_change_what_others_see(name: str, tmp_path: Path) -> None:
+@pytest.fixture
+def written_by(tmp_path: Path) -> Callable[[str], list[Values]]:
+    """Labels, scores and a column after a function of `WRITERS` got them, by its name."""
     (tmp_path / "own.py").write_text(WRITERS)
-    labels, scores, mass = LABELS.copy(), SCORES.copy(), SCORES.copy()
-    metric = Metric("m", f"{tmp_path}/own.py:{name}", "y", "truth")
-    with pytest.raises(MetricError, match="read-only"):
+
+    def call(name: str) -> list[Values]:
+        labels, scores, mass = LABELS.copy(), SCORES.copy(), SCORES.copy()
+        metric = Metric("m", f"{tmp_path}/own.py:{name}", "y", "truth")
         metric.value(labels, scores, lambda _: mass)
-    Metric("m", f"{tmp_path}/own.py:through_torch", "y", "truth").value(
-        labels, scores, lambda _: mass
-    )
-    assert np.array_equal(labels, LABELS)
-    assert np.array_equal(scores, SCORES) and np.array_equal(mass, SCORES)
+        return [labels, scores, mass]
+
+    return call
+
+
+@pytest.mark.parametrize("name", ["sorts", "sorts_labels", "sorts_a_column"])
+def test_a_function_cannot_write_into_its_arrays(
+    written_by: Callable[[str], list[Values]], name: str
+) -> None:
+    with pytest.raises(MetricError, match="read-only"):
+        written_by(name)
+
+
+def test_a_function_that_writes_through_torch_writes_into_copies(
+    written_by: Callable[[str], list[Values]],
+) -> None:
+    """torch does not know that an array is read-only."""
+    for array, original in zip(written_by("through_torch"), (LABELS, SCORES, SCORES), strict=True):
+        assert np.array_equal(array, original)
 
 
 def test_a_function_gets_the_same_arguments_each_time(tmp_path: Path) -> None:
@@ -99,32 +120,48 @@ def test_a_function_gets_the_same_arguments_each_time(tmp_path: Path) -> None:
     assert [metric.value(LABELS, SCORES, no_column) for _ in range(2)] == [2, 2]
 
 
-def test_a_class_of_several() -> None:
+def test_one_class_of_several_may_be_the_signal() -> None:
     flavours = np.array([4, 0, 5, 5])
     assert value("roc_auc", flavours, SCORES, signal=5) == 0.75
 
 
+def random_scores(seed: int) -> tuple[Values, Values]:
+    """Two hundred scores with ties, which are larger for the signal, and their labels."""
+    draw = np.random.default_rng(seed)
+    labels = np.append([0, 1], draw.integers(0, 2, 200))  # both classes are there
+    return labels, draw.normal(labels, 1).round(1)
+
+
 @given(st.integers(0, 1000), st.floats(0.001, 0.999))
 def test_the_working_point_lets_at_most_that_background_pass(seed: int, background: float) -> None:
-    draw = np.random.default_rng(seed)
-    labels = np.append([0, 1], draw.integers(0, 2, 200))
-    scores = draw.normal(labels, 1).round(1)  # with ties
-    found = efficiency(labels, scores, background=background)
-    other, signal = scores[labels == 0], scores[labels == 1]
-    allowed = background * len(other) + 1e-9
-    points = [t for t in np.unique(other) if np.sum(other > t) <= allowed]
-    assert found == max(np.mean(signal > t) for t in points)
-    for threshold in (-0.3, 0.5):
-        assert efficiency(labels, scores, threshold=threshold) == np.mean(signal > threshold)
+    labels, scores = random_scores(seed)
+    others, signal = scores[labels == 0], scores[labels == 1]
+    allowed = background * len(others) + 1e-9
+    thresholds = [t for t in np.unique(others) if np.sum(others > t) <= allowed]
+    best = max(np.mean(signal > threshold) for threshold in thresholds)
+    assert efficiency(labels, scores, background=background) == best
 
 
-def test_resolution() -> None:
+@given(st.integers(0, 1000), st.sampled_from([-0.3, 0.5]))
+def test_an_efficiency_at_a_threshold_is_the_signal_above_it(seed: int, threshold: float) -> None:
+    labels, scores = random_scores(seed)
+    above = np.mean(scores[labels == 1] > threshold)
+    assert efficiency(labels, scores, threshold=threshold) == above
+
+
+def test_a_resolution_is_the_width_of_the_residuals() -> None:
+    """A bias does not count."""
     draw = np.random.default_rng(1)
     truth = draw.uniform(10, 20, 100_000)
-    assert resolution(truth, truth + draw.normal(3, 2, 100_000)) == pytest.approx(2, rel=0.02)
-    assert resolution(truth, truth * draw.normal(1, 0.1, 100_000), relative=True) == pytest.approx(
-        0.1, rel=0.02
-    )
+    shifted = truth + draw.normal(3, 2, 100_000)
+    assert resolution(truth, shifted) == pytest.approx(2, rel=0.02)
+
+
+def test_a_relative_resolution_is_that_of_the_ratio() -> None:
+    draw = np.random.default_rng(1)
+    truth = draw.uniform(10, 20, 100_000)
+    scaled = truth * draw.normal(1, 0.1, 100_000)
+    assert resolution(truth, scaled, relative=True) == pytest.approx(0.1, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -138,13 +175,15 @@ def test_resolution() -> None:
         ("silhouette", LABELS, "neither efficiency"),
     ],
 )
-def test_refused_before_anything_is_built(function: str, labels: Values, says: str) -> None:
+def test_a_metric_that_cannot_be_computed_is_refused_before_anything_is_built(
+    function: str, labels: Values, says: str
+) -> None:
     with pytest.raises(MetricError, match=says):
         Metric("m", function, "y", "truth").check(labels)
 
 
 def test_equal_labels_are_enough_for_a_resolution() -> None:
-    Metric("m", "resolution", "y", "truth").check(np.ones(4))
+    Metric("m", "resolution", "y", "truth").check(np.ones(4))  # not refused
 
 
 OWN = """
@@ -164,10 +203,13 @@ def own(tmp_path: Path) -> Callable[[str], float]:
     """The value of a function of `OWN`, by its name."""
     (tmp_path / "own.py").write_text(OWN)
 
+    def column(name: str) -> Values:
+        return np.full(4, 2.0 if name == "weight" else 0.0)
+
     def call(name: str) -> float:
         metric = Metric("m", f"{tmp_path / 'own.py'}:{name}", "y", "truth")
         metric.check(LABELS)
-        return metric.value(LABELS, SCORES, lambda name: np.full(4, 2.0 if name == "weight" else 0))
+        return metric.value(LABELS, SCORES, column)
 
     return call
 
@@ -180,7 +222,7 @@ def test_a_function_of_ones_own_reads_columns(own: Callable[[str], float]) -> No
     ("name", "says"),
     [("nan", "gave nan on 4 rows"), ("text", "gave a str, not a"), ("fails", "KeyError: 'mass'")],
 )
-def test_a_function_of_ones_own_that_gives_no_number(
+def test_a_function_of_ones_own_that_gives_no_number_is_refused(
     own: Callable[[str], float], name: str, says: str
 ) -> None:
     with pytest.raises(MetricError, match=says):
@@ -195,41 +237,60 @@ def test_a_function_of_ones_own_that_gives_no_number(
         ("roc_auc", np.ones(4), SCORES, "gave nan on 4 rows"),
     ],
 )
-def test_rows_of_which_a_metric_has_no_number(
+def test_rows_of_which_a_metric_has_no_number_are_refused(
     function: str, labels: Values, scores: Values, says: str
 ) -> None:
     with pytest.raises(MetricError, match=says):
         value(function, labels, scores)
 
 
-def curve(function: str, labels: Values, output: Values, **more: Any) -> Any:
-    return Metric("m", function, "y", "truth", **more).curve(labels, output)
+def curve(function: str, labels: Values, output: Values, **settings: Any) -> Any:
+    """The curve of a metric: Roc, Residual or NotDrawn."""
+    return Metric("m", function, "y", "truth", **settings).curve(labels, output)
 
 
-@pytest.mark.parametrize("function", ["roc_auc", "efficiency", "f1"])
-def test_the_curve_of_a_score(function: str) -> None:
-    """Each point belongs to a threshold; there are few points; the area is scikit-learn's."""
+@pytest.fixture(scope="module")
+def labels_and_scores() -> tuple[Values, Values]:
+    """Twenty thousand scores with ties, and their labels."""
     draw = np.random.default_rng(1)
     labels = draw.integers(0, 2, 20_000)
-    scores = (draw.normal(labels, 1.0)).round(2).astype(np.float32)
-    more = {"threshold": 0.5} if function == "f1" else {}
-    found = curve(function, labels, scores, **more)
-    assert 50 < len(found.signal) == len(found.background) <= 100
-    fake, kept, _ = metrics.roc_curve(labels, scores, drop_intermediate=False)
-    assert {*zip(found.signal, found.background, strict=True)} <= {*zip(kept, fake, strict=True)}
-    area = metrics.auc([0, *found.background, 1], [0, *found.signal, 1])
-    assert area == pytest.approx(metrics.roc_auc_score(labels, scores), abs=2e-3)
-    assert min(found.background) < 1e-3
+    return labels, draw.normal(labels, 1.0).round(2).astype(np.float32)
+
+
+of_a_score = pytest.mark.parametrize(
+    ("function", "settings"), [("roc_auc", {}), ("efficiency", {}), ("f1", {"threshold": 0.5})]
+)
+
+
+@of_a_score
+def test_the_curve_of_a_score_has_few_points_each_at_a_threshold(
+    labels_and_scores: tuple[Values, Values], function: str, settings: dict[str, Any]
+) -> None:
+    roc = curve(function, *labels_and_scores, **settings)
+    assert 50 < len(roc.signal) == len(roc.background) <= 100
+    background, signal, _ = metrics.roc_curve(*labels_and_scores, drop_intermediate=False)
+    points = {*zip(signal, background, strict=True)}
+    assert {*zip(roc.signal, roc.background, strict=True)} <= points
+    assert min(roc.background) < 1e-3
+
+
+@of_a_score
+def test_the_area_below_the_curve_of_a_score_is_scikit_learns(
+    labels_and_scores: tuple[Values, Values], function: str, settings: dict[str, Any]
+) -> None:
+    roc = curve(function, *labels_and_scores, **settings)
+    area = metrics.auc([0, *roc.background, 1], [0, *roc.signal, 1])
+    assert area == pytest.approx(metrics.roc_auc_score(*labels_and_scores), abs=2e-3)
 
 
 def test_the_curve_of_the_signal_that_is_named() -> None:
     labels = np.array([5, 5, 7, 9])
-    found = curve("roc_auc", labels, np.array([0.1, 0.2, 0.9, 0.3]), signal=7)
-    assert (found.signal[0], found.background[0]) == (1.0, 0.0)
+    roc = curve("roc_auc", labels, np.array([0.1, 0.2, 0.9, 0.3]), signal=7)
+    assert (roc.signal[0], roc.background[0]) == (1.0, 0.0)
 
 
 @pytest.mark.parametrize(
-    ("function", "output", "more"),
+    ("function", "output", "settings"),
     [
         ("accuracy", TWO, {}),
         ("accuracy", LABELS, {}),
@@ -237,24 +298,36 @@ def test_the_curve_of_the_signal_that_is_named() -> None:
         ("roc_auc", TWO, {}),
     ],
 )
-def test_no_curve(function: str, output: Values, more: dict[str, Any]) -> None:
-    assert isinstance(curve(function, LABELS, output, **more), NotDrawn)
+def test_a_metric_that_is_no_function_of_one_score_has_no_curve(
+    function: str, output: Values, settings: dict[str, Any]
+) -> None:
+    assert isinstance(curve(function, LABELS, output, **settings), NotDrawn)
 
 
 @pytest.mark.parametrize("label", [0, 1])
-def test_no_curve_of_one_class(label: int) -> None:
-    found = curve("efficiency", np.full(4, label), np.linspace(0, 1, 4))
-    assert isinstance(found, NotDrawn)
+def test_rows_of_one_class_have_no_curve(label: int) -> None:
+    drawn = curve("efficiency", np.full(4, label), np.linspace(0, 1, 4))
+    assert isinstance(drawn, NotDrawn)
 
 
-def test_residuals() -> None:
-    labels = np.linspace(1, 100, 10_000)
-    output = (labels * 1.5).astype(np.float32)
-    found = curve("resolution", labels, output, kwargs={"relative": True})
-    assert found.relative and found.found.mean == pytest.approx(0.5)
-    absolute = curve("mean_squared_error", labels, output)
-    assert not absolute.relative and absolute.found.finite == 10_000
-    assert absolute.found.largest == pytest.approx(50)
-    assert 0 < absolute.found.below + absolute.found.above <= 200
-    zero = curve("resolution", labels * 0, output * 0, kwargs={"relative": True})
-    assert zero.found.nonfinite == 10_000
+TRUTH = np.linspace(1, 100, 10_000)
+RELATIVE = {"kwargs": {"relative": True}}
+
+
+def test_relative_residuals_are_divided_by_the_truth() -> None:
+    residual = curve("resolution", TRUTH, (TRUTH * 1.5).astype(np.float32), **RELATIVE)
+    assert residual.relative and residual.found.mean == pytest.approx(0.5)
+
+
+def test_absolute_residuals_are_all_counted() -> None:
+    """All are counted, of which few are beyond the edges."""
+    residual = curve("mean_squared_error", TRUTH, (TRUTH * 1.5).astype(np.float32))
+    assert not residual.relative and residual.found.finite == 10_000
+    assert residual.found.largest == pytest.approx(50)
+    assert 0 < residual.found.below + residual.found.above <= 200
+
+
+def test_relative_residuals_of_zero_are_not_finite() -> None:
+    zeros = np.zeros(10_000)
+    residual = curve("resolution", zeros, zeros.astype(np.float32), **RELATIVE)
+    assert residual.found.nonfinite == 10_000

@@ -38,6 +38,7 @@ def signature(**blocks: int) -> Signature:
 
 
 def jets(**blocks: int) -> Arrays:
+    """Random rows for `signature`, of 5 to 20 particles; vectors are momenta and their energy."""
     torch.manual_seed(1)
     columns = {name: torch.randn(ROWS, rows, PARTICLES) for name, rows in blocks.items()}
     if "vectors" in columns:
@@ -47,24 +48,31 @@ def jets(**blocks: int) -> Arrays:
 
 
 @pytest.mark.long
-def test_particle_net_writes_into_its_inputs(tmp_path: Path) -> None:
+def test_particle_net_is_valid_although_it_writes_into_its_inputs(tmp_path: Path) -> None:
     blocks = {"points": 2, "features": 7}
     require_valid(network(), signature(**blocks), tmp_path, ("exported",), jets(**blocks), "none")
 
 
-def transformer(**more: Any) -> torch.nn.Module:
+def transformer(**options: Any) -> torch.nn.Module:
+    """A small ParticleTransformer with the options of its class."""
     from weaver.nn.model.ParticleTransformer import ParticleTransformer
 
     torch.manual_seed(1)
     sizes = {"embed_dims": [16, 16], "pair_embed_dims": [8], "num_heads": 2, "num_layers": 1}
-    made = ParticleTransformer(input_dim=7, num_classes=10, num_cls_layers=1, **sizes, **more)
-    return made.eval()  # type: ignore[no-any-return]
+    model = ParticleTransformer(input_dim=7, num_classes=10, num_cls_layers=1, **sizes, **options)
+    return model.eval()  # type: ignore[no-any-return]
+
+
+BLOCKS = {"features": 7, "vectors": 4}
 
 
 @pytest.mark.long
-def test_particle_transformer_is_told_what_to_change(tmp_path: Path) -> None:
-    blocks = {"features": 7, "vectors": 4}
+def test_particle_transformer_that_trims_is_refused_with_what_to_change(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match=r"ParticleTransformer\.py:\d+ .*trim: false"):
-        capture(transformer(), signature(**blocks), jets(**blocks), tmp_path, "none")
+        capture(transformer(), signature(**BLOCKS), jets(**BLOCKS), tmp_path, "none")
+
+
+@pytest.mark.long
+def test_particle_transformer_that_does_not_trim_is_valid(tmp_path: Path) -> None:
     model = transformer(trim=False)
-    require_valid(model, signature(**blocks), tmp_path, ("exported",), jets(**blocks), "none")
+    require_valid(model, signature(**BLOCKS), tmp_path, ("exported",), jets(**BLOCKS), "none")

@@ -22,7 +22,8 @@ def tagger(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 def store_of_tagger(
     tagger: Bundle, empty_database: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    return store_of(tmp_path_factory, empty_database, lambda made: promoted(made, tagger))
+    """The folder of `production`, made once for all tests."""
+    return store_of(tmp_path_factory, empty_database, lambda registry: promoted(registry, tagger))
 
 
 @pytest.fixture

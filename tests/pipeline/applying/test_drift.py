@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +30,7 @@ ROWS = 4000
 
 
 def drawn(seed: int, rows: int = ROWS) -> dict[str, np.ndarray[tuple[int], np.dtype[np.float32]]]:
+    """Normal columns of different means and widths."""
     random = np.random.default_rng(seed)
     return {
         name: random.normal(k, 1 + k, rows).astype(np.float32) for k, name in enumerate("abcdef")
@@ -42,11 +44,11 @@ def watched(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> Bu
     def make(folder: Path) -> None:
         config = project.CONFIG.replace("[aoti, torchscript, exported]", "[exported]")
         config = config.replace("reference: {many", "reference: {file: rows.npz, many")
-        made = project.write_project(folder, config=config)
+        written = project.write_project(folder, config=config)
         rows = {f"jets/{name}": values for name, values in drawn(0).items()}
         np.savez(folder / "rows.npz", allow_pickle=False, **rows)
-        built = project.build(made)
-        registry = Registry(made.registry)
+        built = project.build(written)
+        registry = Registry(written.registry)
         registry.promote(registry.find(built.answer["version"]), "production", project.PASSED)
 
     folder = made_once(tmp_path_factory, "watched", make)
@@ -55,66 +57,87 @@ def watched(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> Bu
 
 @pytest.fixture
 def store(watched: Built, tmp_path: Path) -> Registry:
+    """A copy of the registry of `watched` for this test."""
     return copy_of(watched.project.folder / "store", tmp_path / "store")
 
 
-def file_of(folder: Path, seed: int = 1, **changed: float) -> Path:
-    """A file of data, with `changed` added to some columns."""
-    rows = {name: own + np.float32(changed.get(name, 0)) for name, own in drawn(seed).items()}
+def file_of(folder: Path, seed: int = 1, **shifts: float) -> Path:
+    """A file of data like the reference's, with these shifts added to some columns."""
+    rows = {name: own + np.float32(shifts.get(name, 0)) for name, own in drawn(seed).items()}
     np.savez(folder / f"{seed}.npz", allow_pickle=False, **rows)
     return folder / f"{seed}.npz"
 
 
-def of(session: Session) -> Watcher:
+def watcher_of(session: Session) -> Watcher:
+    """The session's watcher, which there must be."""
     assert isinstance(session.watcher, Watcher)
     return session.watcher
 
 
 def test_a_file_like_the_reference_passes(store: Registry, tmp_path: Path) -> None:
-    found = answer("drift", "jets@production", file_of(tmp_path), registry=store)
-    assert found["beyond"] == []
-    assert {each["column"] for each in found["columns"]} == {
+    drift = answer("drift", "jets@production", file_of(tmp_path), registry=store)
+    assert drift["beyond"] == []
+    assert {column["column"] for column in drift["columns"]} == {
         *(f"jets/{name}" for name in "abcdef"), *(f"tags/{name}" for name in "xyz")
     }  # fmt: skip
-    assert {each["values"] for each in found["columns"]} == {ROWS}
+    assert {column["values"] for column in drift["columns"]} == {ROWS}
 
 
 def test_a_column_that_moved_is_named(store: Registry, tmp_path: Path) -> None:
-    file = file_of(tmp_path, c=1000)
-    found = answer("drift", "jets@production", file, registry=store, code=1)
-    assert found["beyond"][0] == "jets/c"
-    assert not {"jets/a", "jets/b", "jets/d", "jets/e", "jets/f"} & set(found["beyond"])
-    shown = cli("drift", "jets@production", file, "--registry", store.uri, code=1).stdout
-    assert re.search(r"jets/c .*above: 0 % to 100 %", shown)
-    loose = answer("drift", "jets/1", file, "--limit", "100", registry=store)
-    assert loose["beyond"] == []
+    moved = file_of(tmp_path, c=1000)
+    drift = answer("drift", "jets@production", moved, registry=store, code=1)
+    assert drift["beyond"][0] == "jets/c"
+    assert not {"jets/a", "jets/b", "jets/d", "jets/e", "jets/f"} & set(drift["beyond"])
+
+
+def test_the_table_shows_where_the_values_went(store: Registry, tmp_path: Path) -> None:
+    where = ("--registry", store.uri)
+    table = cli("drift", "jets@production", file_of(tmp_path, c=1000), *where, code=1).stdout
+    assert re.search(r"jets/c .*above: 0 % to 100 %", table)
+
+
+def test_a_user_sets_the_limit_of_a_distance(store: Registry, tmp_path: Path) -> None:
+    moved = file_of(tmp_path, c=1000)
+    assert answer("drift", "jets/1", moved, "--limit", "100", registry=store)["beyond"] == []
+
+
+def count_a_job(store: Registry, folder: Path, counts: Path) -> Path:
+    """Scores a file whose column `b` moved, writes its counts, and returns the job's page."""
+    page = folder / "page.html"
+    cli("apply", "jets@production", file_of(folder, b=5), "--out", folder / "out",
+        "--counts", counts, "--html", page, "--registry", store.uri)  # fmt: skip
+    return page
 
 
 def test_a_job_counts_its_rows(store: Registry, tmp_path: Path) -> None:
-    counts, page = tmp_path / "kept" / "counts.json", tmp_path / "page.html"
-    (tmp_path / "kept").mkdir()
-    cli("apply", "jets@production", file_of(tmp_path, b=5), "--out", tmp_path / "out",
-        "--counts", counts, "--html", page, "--registry", store.uri)  # fmt: skip
+    counts = tmp_path / "counts.json"
+    page = count_a_job(store, tmp_path, counts)
     assert sum(read_record(Counts, counts.read_bytes()).columns["jets/b"]) == ROWS
-    once = answer("drift", "jets@production", counts, registry=store, code=1)
-    assert "jets/b" in once["beyond"]
+    drift = answer("drift", "jets@production", counts, registry=store, code=1)
+    assert "jets/b" in drift["beyond"]
     assert "distance from the reference" in page.read_text()
-    # Two jobs add up, and a page says what moved.
-    (tmp_path / "kept" / "again.json").write_bytes(counts.read_bytes())
-    both = answer("drift", "jets/1", tmp_path / "kept", "--html", page, registry=store, code=1)
-    assert both["columns"][0]["values"] == 2 * once["columns"][0]["values"]
+
+
+def test_the_counts_of_jobs_are_added(store: Registry, tmp_path: Path) -> None:
+    folder, page = tmp_path / "kept", tmp_path / "drift.html"
+    folder.mkdir()
+    count_a_job(store, tmp_path, folder / "counts.json")
+    (folder / "again.json").write_bytes((folder / "counts.json").read_bytes())
+    drift = answer("drift", "jets/1", folder, "--html", page, registry=store, code=1)
+    assert drift["columns"][0]["values"] == 2 * ROWS
     text = page.read_text()
     assert "jets/b" in text
-    assert text.count("<svg") == sum(each["significant"] for each in both["columns"])
+    assert text.count("<svg") == sum(column["significant"] for column in drift["columns"])
 
 
 @pytest.fixture(autouse=True)
 def counts_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test has a folder of counts of its own."""
     monkeypatch.setenv("PIPELINE_COUNTS", str(tmp_path / "counts"))
 
 
-def called_50_times(session: Session) -> None:
-    """Each call has 20 rows of zeros."""
+def call_50_times(session: Session) -> None:
+    """Each call has 20 rows of zeros; half of the calls are in `run_many`."""
     jets, tags = session.collection("jets", 20), session.collection("tags", 20)
     binding = session.bind(jets, tags)
     for _ in range(25):
@@ -127,8 +150,8 @@ def test_a_session_counts_a_share_of_its_calls(
     store: Registry, share: float, least: int, most: int
 ) -> None:
     with pipeline.load("jets@production", registry=store, watch=share) as session:
-        called_50_times(session)
-        counts = of(session).counts
+        call_50_times(session)
+        counts = watcher_of(session).counts
     assert least <= counts.calls <= most
     assert counts.columns["jets/a"][3] == 20 * counts.calls  # zeros
 
@@ -141,43 +164,72 @@ def test_a_session_that_counts_no_call_has_no_watcher(store: Registry) -> None:
 def test_the_counts_of_sessions_are_added(store: Registry) -> None:
     for _ in range(2):
         with pipeline.load("jets@production", registry=store, watch=1.0) as session:
-            called_50_times(session)
-            of(session).write()
-    shown = answer("drift", "jets@production", registry=store, code=1)
-    assert shown["calls"] == 100
-    assert set(shown["beyond"]) >= {f"jets/{name}" for name in "abcdef"}
+            call_50_times(session)
+            watcher_of(session).write()
+    drift = answer("drift", "jets@production", registry=store, code=1)
+    assert drift["calls"] == 100
+    assert set(drift["beyond"]) >= {f"jets/{name}" for name in "abcdef"}
 
 
-def test_the_environment_asks_too(
+def test_the_environment_asks_for_counts_and_names_their_folder(
     store: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIPELINE_COUNTS", str(tmp_path))
     monkeypatch.setenv("PIPELINE_WATCH", "1")
     with pipeline.load("jets@production", registry=store) as session:
         session.run(session.collection("jets", 5), session.collection("tags", 5))
-        assert of(session).counts.calls == 1
-        assert of(session).file.parent == tmp_path
-    monkeypatch.setenv("PIPELINE_COUNTS", "")  # empty is as not set
-    with pipeline.load("jets@production", registry=store) as session:
-        assert of(session).file.parent == Path("pipeline-counts").absolute()
+        assert watcher_of(session).counts.calls == 1
+        assert watcher_of(session).file.parent == tmp_path
+
+
+def test_an_empty_name_of_the_folder_is_as_none(
+    store: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIPELINE_COUNTS", "")
+    with pipeline.load("jets@production", registry=store, watch=1) as session:
+        assert watcher_of(session).file.parent == Path("pipeline-counts").absolute()
+
+
+def test_an_empty_share_in_the_environment_counts_nothing(
+    store: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PIPELINE_WATCH", "")
     with pipeline.load("jets@production", registry=store) as session:
         assert session.watcher is None
+
+
+def test_a_share_in_the_environment_that_is_no_number_is_refused(
+    store: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PIPELINE_WATCH", "often")
     with pytest.raises(LoadError, match="PIPELINE_WATCH=often"):
         pipeline.load("jets@production", registry=store)
-    with pytest.raises(LoadError, match="watch=2"):
-        pipeline.load("jets@production", registry=store, watch=2)
-    with pytest.raises(LoadError, match=r"^watch with 'triton://h:1': only sessions on this host"):
-        pipeline.load("jets@production", registry=store, watch=0.1, device="triton://h:1")
-    with pytest.raises(LoadError, match=r"^watch with a site: only sessions on this host"):
-        pipeline.load("jets@production", registry=store, watch=0.1, site="site.yaml")
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"watch": 2}, "watch=2"),
+        (
+            {"watch": 0.1, "device": "triton://h:1"},
+            r"^watch with 'triton://h:1': only sessions on this host",
+        ),
+        ({"watch": 0.1, "site": "site.yaml"}, r"^watch with a site: only sessions on this host"),
+    ],
+    ids=["share above 1", "server", "site"],
+)
+def test_a_session_that_cannot_be_watched_is_refused(
+    store: Registry, options: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(LoadError, match=problem):
+        pipeline.load("jets@production", registry=store, **options)
 
 
 def _run_and_count(registry: str) -> None:
+    """Counts one call of five rows in this process."""
     with pipeline.load("jets@production", registry=registry, watch=1.0) as session:
         session.run(session.collection("jets", 5), session.collection("tags", 5))
-        of(session).write()
+        watcher_of(session).write()
 
 
 def test_processes_write_files_of_their_own(
@@ -186,8 +238,8 @@ def test_processes_write_files_of_their_own(
     monkeypatch.setenv("PIPELINE_COUNTS", str(tmp_path / "counts"))
     assert [ended(lambda: _run_and_count(store.uri)) for _ in range(2)] == [0, 0]
     assert len([*(tmp_path / "counts").glob("*.json")]) == 2
-    shown = cli("drift", "jets/1", "--registry", store.uri, "--json", code=1).stdout
-    assert json.loads(shown)["calls"] == 2
+    drift = cli("drift", "jets/1", "--registry", store.uri, "--json", code=1).stdout
+    assert json.loads(drift)["calls"] == 2
 
 
 def test_test_mode_counts_too(
@@ -196,50 +248,55 @@ def test_test_mode_counts_too(
     monkeypatch.setenv("PIPELINE_COUNTS", str(tmp_path))
     with pipeline.load("jets/1", mode="test", registry=store, watch=1) as session:
         session.run(session.collection("jets", 5), session.collection("tags", 5))
-        assert of(session).counts.calls == 1
+        assert watcher_of(session).counts.calls == 1
 
 
 def test_rows_that_a_short_file_repeats_count_once(watched: Built, tmp_path: Path) -> None:
     """A file of 40 rows fills a reference of 1,000 or more."""
-    made = project.write_project(tmp_path / "short", config=watched.project.config.read_text())
+    short = project.write_project(tmp_path / "short", config=watched.project.config.read_text())
     rows = {f"jets/{name}": values for name, values in drawn(0, 40).items()}
-    np.savez(made.folder / "rows.npz", allow_pickle=False, **rows)
-    built = project.build(made)
+    np.savez(short.folder / "rows.npz", allow_pickle=False, **rows)
+    built = project.build(short)
     profile = json.loads(built.bundle.file("reports/columns.json").read_text())
-    assert {sum(each["counts"]) for each in profile["columns"].values()} == {40}
+    assert {sum(column["counts"]) for column in profile["columns"].values()} == {40}
 
 
-def test_a_version_without_a_profile(
-    jets: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its reference is random: no command says that data moved away from it."""
-    where = ("--registry", jets.project.registry)
-    assert "rows of yours" in refusal(
-        "drift", "jets/1", file_of(tmp_path), "--mode", "test", *where
-    )
+def test_drift_of_a_version_with_a_random_reference_is_refused(jets: Built, tmp_path: Path) -> None:
+    """Data need not look like it."""
+    where = ("--mode", "test", "--registry", jets.project.registry)
+    assert "rows of yours" in refusal("drift", "jets/1", file_of(tmp_path), *where)
+
+
+def test_a_session_with_a_random_reference_cannot_be_watched(jets: Built) -> None:
     with pytest.raises(LoadError, match="rows of yours"):
         pipeline.load("jets/1", mode="test", registry=jets.project.registry, watch=1)
+
+
+def test_the_environment_does_not_watch_a_session_with_a_random_reference(
+    jets: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is set for all sessions, and must not stop this one."""
     monkeypatch.setenv("PIPELINE_WATCH", "1")
     with pipeline.load("jets/1", mode="test", registry=jets.project.registry) as session:
         assert session.watcher is None
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "problem"),
     [('{"columns": {"jets/a": {"edges": [2, 1], "counts": [0,0,0,0,0,0,1]}}}', "ascend"),
      ("nothing", "columns.json"), ('{"columns": 1}', "columns")],
 )  # fmt: skip
 def test_a_damaged_profile_is_refused(
-    content: str, said: str, watched: Built, tmp_path: Path
+    content: str, problem: str, watched: Built, tmp_path: Path
 ) -> None:
     def edit(folder: Path, _: object) -> None:
         (folder / "reports" / "columns.json").write_text(content)
 
     forged = project.resealed(watched.bundle, tmp_path / "forged", edit)
-    assert said in refusal("drift", forged.path, file_of(tmp_path), "--mode", "test")
+    assert problem in refusal("drift", forged.path, file_of(tmp_path), "--mode", "test")
 
 
-def test_data_and_counts_at_once(store: Registry, tmp_path: Path) -> None:
+def test_data_and_counts_in_one_command_are_refused(store: Registry, tmp_path: Path) -> None:
     (tmp_path / "counts.json").write_text("{}")
     result = cli("drift", "jets/1", file_of(tmp_path), tmp_path / "counts.json", "--registry",
                  store.uri, code=2)  # fmt: skip
@@ -258,8 +315,8 @@ def test_a_null_is_found_in_its_rows(store: Registry, tmp_path: Path) -> None:
         )  # fmt: skip
 
 
-def test_a_file_without_rows(store: Registry, tmp_path: Path) -> None:
-    """A job on it is complete; there is nothing to compare with the reference."""
+def test_a_file_without_rows_leaves_nothing_to_compare(store: Registry, tmp_path: Path) -> None:
+    """A job on it is complete; its counts are refused by `drift`."""
     np.savez(tmp_path / "0.npz", allow_pickle=False, **drawn(1, 0))
     where = ("--registry", store.uri)
     counts, page = tmp_path / "counts.json", tmp_path / "page.html"
@@ -275,4 +332,5 @@ def test_a_call_without_rows_is_written(
     monkeypatch.setenv("PIPELINE_COUNTS", str(tmp_path))
     with pipeline.load("jets@production", registry=store, watch=1) as session:
         session.run(session.collection("jets", 0), session.collection("tags", 0))
-        of(session).write()
+        watcher_of(session).write()
+        assert watcher_of(session).file.is_file()

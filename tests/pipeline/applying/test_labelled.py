@@ -17,7 +17,8 @@ from tests.models import building, mlps, scored
 from tests.models.scored import write_rows
 
 ROWS = 250  # the version takes at most 100 rows at a time
-ASKED = {
+every_format = pytest.mark.parametrize("suffix", [".npz", ".parquet", ".feather", ".h5", ".root"])
+METRICS = {
     "data": "",
     "label": "truth",
     "functions": {
@@ -29,6 +30,7 @@ ASKED = {
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
+    """A model of jets that takes at most 100 rows at a time."""
     folder = tmp_path_factory.mktemp("labelled")
     built = building.build(
         mlps.PointwiseFirst(1), building.mlp_signature(100), folder, ("exported",)
@@ -38,34 +40,61 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
 
 @pytest.fixture(scope="module")
 def columns() -> dict[str, Array]:
+    """Rows with their labels: the model's own classes, but for fifty random ones."""
     rows = scored.columns(ROWS)
     truth = scored.eager(rows).argmax(1)
     truth[:50] = np.random.default_rng(3).integers(0, 3, 50)
     return {**{name: rows[name] for name in mlps.FEATURES}, "truth": truth}
 
 
-@pytest.mark.parametrize("suffix", [".npz", ".parquet", ".feather", ".h5", ".root"])
-def test_formats(session: Session, columns: dict[str, Array], tmp_path: Path, suffix: str) -> None:
+@every_format
+def test_metrics_of_rows_in_every_format(
+    session: Session, columns: dict[str, Array], tmp_path: Path, suffix: str
+) -> None:
     path = write_rows(tmp_path / f"test{suffix}", columns, 70)
-    labelled = Labelled(path, MetricsConfig.model_validate(ASKED), {})
+    labelled = Labelled(path, MetricsConfig.model_validate(METRICS), {})
     labelled.check(session.signature, {})
-    found = labelled.values(session, {})
+    metrics = labelled.values(session, {})
     eager = scored.eager(columns)
     right = float(np.mean(eager.argmax(1) == columns["truth"]))
-    assert [each.why for each in found.values()] == ["", ""]
-    assert found["accuracy"].value == pytest.approx(right)
+    assert [metric.why for metric in metrics.values()] == ["", ""]
+    assert metrics["accuracy"].value == pytest.approx(right)
+    # The share of pairs in which the signal has the larger score; equal scores count half.
     signal, rest = eager[columns["truth"] == 0, 0], eager[columns["truth"] != 0, 0]
     pairs = (signal[:, None] > rest).mean() + (signal[:, None] == rest).mean() / 2
-    assert found["auc"].value == pytest.approx(pairs, abs=1e-3)
+    assert metrics["auc"].value == pytest.approx(pairs, abs=1e-3)
 
-    moved = {f"in_{name}" if name in mlps.FEATURES else name: v for name, v in columns.items()}
-    write_rows(path, moved)
-    assert labelled.values(session, {"jets/*": "in_*"}) == found
+
+def labelled_rows(path: Path, columns: dict[str, Array]) -> Labelled:
+    """Labelled rows in a new file of this name, with METRICS."""
+    return Labelled(write_rows(path, columns), MetricsConfig.model_validate(METRICS), {})
+
+
+@every_format
+def test_columns_of_other_names_give_the_same_metrics(
+    session: Session, columns: dict[str, Array], tmp_path: Path, suffix: str
+) -> None:
+    renamed = {f"in_{name}" if name in mlps.FEATURES else name: v for name, v in columns.items()}
+    plain = labelled_rows(tmp_path / f"plain{suffix}", columns)
+    other = labelled_rows(tmp_path / f"renamed{suffix}", renamed)
+    assert other.values(session, {"jets/*": "in_*"}) == plain.values(session, {})
+
+
+def test_a_file_without_a_models_column_is_refused(
+    session: Session, columns: dict[str, Array], tmp_path: Path
+) -> None:
+    renamed = {f"in_{name}" if name in mlps.FEATURES else name: v for name, v in columns.items()}
     with pytest.raises(DataError, match="has no 'a'; it has in_a, in_b"):
-        labelled.check(session.signature, {})
-    write_rows(path, {name: values[:0] for name, values in columns.items()})
+        labelled_rows(tmp_path / "renamed.npz", renamed).check(session.signature, {})
+
+
+@every_format
+def test_a_file_without_rows_is_refused(
+    session: Session, columns: dict[str, Array], tmp_path: Path, suffix: str
+) -> None:
+    none = {name: values[:0] for name, values in columns.items()}
     with pytest.raises(MetricError, match="has no rows: metrics need some"):
-        labelled.check(session.signature, {})
+        labelled_rows(tmp_path / f"none{suffix}", none).check(session.signature, {})
 
 
 def test_each_metric_may_have_a_label_of_its_own(
@@ -73,30 +102,32 @@ def test_each_metric_may_have_a_label_of_its_own(
 ) -> None:
     """Then no common label is needed."""
     own = {"accuracy": {"function": "accuracy", "output": "probabilities", "label": "other"}}
-    asked = MetricsConfig.model_validate({"data": "", "functions": own})
+    config = MetricsConfig.model_validate({"data": "", "functions": own})
     write_rows(tmp_path / "test.npz", {**columns, "other": columns["truth"] * 0})
-    labelled = Labelled(tmp_path / "test.npz", asked, {})
+    labelled = Labelled(tmp_path / "test.npz", config, {})
     labelled.check(session.signature, {})
     (tmp_path / "bundle").mkdir()
     record = labelled.keep(tmp_path / "bundle" / "metrics")
-    again = Labelled.from_bundle(record, asked, tmp_path / "bundle")
+    again = Labelled.from_bundle(record, config, tmp_path / "bundle")
     assert record.rows == ROWS
     assert 0 < again.values(session, {})["accuracy"].value < 1
 
 
-def test_kept_and_read_again(session: Session, columns: dict[str, Array], tmp_path: Path) -> None:
+def test_rows_and_functions_kept_in_a_bundle_need_no_other_file(
+    session: Session, columns: dict[str, Array], tmp_path: Path
+) -> None:
     write_rows(tmp_path / "test.npz", columns)
     (tmp_path / "own.py").write_text("def mine(labels, outputs, column): return len(column('a'))")
     own = {"own": {"function": "own.py:mine", "output": "y"}}
-    asked = MetricsConfig.model_validate({**ASKED, "functions": own})
-    first = Labelled(tmp_path / "test.npz", asked, {"own": f"{tmp_path / 'own.py'}:mine"})
+    config = MetricsConfig.model_validate({**METRICS, "functions": own})
+    first = Labelled(tmp_path / "test.npz", config, {"own": f"{tmp_path / 'own.py'}:mine"})
     bundle = tmp_path / "bundle"
     bundle.mkdir()
     record = first.keep(bundle / "metrics")
     for name in ("test.npz", "own.py"):
         (tmp_path / name).unlink()
     assert (record.file, record.code) == ("metrics/data.npz", {"own": "metrics/own.py"})
-    again = Labelled.from_bundle(record, asked, bundle)
+    again = Labelled.from_bundle(record, config, bundle)
     assert again.values(session, {})["own"].value == ROWS
 
 
@@ -105,8 +136,8 @@ def test_a_metric_without_a_value_says_why(
 ) -> None:
     """The other metrics have their values."""
     write_rows(tmp_path / "test.npz", columns)
-    functions = {**ASKED["functions"], "f1": {"function": "f1", "output": "x"}}  # type: ignore[dict-item]
-    asked = MetricsConfig.model_validate({**ASKED, "functions": functions})
-    found = Labelled(tmp_path / "test.npz", asked, {}).values(session, {})
-    assert np.isnan(found["f1"].value) and "f1 failed: ValueError" in found["f1"].why
-    assert found["accuracy"].value > 0.5
+    functions = {**METRICS["functions"], "f1": {"function": "f1", "output": "x"}}  # type: ignore[dict-item]
+    config = MetricsConfig.model_validate({**METRICS, "functions": functions})
+    metrics = Labelled(tmp_path / "test.npz", config, {}).values(session, {})
+    assert np.isnan(metrics["f1"].value) and "f1 failed: ValueError" in metrics["f1"].why
+    assert metrics["accuracy"].value > 0.5

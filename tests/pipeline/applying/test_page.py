@@ -23,41 +23,50 @@ def test_each_answer_is_counted_once(tmp_path: Path, production: Registry, suffi
     """This holds although some formats are written in several passes over the parts."""
     sources = [write_rows(tmp_path / f"{i}{suffix}", columns(300)) for i in range(2)]
     out = tmp_path / f"all{suffix}"
-    done = pipeline.apply(REF, sources, out, registry=production, histograms=True)
+    report = pipeline.apply(REF, sources, out, registry=production, histograms=True)
     rows = read_rows(out)
-    assert {*done.histograms} == {*CLASSES}
-    for name, found in done.histograms.items():
-        assert (found.finite, found.nonfinite) == (600, 0)
+    assert {*report.histograms} == {*CLASSES}
+    for name, histogram in report.histograms.items():
+        assert (histogram.finite, histogram.nonfinite) == (600, 0)
         values = np.asarray(rows[name], "float64")
-        assert (found.least, found.largest) == (values.min(), values.max())
-        assert found.mean == pytest.approx(values.mean())
+        assert (histogram.least, histogram.largest) == (values.min(), values.max())
+        assert histogram.mean == pytest.approx(values.mean())
 
 
-def test_a_run_and_one_that_finds_all_done(tmp_path: Path, production: Registry) -> None:
+@pytest.fixture
+def command(tmp_path: Path, production: Registry) -> tuple[object, ...]:
+    """A job whose page is `pages/run.html`; its file's name is HTML that must be escaped."""
     source = write_rows(tmp_path / "<b>rows.parquet", columns(100))
-    page = tmp_path / "pages" / "run.html"
-    given = ("apply", REF, source, "--out", tmp_path / "out", "--keep", "event", "--html", page)
-    where = ("--registry", production.uri)
-    answer = json.loads(cli(*given, "--json", *where).stdout)
+    out, page = tmp_path / "out", tmp_path / "pages" / "run.html"
+    where = ("--out", out, "--keep", "event", "--html", page, "--registry", production.uri)
+    return ("apply", REF, source, *where)
+
+
+def test_the_page_of_a_run(tmp_path: Path, command: tuple[object, ...]) -> None:
+    answer = json.loads(cli(*command, "--json").stdout)
     assert "histograms" not in answer
-    read = check(page.read_text())
-    for said in ("100 rows scored by tagger/1", "production", "a second", "event", "written",
-                 "<b>rows.parquet"):  # fmt: skip
-        assert said in read.text, said
-    assert len(read.all("svg")) == len(CLASSES)
-    assert str(tmp_path) not in page.read_text()
-    assert f"wrote {page}" in cli(*given, *where).stdout
-    again = check(page.read_text())
-    assert "100 rows scored by tagger/1, none of them now" in again.text
-    assert "already complete" in again.text and not again.all("svg")
+    text = (tmp_path / "pages" / "run.html").read_text()
+    page = check(text)
+    for phrase in ("100 rows scored by tagger/1", "production", "a second", "event", "written",
+                   "<b>rows.parquet"):  # fmt: skip
+        assert phrase in page.text, phrase
+    assert len(page.all("svg")) == len(CLASSES)
+    assert str(tmp_path) not in text
 
 
-def test_no_page_in_place_of_data(tmp_path: Path, production: Registry) -> None:
-    source = write_rows(tmp_path / "rows.parquet", columns(10))
-    whole = source.read_bytes()
-    out = tmp_path / "out.parquet"
-    for taken in (source, out):
-        said = cli("apply", REF, source, "--out", out, "--html", taken,
-                   "--registry", production.uri, code=2)  # fmt: skip
-        assert str(taken) in said.stderr
-    assert source.read_bytes() == whole and not out.exists()
+def test_the_page_of_a_run_that_finds_all_done(tmp_path: Path, command: tuple[object, ...]) -> None:
+    cli(*command)
+    file = tmp_path / "pages" / "run.html"
+    assert f"wrote {file}" in cli(*command).stdout
+    page = check(file.read_text())
+    assert "100 rows scored by tagger/1, none of them now" in page.text
+    assert "already complete" in page.text and not page.all("svg")
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "out.parquet"])
+def test_no_page_in_place_of_data(tmp_path: Path, production: Registry, name: str) -> None:
+    source, out = write_rows(tmp_path / "rows.parquet", columns(10)), tmp_path / "out.parquet"
+    content = source.read_bytes()
+    where = ("--out", out, "--html", tmp_path / name, "--registry", production.uri)
+    assert str(tmp_path / name) in cli("apply", REF, source, *where, code=2).stderr
+    assert source.read_bytes() == content and not out.exists()

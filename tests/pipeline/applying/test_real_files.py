@@ -23,55 +23,56 @@ pytestmark = pytest.mark.long  # they build each config with one engine
 ROOT = Path(__file__).parents[3]
 
 
-def built(folder: Path, config: str, registry: Registry) -> None:
-    """Run an example's config with one engine, and promote the version to production."""
+def promote_example(folder: Path, config: str, registry: Registry) -> None:
+    """Runs an example's config with one engine, and promotes the version to production."""
     text = (ROOT / "configs" / config).read_text().replace("../examples", str(ROOT / "examples"))
     text = "\n".join(line for line in text.splitlines() if not line.startswith(("targets", "engi")))
     (folder / config).write_text(text + "\ntargets: [cpu/x86-64-v3]\nengines: [exported]\n")
-    made = run(folder / config, registry, folder / "work")
-    registry.promote(made.version, "production", PASSED)
+    built = run(folder / config, registry, folder / "work")
+    registry.promote(built.version, "production", PASSED)
 
 
-def test_every_jet_of_nanoaod(
+def test_every_jet_of_nanoaod_has_its_answer(
     tmp_path: Path, empty: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = located(data.FILE)
     monkeypatch.setenv("SKHEP_DATA", str(source.parent))
-    built(tmp_path, "nanoaod.yaml", empty)
+    promote_example(tmp_path, "nanoaod.yaml", empty)
     out = tmp_path / "out"
     keep = ["event", "Jet_pt"]
     pipeline.apply("nanoaod-flavour@production", source, out, keep=keep, registry=empty)
     with uproot.open(source) as before, uproot.open(out / source.name) as after:
-        events, found = before["Events"].arrays(["event", "Jet_pt"]), after["Events"].arrays()
-    assert found["event"].tolist() == events["event"].tolist()
-    assert found["Jet_pt"].tolist() == events["Jet_pt"].tolist()
+        events, scored = before["Events"].arrays(["event", "Jet_pt"]), after["Events"].arrays()
+    assert scored["event"].tolist() == events["event"].tolist()
+    assert scored["Jet_pt"].tolist() == events["Jet_pt"].tolist()
     columns, _ = data.jets(source)
     inputs = np.stack([columns[name].astype("f4") for name in model.INPUTS], axis=1)
     network = model.build().eval()
-    network.load_state_dict(train_weights())
+    network.load_state_dict(trained_weights())
     with torch.no_grad():
         expected = network(torch.from_numpy(inputs)).numpy()
     for i, name in enumerate(("p_light", "p_c", "p_b")):
-        assert ak.num(found[name]).tolist() == ak.num(events["Jet_pt"]).tolist()
-        np.testing.assert_allclose(ak.flatten(found[name]), expected[:, i], atol=1e-5, rtol=1e-4)
+        assert ak.num(scored[name]).tolist() == ak.num(events["Jet_pt"]).tolist()
+        np.testing.assert_allclose(ak.flatten(scored[name]), expected[:, i], atol=1e-5, rtol=1e-4)
 
 
-def train_weights() -> dict[str, torch.Tensor]:
+def trained_weights() -> dict[str, torch.Tensor]:
+    """The weights of the example's network."""
     from safetensors.torch import load_file
 
     return load_file(ROOT / "examples/nanoaod/weights.safetensors")
 
 
-def test_every_event_of_hzz(tmp_path: Path, empty: Registry) -> None:
+def test_every_event_of_hzz_has_its_answer(tmp_path: Path, empty: Registry) -> None:
     source = located(FILE)
-    built(tmp_path, "hzz.yaml", empty)
+    promote_example(tmp_path, "hzz.yaml", empty)
     with uproot.open(source) as file:
         events = file["events"].arrays(filter_name=["Jet_*", "Muon_*", "NJet"])
     out = tmp_path / "hzz.parquet"
     pipeline.apply("hzz-events@production", source, out, keep=["NJet", "Jet_Px"], registry=empty)
-    found = ak.from_parquet(out)
-    assert found["NJet"].tolist() == events["NJet"].tolist()
-    assert found["Jet_Px"].tolist() == events["Jet_Px"].tolist()
+    scored = ak.from_parquet(out)
+    assert scored["NJet"].tolist() == events["NJet"].tolist()
+    assert scored["Jet_Px"].tolist() == events["Jet_Px"].tolist()
     expected = hzz.expected(events).numpy()
     for i, name in enumerate(("signal", "background")):
-        np.testing.assert_allclose(found[name], expected[:, i], atol=1e-5, rtol=1e-4)
+        np.testing.assert_allclose(scored[name], expected[:, i], atol=1e-5, rtol=1e-4)

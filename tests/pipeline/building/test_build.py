@@ -25,6 +25,8 @@ from stages.errors import StageError
 from stages.package import NO_BASELINE
 from tests.models.bundles import tree
 from tests.models.project import TARGET, Built, answer, cli, refusal, require_right, resealed
+from tests.models.registries import file_of
+from tests.models.versions import copy_of
 
 LOWER = "cpu/x86-64-v2"
 
@@ -39,11 +41,11 @@ class Added:
     """jets/1 in production, to which native code for a lower level was added."""
 
     registry: Registry
-    said: dict[str, Any]
+    build_answer: dict[str, Any]
     """The answer of the command."""
     before: dict[str, str]
     after: dict[str, str]
-    """The files of the bundle, before and after."""
+    """The digests of the bundle's files by name, before and after."""
 
     @property
     def version(self) -> Version:
@@ -55,6 +57,7 @@ class Added:
 
 @pytest.fixture(scope="module")
 def added(jets: Built, empty_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Added:
+    """Native code for LOWER, built after jets/1 was promoted."""
     folder = tmp_path_factory.mktemp("build")
     shutil.copy(empty_database, folder / "registry.db")
     registry = Registry(f"sqlite:///{folder}/registry.db")
@@ -73,7 +76,7 @@ def test_the_bundle_stays_as_it_was(added: Added, jets: Built) -> None:
 
 
 def test_the_command_says_what_was_built(added: Added, jets: Built) -> None:
-    assert added.said == {
+    assert added.build_answer == {
         "version": "jets/1",
         "digest": jets.bundle.digest,
         "target": LOWER,
@@ -136,33 +139,71 @@ def test_the_history_has_the_build(added: Added) -> None:
     assert "build of jets/1" in cli("history", "jets", "--registry", added.registry.uri).stdout
 
 
-def test_production_takes_it_once_a_promotion_let_it_pass(added: Added, tmp_path: Path) -> None:
-    registry = added.registry
-    pipeline.load("jets/1", registry=registry, target=LOWER, mode="test")
-    refused = f"it has: {TARGET}; {LOWER} was built after the promotion"
-    with pytest.raises(LoadError, match=refused):
-        pipeline.load("jets/1", registry=registry, target=LOWER)
-    with pytest.raises(ServingError, match=refused):
-        deploy(registry, "jets/1", tmp_path / "out", target=LOWER)
-    assert deploy(registry, "jets/1", tmp_path / "out").service.target == TARGET
-    cli("pull", "jets/1", tmp_path / "before", "--registry", registry.uri)
-    with pytest.raises(LoadError, match=f"jets has no target {LOWER}; it has: {TARGET}"):
-        pipeline.load(tmp_path / "before", target=LOWER)
+BUILT_LATER = f"it has: {TARGET}; {LOWER} was built after the promotion"
 
-    said = answer("promote", "jets/1", "--to", "production", registry=registry)
-    gates = [d["detail"] for d in said["decisions"]]
-    assert f"{LOWER} is verified (lanes)" in gates
-    assert any(d.startswith(f"{LOWER}: output probabilities has a fraction of 0") for d in gates)
-    session = pipeline.load("jets@production", registry=registry, target=LOWER)
+
+def test_a_target_built_after_the_promotion_is_not_run_in_production(added: Added) -> None:
+    """Test mode runs it."""
+    pipeline.load("jets/1", registry=added.registry, target=LOWER, mode="test")
+    with pytest.raises(LoadError, match=BUILT_LATER):
+        pipeline.load("jets/1", registry=added.registry, target=LOWER)
+
+
+def test_a_target_built_after_the_promotion_is_not_deployed(added: Added, tmp_path: Path) -> None:
+    with pytest.raises(ServingError, match=BUILT_LATER):
+        deploy(added.registry, "jets/1", tmp_path / "out", target=LOWER)
+    assert deploy(added.registry, "jets/1", tmp_path / "out").service.target == TARGET
+
+
+def test_a_target_built_after_the_promotion_is_not_pulled(added: Added, tmp_path: Path) -> None:
+    cli("pull", "jets/1", tmp_path / "pulled", "--registry", added.registry.uri)
+    with pytest.raises(LoadError, match=f"jets has no target {LOWER}; it has: {TARGET}"):
+        pipeline.load(tmp_path / "pulled", target=LOWER)
+
+
+@dataclass(frozen=True)
+class Promoted:
+    """A copy of the registry, in which a promotion let the new target pass."""
+
+    registry: Registry
+    details: list[str]
+    """What each gate found."""
+
+
+@pytest.fixture(scope="module")
+def promoted(added: Added, tmp_path_factory: pytest.TempPathFactory) -> Promoted:
+    """The copy, so that other tests see the registry before this promotion."""
+    store = file_of(added.registry).parent
+    registry = copy_of(store, tmp_path_factory.mktemp("promoted") / "store")
+    report = answer("promote", "jets/1", "--to", "production", registry=registry)
+    return Promoted(registry, [decision["detail"] for decision in report["decisions"]])
+
+
+def test_the_gates_see_the_new_target(promoted: Promoted) -> None:
+    assert f"{LOWER} is verified (lanes)" in promoted.details
+    within = f"{LOWER}: output probabilities has a fraction of 0"
+    assert any(detail.startswith(within) for detail in promoted.details)
+
+
+def test_production_takes_a_target_once_a_promotion_let_it_pass(promoted: Promoted) -> None:
+    session = pipeline.load("jets@production", registry=promoted.registry, target=LOWER)
     assert session.origin is not None
     assert session.origin.target == LOWER
     require_right(session)
-    best = pipeline.load("jets@production", registry=registry)
-    assert best.origin is not None
-    assert best.origin.target == TARGET
 
-    cli("pull", "jets/1", tmp_path / "after", "--registry", registry.uri)
-    moved = (tmp_path / "after").rename(tmp_path / "moved")
+
+def test_the_best_target_of_the_host_is_taken_by_default(promoted: Promoted) -> None:
+    session = pipeline.load("jets@production", registry=promoted.registry)
+    assert session.origin is not None
+    assert session.origin.target == TARGET
+
+
+def test_a_pulled_target_runs_until_a_file_of_it_is_altered(
+    promoted: Promoted, tmp_path: Path
+) -> None:
+    """The folder may be moved."""
+    cli("pull", "jets/1", tmp_path / "pulled", "--registry", promoted.registry.uri)
+    moved = (tmp_path / "pulled").rename(tmp_path / "moved")
     require_right(pipeline.load(moved, target=LOWER))
     (library,) = (moved / "annexes" / LOWER).rglob("*.so")
     content = library.read_bytes()
@@ -176,9 +217,9 @@ def test_production_takes_it_once_a_promotion_let_it_pass(added: Added, tmp_path
 def test_a_target_is_built_once(added: Added, target: str) -> None:
     registry = added.registry
     before: list[Event] = list(registry.history("jets"))
-    said = refusal("build", "jets/1", "--target", target, "--registry", registry.uri)
-    assert said.startswith(f"jets/1 has {target} already")
-    assert "\n" not in said
+    message = refusal("build", "jets/1", "--target", target, "--registry", registry.uri)
+    assert message.startswith(f"jets/1 has {target} already")
+    assert "\n" not in message
     assert list(registry.history("jets")) == before
 
 

@@ -26,16 +26,21 @@ ROOT = Path(__file__).parents[3]
 
 
 class OfRows(nn.Module):
+    """Each row by itself."""
+
     def forward(self, x: Tensor) -> Tensor:
         return torch.tanh(x[:, :3])
 
 
 class OfAllRows(nn.Module):
+    """Rows that see each other, for which the engine lanes is not made."""
+
     def forward(self, x: Tensor) -> Tensor:
         return x[:, :3] - x[:, :3].amax(0, keepdim=True).clamp(min=6)
 
 
 def captured(model: nn.Module, folder: Path) -> Capture:
+    """The capture of a model for 1 to 20 rows."""
     signature = mlp_signature(highest=20, lowest=1)
     return capture(model.eval(), signature, random_inputs(signature, 1, {}), folder, "none")
 
@@ -57,15 +62,16 @@ def verdicts(
     tolerances = {b.name: default_tolerance("float32") for b in model.signature.outputs}
     recipe = Recipe(engines, {}, 120.0, tolerances, frozenset(), None, 0.1, by_default)
     result = build_targets(Work(model.folder / "cache"), model, [TARGET], recipe)[str(TARGET)]
-    return {name: each.report.verdict for name, each in result.candidates.items()}
+    return {name: candidate.report.verdict for name, candidate in result.candidates.items()}
 
 
-def test_what_stands_in_for_lanes_is_built_where_that_gave_nothing(
-    of_rows: Capture, of_all_rows: Capture
-) -> None:
+def test_what_stands_in_for_lanes_is_not_built_where_lanes_is_valid(of_rows: Capture) -> None:
     assert verdicts(of_rows, by_default=True) == {"lanes": "valid"}
-    found = verdicts(of_all_rows, by_default=True)
-    assert found == {"lanes": "not applicable", "exported": "valid"}
+
+
+def test_what_stands_in_for_lanes_is_built_where_lanes_gave_nothing(of_all_rows: Capture) -> None:
+    candidates = verdicts(of_all_rows, by_default=True)
+    assert candidates == {"lanes": "not applicable", "exported": "valid"}
 
 
 def test_where_a_row_is_much_work_another_engine_joins_the_race(
@@ -75,21 +81,21 @@ def test_where_a_row_is_much_work_another_engine_joins_the_race(
     engines = ("lanes", "exported", "torchscript")
     monkeypatch.setattr(steps, "HEAVY_S", 0.0)
     monkeypatch.setattr(type(engine("exported")), "for_heavy_rows", True)
-    found = verdicts(of_rows, by_default=True, engines=engines)
-    assert found == {"lanes": "valid", "exported": "valid"}
+    candidates = verdicts(of_rows, by_default=True, engines=engines)
+    assert candidates == {"lanes": "valid", "exported": "valid"}
 
 
 def test_the_next_run_tries_again_what_had_no_time_to_be_validated(of_rows: Capture) -> None:
     work = Work(of_rows.folder / "cache")
     recipe = Recipe(("lanes",), {}, 120.0, {}, frozenset(), None)
-    made = steps.Steps(work, of_rows, recipe).compile(TARGET, "lanes")
+    compiled = steps.Steps(work, of_rows, recipe).compile(TARGET, "lanes")
     assert not work.try_again
-    report = steps.Steps(work, of_rows, replace(recipe, timeout_s=1e-3)).judge(TARGET, made, 0)
+    report = steps.Steps(work, of_rows, replace(recipe, timeout_s=1e-3)).judge(TARGET, compiled, 0)
     assert report.code == "candidate-timeout"
     assert work.try_again
 
 
-def test_both_are_built_where_they_are_named(of_rows: Capture) -> None:
+def test_engines_that_are_named_are_all_built(of_rows: Capture) -> None:
     assert verdicts(of_rows, by_default=False) == dict.fromkeys(QUICK_ENGINES, "valid")
 
 
@@ -101,7 +107,11 @@ def test_a_quick_config_has_other_engines_and_another_digest() -> None:
     assert quick.digest() != config.digest()
 
 
-def test_all_others_stand_in_for_lanes() -> None:
-    assert [name for name in DEFAULT_ENGINES if not engine(name).in_place_of] == ["lanes"]
-    assert {engine(name).in_place_of for name in DEFAULT_ENGINES} == {"", "lanes"}
+def test_all_other_default_engines_stand_in_for_lanes() -> None:
+    in_place_of = {name: engine(name).in_place_of for name in DEFAULT_ENGINES}
+    assert in_place_of.pop("lanes") == ""
+    assert {*in_place_of.values()} == {"lanes"}
+
+
+def test_aoti_is_the_only_default_engine_for_heavy_rows() -> None:
     assert [name for name in DEFAULT_ENGINES if engine(name).for_heavy_rows] == ["aoti"]

@@ -28,12 +28,12 @@ TEST = '#include "{file}"\n#include <cstdio>\nint main() {{ return {name}::self_
 
 
 def passes(header: Path, name: str) -> bool:
-    """Compiles a program with a written header, and runs its self-test."""
-    place = header.parent
-    (place / "main.cpp").write_text(TEST.format(file=header.name, name=name))
-    command = ["g++", "-std=c++17", "-O0", "-o", place / "main", place / "main.cpp"]
+    """Compiles a program with a written header, and runs the self-test of its namespace `name`."""
+    folder = header.parent
+    (folder / "main.cpp").write_text(TEST.format(file=header.name, name=name))
+    command = ["g++", "-std=c++17", "-O0", "-o", folder / "main", folder / "main.cpp"]
     subprocess.run([str(word) for word in command], check=True)
-    return subprocess.run([str(place / "main")], check=False).returncode == 0
+    return subprocess.run([str(folder / "main")], check=False).returncode == 0
 
 
 @pytest.fixture(scope="module")
@@ -49,16 +49,16 @@ def registered(
     return registry
 
 
-@pytest.mark.parametrize("ref", ["jets/1", "jets/2"])
+@pytest.mark.parametrize("ref", ["jets/1", "jets/2"], ids=["flat", "jagged"])
 def test_a_version_becomes_a_header(ref: str, registered: Registry, tmp_path: Path) -> None:
-    header = tmp_path / "net.h"
-    words = ("source", ref, "--out", header, "--work", tmp_path / "work")
-    said = answer(*words, registry=registered)
-    assert said["target"] == "source/cpp" and said["self_test_rows"] > 2
-    assert passes(header, said["namespace"])
+    """It passes its own test, is an annex of the version, and is written again without a build."""
+    header, again = tmp_path / "net.h", tmp_path / "again.h"
+    options = ("--out", header, "--work", tmp_path / "work")
+    written = answer("source", ref, *options, registry=registered)
+    assert written["target"] == "source/cpp" and written["self_test_rows"] > 2
+    assert passes(header, written["namespace"])
     assert "source/cpp" in answer("show", ref, registry=registered)["annexes"]
-    again = tmp_path / "again.h"
-    cli("source", ref, "--out", again, "--registry", registered.uri)  # builds nothing
+    cli("source", ref, "--out", again, "--registry", registered.uri)
     assert again.read_text() == header.read_text()
 
 
@@ -75,7 +75,7 @@ def test_the_page_compiles(registered: Registry, tmp_path: Path) -> None:
     subprocess.run([str(word) for word in command], check=True)
 
 
-def test_it_is_promoted_as_any_target_and_no_session_takes_it(
+def test_a_header_is_promoted_as_any_target_and_no_session_takes_it(
     registered: Registry, jets: Built, tmp_path: Path
 ) -> None:
     words = ("--out", tmp_path / "net.h", "--work", tmp_path / "work", "--registry", registered.uri)
@@ -83,39 +83,54 @@ def test_it_is_promoted_as_any_target_and_no_session_takes_it(
     cli("promote", "jets/1", "--to", "production", "--registry", registered.uri)
     with pipeline.load("jets@production", registry=registered.uri) as session:
         assert session.origin is not None and session.origin.target.startswith("cpu/")
-    assert cli("check", "jets/1", "--target", "source/cpp", "--registry", registered.uri)
+    cli("check", "jets/1", "--target", "source/cpp", "--registry", registered.uri)  # it succeeds
 
 
-def test_a_header_of_the_config_is_never_what_a_session_or_a_server_takes(tmp_path: Path) -> None:
-    """It is built and validated with the others, but not raced with them, however fast it is."""
-    made = project.write_project(tmp_path / "project")
-    made.variant(
+@pytest.fixture(scope="module")
+def with_header(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> Built:
+    """A version in production, whose config names this CPU and a header as its targets."""
+    written = project.write_project(tmp_path_factory.mktemp("header"))
+    written.variant(
         "config.yaml",
         (project.TARGETS, f"targets: [{project.TARGET}, source/cpp]"),
         ("engines: [aoti, torchscript, exported]", "engines: [lanes]"),
     )
-    built = project.build(made)
-    targets = built.bundle.manifest.targets
+    built = project.build(written)
+    cli("promote", "jets/1", "--to", "production", "--registry", written.registry)
+    return built
+
+
+def test_a_header_of_the_config_is_validated_but_not_raced(with_header: Built) -> None:
+    """However fast it is."""
+    targets = with_header.bundle.manifest.targets
     assert targets["source/cpp"].status == "verified"
     assert [record.raced_with for record in targets.values()] == [[], []]
-    registry = Registry(made.registry)
-    cli("promote", "jets/1", "--to", "production", "--registry", registry.uri)
-    with pipeline.load("jets@production", registry=registry.uri) as session:
+
+
+def test_a_session_takes_no_header(with_header: Built) -> None:
+    with pipeline.load("jets@production", registry=with_header.project.registry) as session:
         assert session.origin is not None and session.origin.target == project.TARGET
-    words = ("--out", tmp_path / "served", "--backend", "python")
-    assert (
-        answer("deploy", "jets@production", *words, registry=registry)["target"] == project.TARGET
-    )
-    refused = refusal("deploy", "jets@production", *words, "--target", "source/cpp",
-                      "--registry", registry.uri)  # fmt: skip
-    assert "source/cpp" in refused
 
 
-def test_bad_words_are_refused(registered: Registry, tmp_path: Path) -> None:
+def test_a_server_takes_no_header(with_header: Built, tmp_path: Path) -> None:
+    registry = Registry(with_header.project.registry)
+    options = ("--out", tmp_path / "served", "--backend", "python")
+    deployed = answer("deploy", "jets@production", *options, registry=registry)
+    assert deployed["target"] == project.TARGET
+    where = ("--target", "source/cpp", "--registry", registry.uri)
+    assert "source/cpp" in refusal("deploy", "jets@production", *options, *where)
+
+
+def test_a_header_of_no_version_is_refused(registered: Registry) -> None:
     assert "no such" in refusal("source", "nothing/1", "--registry", registered.uri)
+
+
+def test_a_folder_that_a_header_cannot_be_written_into_is_named(
+    registered: Registry, tmp_path: Path
+) -> None:
     out = tmp_path / "missing" / "net.h"
-    said = refusal("source", "jets/1", "--out", out, "--registry", registered.uri)
-    assert str(out.parent) in said
+    message = refusal("source", "jets/1", "--out", out, "--registry", registered.uri)
+    assert str(out.parent) in message
 
 
 # --- columns of every kind ---
@@ -128,8 +143,8 @@ class Kinds(nn.Module):
     """An Eigen matrix, a number that all rows share, float64 and int16 columns."""
 
     def forward(self, m: Tensor, shared: Tensor, x: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-        made = m * shared + x[:, None, None]
-        return made.transpose(1, 2), m.sum((1, 2)) > count[:, 0].float()
+        scaled = m * shared + x[:, None, None]
+        return scaled.transpose(1, 2), m.sum((1, 2)) > count[:, 0].float()
 
 
 KINDS = Signature.build(
@@ -152,6 +167,7 @@ KINDS = Signature.build(
 
 
 def _captured(model: nn.Module, signature: Signature, folder: Path) -> Capture:
+    """The capture of a model on random inputs."""
     (folder / "captured").mkdir()
     model = model.eval().requires_grad_(False)
     return capture(model, signature, random_inputs(signature, 1, {}), folder / "captured")
@@ -168,26 +184,30 @@ def _compiled(
     return Session(signature, engine("lanes").open(out / first, torch.device("cpu"))), out
 
 
+def require_self_test(out: Path, session: Session, reference: Path, folder: Path) -> None:
+    """Requires that the header in `out` with its self-test on a reference compiles and passes."""
+    header = with_self_test((out / "network.h").read_text(), "net", session, reference)
+    (folder / "net.h").write_text(header.text)
+    assert passes(folder / "net.h", "net")
+
+
 def test_no_name_of_a_column_is_one_of_the_header(tmp_path: Path) -> None:
     """Names of C++, of the header's own functions and variables, and of macros."""
-    given = (
+    inputs = (
         "in", "i", "begin", "test", "made", "differs", "weights", "values", "row", "class",
         "LOOP", "DEVICE", "FAR", "THREAD", "INLINE", "UNROLL", "LANES", "F", "I", "SOA_FN",
     )  # fmt: skip
-    found = ("out", "wrong", "of", "min", "self_test", "Output")
+    outputs = ("out", "wrong", "of", "min", "self_test", "Output")
     signature = Signature.build(
-        {"a": Layout([column(name, "float32") for name in given]),
-         "b": Layout([column(name, "float32") for name in found])},
-        [Block("x", "a", given)],
-        [Block("y", "b", found)],
+        {"a": Layout([column(name, "float32") for name in inputs]),
+         "b": Layout([column(name, "float32") for name in outputs])},
+        [Block("x", "a", inputs)],
+        [Block("y", "b", outputs)],
         {"n": RowRange(0, 100)},
     )  # fmt: skip
-    captured = _captured(nn.Linear(len(given), len(found)), signature, tmp_path)
+    captured = _captured(nn.Linear(len(inputs), len(outputs)), signature, tmp_path)
     session, out = _compiled(captured, signature, "cpp", tmp_path)
-    text = (out / "network.h").read_text()
-    made = with_self_test(text, "net", session, captured.reference)
-    (tmp_path / "net.h").write_text(made.text)
-    assert passes(tmp_path / "net.h", "net")
+    require_self_test(out, session, captured.reference, tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -196,20 +216,15 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> Capture:
 
 
 @pytest.mark.parametrize("language", ["cpp", "cuda"])
-def test_columns_of_every_kind(language: str, kinds: Capture, tmp_path: Path) -> None:
+def test_columns_of_every_kind_are_members_in_a_header(
+    language: str, kinds: Capture, tmp_path: Path
+) -> None:
     """Names that are C++ keywords or stand twice, components by columns, shared values, 16 bits."""
     session, out = _compiled(kinds, KINDS, language, tmp_path)
     reference = Reference.load(kinds.reference)
     assert validate_session(session, "lanes", reference, TOLERANCES).valid
     text = (out / "network.h").read_text()
-    for line in (
-        "float hits_m[6];",
-        "float int_;",
-        "double hits_x;",
-        "uint16_t half;",
-        "bool out_x;",
-    ):
-        assert line in text
-    made = with_self_test(text, "net", session, kinds.reference)
-    (tmp_path / "net.h").write_text(made.text)
-    assert passes(tmp_path / "net.h", "net")
+    for member in ("float hits_m[6];", "float int_;", "double hits_x;", "uint16_t half;",
+                   "bool out_x;"):  # fmt: skip
+        assert member in text
+    require_self_test(out, session, kinds.reference, tmp_path)

@@ -30,8 +30,9 @@ RNG = np.random.default_rng(1)
 JETS = {name: RNG.normal(size=700).astype(np.float32) for name in ("pt", "eta", "phi")}
 
 
-def stacked(rows: slice = slice(None)) -> Tensor:
-    return torch.stack([torch.from_numpy(JETS[name][rows]) for name in JETS], dim=1)
+def stacked() -> Tensor:
+    """The jets as the network's input: (700, 3)."""
+    return torch.stack([torch.from_numpy(values) for values in JETS.values()], dim=1)
 
 
 class Net(nn.Module):
@@ -44,8 +45,8 @@ class Net(nn.Module):
         )
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        found = self.layers(x)
-        return {"p": found.softmax(-1), "score": found[:, 0].exp()}
+        logits = self.layers(x)
+        return {"p": logits.softmax(-1), "score": logits[:, 0].exp()}
 
 
 class Mean(nn.Module):
@@ -56,94 +57,114 @@ class Mean(nn.Module):
         self.each = nn.Linear(2, 4)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        found = torch.relu(self.each(x.transpose(1, 2))) * mask.unsqueeze(-1)
-        return found.sum((1, 2)) / mask.sum(1).clamp(min=1)
+        items = torch.relu(self.each(x.transpose(1, 2))) * mask.unsqueeze(-1)
+        return items.sum((1, 2)) / mask.sum(1).clamp(min=1)
 
 
 class Random(nn.Module):
+    """Its answers differ from call to call."""
+
     def forward(self, x: Tensor) -> Tensor:
         return x + torch.rand_like(x)
 
 
 @pytest.fixture(scope="module")
 def net() -> Net:
+    """In train mode; its batch norm has seen the data."""
     torch.manual_seed(1)
-    made = Net()
-    made(stacked())  # batch norm has seen the data
-    return made
+    network = Net()
+    network(stacked())
+    return network
 
 
 @dataclass(frozen=True)
-class Before:
-    """A network before it is compiled, and what was said while that was done."""
+class Compilation:
+    """The weights of a network before it is compiled, and the lines that were printed meanwhile."""
 
     weights: dict[str, Tensor]
-    said: list[str]
+    lines: list[str]
 
 
 @pytest.fixture(scope="module")
-def before(net: Net) -> Before:
-    return Before({name: value.clone() for name, value in net.state_dict().items()}, [])
+def compilation(net: Net) -> Compilation:
+    """What is noted about the compilation of `fast`."""
+    return Compilation({name: value.clone() for name, value in net.state_dict().items()}, [])
 
 
 @pytest.fixture(scope="module")
-def fast(net: Net, before: Before) -> Iterator[Compiled]:
-    with pipeline.compile(net, JETS, say=before.said.append) as made:
-        yield made
+def fast(net: Net, compilation: Compilation) -> Iterator[Compiled]:
+    """The network, compiled for its own data."""
+    with pipeline.compile(net, JETS, say=compilation.lines.append) as compiled:
+        yield compiled
 
 
 @pytest.fixture(scope="module")
 def expected(net: Net) -> dict[str, Tensor]:
+    """The network's answers to the jets in eval mode; it is left in train mode."""
     with torch.no_grad():
-        found: dict[str, Tensor] = net.eval()(stacked())
+        answers: dict[str, Tensor] = net.eval()(stacked())
     net.train()
-    return found
+    return answers
 
 
 def test_the_answers_are_those_of_the_network(fast: Compiled, expected: dict[str, Tensor]) -> None:
-    found = fast({**JETS, "other": np.zeros(700)})
-    np.testing.assert_allclose(found["score"], expected["score"], rtol=1e-4)
-    probabilities = np.stack([found["p0"], found["p1"]], axis=1)
+    """Columns that it does not read are ignored."""
+    answers = fast({**JETS, "other": np.zeros(700)})
+    np.testing.assert_allclose(answers["score"], expected["score"], rtol=1e-4)
+    probabilities = np.stack([answers["p0"], answers["p1"]], axis=1)
     np.testing.assert_allclose(probabilities, expected["p"], rtol=1e-4, atol=1e-5)
+
+
+def test_fewer_rows_have_the_same_bits(fast: Compiled) -> None:
     fewer = fast({name: values[:5] for name, values in JETS.items()})
-    np.testing.assert_array_equal(fewer["score"], found["score"][:5])
-    for same in (pl.LazyFrame(JETS), pipeline.as_collection(JETS)):
-        np.testing.assert_array_equal(fast(same)["score"], found["score"])
+    np.testing.assert_array_equal(fewer["score"], fast(JETS)["score"][:5])
 
 
-def test_the_network_stays_as_it_was(net: Net, before: Before, fast: Compiled) -> None:
+@pytest.mark.parametrize("wrap", [pl.LazyFrame, pipeline.as_collection])
+def test_frames_and_collections_have_the_same_bits(fast: Compiled, wrap: Any) -> None:
+    np.testing.assert_array_equal(fast(wrap(JETS))["score"], fast(JETS)["score"])
+
+
+def test_the_network_stays_as_it_was(net: Net, compilation: Compilation, fast: Compiled) -> None:
     assert net.training and all(p.requires_grad for p in net.parameters())
     now = net.state_dict()
-    assert all(torch.equal(value, now[name]) for name, value in before.weights.items())
+    assert all(torch.equal(value, now[name]) for name, value in compilation.weights.items())
 
 
-def test_what_was_chosen_is_said(before: Before, fast: Compiled) -> None:
-    assert any("lanes" in line for line in before.said)
-    assert any("speed" in line for line in before.said)
+def test_the_chosen_engine_and_its_speed_are_printed(
+    compilation: Compilation, fast: Compiled
+) -> None:
+    assert any("lanes" in line for line in compilation.lines)
+    assert any("speed" in line for line in compilation.lines)
 
 
 @dataclass(frozen=True)
 class Closed:
-    """A network that was compiled with columns of three libraries, and closed."""
+    """A network that was compiled with columns of three libraries, and closed.
+
+    `score`: its answers while it was open. `temporary`: the folder for temporary files, which had
+    `open_files` then.
+    """
 
     fast: Compiled
     score: Any
-    place: Path
+    temporary: Path
     open_files: list[Path]
 
 
 @pytest.fixture(scope="module")
 def closed(net: Net, tmp_path_factory: pytest.TempPathFactory) -> Closed:
-    place = tmp_path_factory.mktemp("temporary")
-    parts = [category(JETS["pt"][rows]) for rows in (slice(350), slice(350, None))]
-    data = {"pt": pa.chunked_array(parts), "eta": pl.Series(JETS["eta"]), "phi": JETS["phi"]}
+    """Columns of Arrow, polars and NumPy; the first are rounded and coded by a dictionary."""
+    temporary = tmp_path_factory.mktemp("temporary")
+    chunks = [rounded_dictionary(JETS["pt"][rows]) for rows in (slice(350), slice(350, None))]
+    data = {"pt": pa.chunked_array(chunks), "eta": pl.Series(JETS["eta"]), "phi": JETS["phi"]}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tempfile, "tempdir", str(place))
+        patch.setattr(tempfile, "tempdir", str(temporary))
         with pipeline.compile(net, data, say=_quiet) as fast:
-            return Closed(fast, fast(data)["score"], place, list(place.iterdir()))
+            return Closed(fast, fast(data)["score"], temporary, list(temporary.iterdir()))
 
 
-def test_columns_of_three_libraries(closed: Closed, net: Net) -> None:
+def test_columns_of_three_libraries_are_taken_together(closed: Closed, net: Net) -> None:
     with torch.no_grad():
         rounded = torch.from_numpy(JETS["pt"].round(1))
         expected = net.eval()(torch.cat([rounded.unsqueeze(1), stacked()[:, 1:]], 1))["score"]
@@ -152,7 +173,7 @@ def test_columns_of_three_libraries(closed: Closed, net: Net) -> None:
 
 
 def test_no_file_stays_after_close(closed: Closed, tmp_path: Path) -> None:
-    assert closed.open_files and not list(closed.place.iterdir())
+    assert closed.open_files and not list(closed.temporary.iterdir())
     with pytest.raises(RunError):
         closed.fast.save(tmp_path / "late" / "config.yaml")
     assert not (tmp_path / "late").exists()
@@ -162,17 +183,17 @@ def test_the_saved_config_gives_the_same_answers(
     fast: Compiled, tmp_path: Path, empty: Registry
 ) -> None:
     config, *_ = fast.save(tmp_path / "config.yaml")
-    ran = cli(
+    result = cli(
         "run", config, "--quick", "--registry", empty.uri, "--work", tmp_path / "work", "--json"
     )
-    assert json.loads(ran.stdout)["version"] == "model/1"
+    assert json.loads(result.stdout)["version"] == "model/1"
     with pipeline.load("model", registry=empty.uri, mode="test") as session:
-        again = session.collection("outputs", 700)
-        session.run(pipeline.as_collection(JETS, session.layout("events")), again)
-        np.testing.assert_allclose(again["score"], fast(JETS)["score"], rtol=1e-5)
+        outputs = session.collection("outputs", 700)
+        session.run(pipeline.as_collection(JETS, session.layout("events")), outputs)
+        np.testing.assert_allclose(outputs["score"], fast(JETS)["score"], rtol=1e-5)
 
 
-def test_jagged_items_by_a_mask() -> None:
+def test_jagged_items_are_padded_and_have_a_mask() -> None:
     counts = RNG.integers(0, 5, 60)
     events = ak.Array(
         {
@@ -183,24 +204,24 @@ def test_jagged_items_by_a_mask() -> None:
     torch.manual_seed(1)
     model = Mean().eval()
     with pipeline.compile(model, events, inputs={"x": "Jet_pt,Jet_eta"}, length=4) as fast:
-        found = fast(events)["output"]
-    nothing = np.float32(0)
+        answers = fast(events)["output"]
+    padding = np.float32(0)
     padded = [
-        ak.to_numpy(ak.fill_none(ak.pad_none(events[name], 4, clip=True), nothing))
+        ak.to_numpy(ak.fill_none(ak.pad_none(events[name], 4, clip=True), padding))
         for name in events.fields
     ]
     mask = np.arange(4) < counts[:, None]
     with torch.no_grad():
         expected = model(torch.from_numpy(np.stack(padded, 1)), torch.from_numpy(mask).float())
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(answers, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_model_that_is_not_reproducible_is_refused(
+def test_a_model_that_is_not_reproducible_is_refused_and_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(SoaPipelineError):
-        pipeline.compile(Random(), JETS, say=lambda line: None)
+        pipeline.compile(Random(), JETS, say=_quiet)
     assert not list(tmp_path.glob("pipeline-compile-*"))
 
 
@@ -214,7 +235,7 @@ def test_data_that_is_refused_leaves_no_folder(
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_missing_is_said() -> None:
+def test_a_missing_column_is_named() -> None:
     with pytest.raises(DataError, match="Absent"):
         pipeline.compile(Net(), JETS, inputs={"x": ["pt", "Absent", "phi"]})
 
@@ -228,12 +249,18 @@ def test_arguments_are_checked_before_any_work(name: str, value: object) -> None
         pipeline.compile(Net(), JETS, **{name: value})  # type: ignore[arg-type]
 
 
-def test_a_refusal_names_arguments_and_no_option() -> None:
-    """It is worded for `pipeline init`."""
-    for net, given in ((nn.Bilinear(1, 1, 1), JETS), (Net(), {"pt": JETS["pt"]})):
-        with pytest.raises(InitError) as caught:
-            pipeline.compile(net, given)
-        assert "--" not in str(caught.value) and "inputs" in str(caught.value)
+@pytest.mark.parametrize(
+    ("net", "columns"),
+    [(nn.Bilinear(1, 1, 1), JETS), (Net(), {"pt": JETS["pt"]})],
+    ids=["which columns are which input", "too few columns"],
+)
+def test_a_refusal_names_arguments_and_no_option(
+    net: nn.Module, columns: dict[str, np.ndarray[Any, Any]]
+) -> None:
+    """The same refusal of `pipeline init` names options."""
+    with pytest.raises(InitError) as caught:
+        pipeline.compile(net, columns)
+    assert "--" not in str(caught.value) and "inputs" in str(caught.value)
 
 
 class SortedRows(nn.Module):
@@ -244,6 +271,8 @@ class SortedRows(nn.Module):
 
 
 class Share(nn.Module):
+    """Each value as a fraction of the sum of its column."""
+
     def forward(self, x: Tensor) -> Tensor:
         return x / x.sum(0)
 
@@ -251,20 +280,21 @@ class Share(nn.Module):
 @pytest.mark.parametrize("module", [SortedRows, pytest.param(Share, marks=pytest.mark.long)])
 def test_fractions_are_not_cut_off_where_rows_see_each_other(module: type[nn.Module]) -> None:
     net = module()
-    given = {name: np.abs(values[:100]) + np.float32(0.5) for name, values in JETS.items()}
-    with pipeline.compile(net, given, say=lambda line: None) as fast:
-        found = fast(given)
-    expected = net(torch.stack([torch.from_numpy(values) for values in given.values()], dim=1))
-    np.testing.assert_allclose(np.stack([*found.values()], 1), expected, rtol=1e-5)
+    columns = {name: np.abs(values[:100]) + np.float32(0.5) for name, values in JETS.items()}
+    with pipeline.compile(net, columns, say=_quiet) as fast:
+        answers = fast(columns)
+    expected = net(torch.stack([torch.from_numpy(values) for values in columns.values()], dim=1))
+    np.testing.assert_allclose(np.stack([*answers.values()], 1), expected, rtol=1e-5)
 
 
-def category(values: np.ndarray[Any, Any]) -> pa.Array:
+def rounded_dictionary(values: np.ndarray[Any, Any]) -> pa.Array:
     return pa.array(np.round(values, 1)).dictionary_encode()
 
 
 @pytest.mark.long
-def test_a_reader_of_batches(net: Net, expected: dict[str, Tensor]) -> None:
-    """It can be read once."""
+def test_a_reader_that_can_be_read_only_once_is_enough(
+    net: Net, expected: dict[str, Tensor]
+) -> None:
     whole = pa.table({**JETS, "kind": ["a", "b"] * 350})
     reader = pa.RecordBatchReader.from_batches(whole.schema, whole.to_batches(100))
     with pipeline.compile(net, reader, inputs={"x": ["pt", "eta", "phi"]}, say=_quiet) as fast:
@@ -272,14 +302,18 @@ def test_a_reader_of_batches(net: Net, expected: dict[str, Tensor]) -> None:
 
 
 def _quiet(line: str) -> None:
+    """A `say` that prints nothing."""
     return None
 
 
-def test_messages_name_the_users_columns(net: Net, fast: Compiled) -> None:
+def test_a_column_with_a_missing_value_is_named(net: Net) -> None:
     missing = pd.DataFrame(JETS).convert_dtypes()
     missing.loc[0, "eta"] = pd.NA
     with pytest.raises(SoaPipelineError, match="column 'eta' has"):
         pipeline.compile(net, missing, say=_quiet)
+
+
+def test_a_call_without_a_column_names_it_and_the_nearest_one(fast: Compiled) -> None:
     other = {"pt": JETS["pt"], "etas": JETS["eta"], "phi": JETS["phi"]}
     with pytest.raises(SoaPipelineError, match=r"no column 'eta'.*did you mean 'etas'"):
         fast(other)

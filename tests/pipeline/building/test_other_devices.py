@@ -62,14 +62,16 @@ def test_show_says_that_no_device_ran_it(built: Built) -> None:
     assert "exported is unverified: no device here runs rocm/gfx90a: it was not validated" in shown
 
 
-def test_production_needs_it_by_name(built: Built, measured_once: None) -> None:
+def test_a_promotion_needs_the_name_of_the_unverified_target(
+    built: Built, measured_once: None
+) -> None:
     where = ("--registry", built.project.registry)
     cli("promote", "jets/1", "--to", "production", *where, code=1)
     cli("promote", "jets/1", "--to", "production", "--allow-unverified", ROCM, *where)
     assert Registry(built.project.registry).find("jets@production").number == 1
 
 
-def test_production_still_does_not_run_it(built: Built) -> None:
+def test_a_target_without_its_device_is_not_run(built: Built) -> None:
     with pytest.raises(LoadError, match="torch sees 0 GPUs here"):
         pipeline.load(built.bundle.path, device="cuda", mode="test")
 
@@ -77,6 +79,6 @@ def test_production_still_does_not_run_it(built: Built) -> None:
 def test_a_version_that_was_proven_nowhere_is_refused(built: Built) -> None:
     project = built.project
     config = project.variant("alone.yaml", (TARGETS, f"targets: [{ROCM}]"))
-    said = refusal("run", config, "--work", project.work, "--registry", project.registry)
-    assert said.startswith("no artifact of 'jets' is valid: ")
-    assert "no device here runs rocm/gfx90a: it was not validated" in said
+    message = refusal("run", config, "--work", project.work, "--registry", project.registry)
+    assert message.startswith("no artifact of 'jets' is valid: ")
+    assert "no device here runs rocm/gfx90a: it was not validated" in message

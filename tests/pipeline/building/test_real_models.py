@@ -44,20 +44,23 @@ class Life:
     promoted: Assessment
 
 
-Live = Callable[..., Life]
+Bring = Callable[..., Life]
+"""Builds and promotes a config by its name; keywords are changes of it."""
 
 
 @pytest.fixture
-def live(tmp_path: Path, quick_commits: None) -> Live:
-    def lived(name: str, **changes: Any) -> Life:
+def bring(tmp_path: Path, quick_commits: None) -> Bring:
+    """The config is built and promoted in a registry of this test."""
+
+    def to_production(name: str, **changes: Any) -> Life:
         """One CPU level; `changes` replace keys of the config, or are added to `model`."""
         document = yaml.safe_load((CONFIGS / name).read_text())
         document |= {"targets": [TARGET], "compile": {"benchmark_s": 1}, **changes} | {
             "model": document["model"] | changes.get("model", {})
         }
         document["model"]["weights"] = str(CONFIGS / document["model"]["weights"])
-        for part in (document["model"], document["reference"]):
-            part["factory"] = str(CONFIGS / part["factory"])
+        for section in (document["model"], document["reference"]):
+            section["factory"] = str(CONFIGS / section["factory"])
         config = tmp_path / name
         config.write_text(yaml.safe_dump(document, sort_keys=False))
         work, registry = tmp_path / "work", Registry(f"sqlite:///{tmp_path}/store/registry.db")
@@ -65,11 +68,14 @@ def live(tmp_path: Path, quick_commits: None) -> Live:
         promoted = promote(registry, result.version.ref, "production", say=print)
         return Life(config, work, registry, result, promoted)
 
-    return lived
+    return to_production
 
 
 def production(life: Life, engines: set[str]) -> Session:
-    """Requires valid, accurate candidates and passed gates; returns a session in production."""
+    """Requires valid, accurate candidates and passed gates; returns a session in production.
+
+    A second run has nothing to do.
+    """
     [target] = life.result.bundle.manifest.targets.values()
     assert set(target.candidates) == engines
     for name, candidate in target.candidates.items():
@@ -82,32 +88,35 @@ def production(life: Life, engines: set[str]) -> Session:
     assert target.chosen in engines
     assert life.promoted.version.aliases == ("production",)
     gates = {d.gate: d.passed for d in life.promoted.decisions}
-    asked = ("digests", "verified", "tolerance", "reference", "speed")
-    assert gates == dict.fromkeys(asked, True)
+    expected = ("digests", "verified", "tolerance", "reference", "speed")
+    assert gates == dict.fromkeys(expected, True)
     again = run(life.config, life.registry, life.work)
     assert (again.worked, again.version.ref) == ((), life.result.version.ref)
     return load(f"{life.result.version.name}@production", registry=life.registry)
 
 
 def row_major(columns: dict[str, Any], names: tuple[str, ...]) -> torch.Tensor:
+    """Columns as one tensor of float32: (n, names)."""
     return torch.from_numpy(np.stack([columns[name].astype(np.float32) for name in names], 1))
 
 
 def answers(session: Session, columns: dict[str, Any], output: str) -> Collection:
+    """The output collection of a run on these columns of jets."""
     jets = Collection.from_arrays(session.layout("jets"), columns)
-    found = session.collection(output, jets.n)
-    session.run(jets, found)
-    return found
+    outputs = session.collection(output, jets.n)
+    session.run(jets, outputs)
+    return outputs
 
 
-def require_close(found: Collection, names: Sequence[str], expected: torch.Tensor) -> None:
-    tensor = torch.stack([found.tensor(name) for name in names], 1)
+def require_close(outputs: Collection, names: Sequence[str], expected: torch.Tensor) -> None:
+    """Requires the columns with these names to be (n, names) of `expected`."""
+    tensor = torch.stack([outputs.tensor(name) for name in names], 1)
     torch.testing.assert_close(tensor, expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.long  # `make demo` builds it too
-def test_the_demo_model(live: Live) -> None:
-    session = production(live("demo.yaml"), {"lanes", "aoti"})
+def test_the_demo_model_from_its_config_to_production(bring: Bring) -> None:
+    session = production(bring("demo.yaml"), {"lanes", "aoti"})
     model = jet_tagger.build().eval()
     model.load_state_dict(load_file(jet_tagger_training.WEIGHTS))
     for n in (0, 1, 33, 1000):
@@ -123,11 +132,11 @@ def test_the_demo_model(live: Live) -> None:
 
 
 @pytest.mark.long
-def test_the_real_particlenet(live: Live) -> None:
+def test_the_real_particlenet_from_its_config_to_production(bring: Bring) -> None:
     """With one engine and half the rows, this takes a minute instead of several."""
     pytest.importorskip("weaver", reason="needs pip install --no-deps weaver-core==0.4.17")
     weights = located("ParticleNet_kin.pt")
-    life = live(
+    life = bring(
         "particlenet.yaml",
         model={"weights": str(weights), "torchscript_route": "none"},
         engines=["aoti"],

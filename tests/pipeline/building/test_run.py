@@ -10,12 +10,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import Result
 from safetensors.torch import save_file
 
 from registry.bundle.bundle import Bundle
@@ -32,6 +32,7 @@ from tests.models.project import (
     refusal,
     write_project,
 )
+from tests.models.versions import copy_of
 
 # Ctrl-C must reach the command, also if the tests themselves run with SIGINT ignored.
 COMMAND = """
@@ -55,9 +56,11 @@ _ENGINES = ("aoti", "torchscript", "exported")
 
 
 def test_the_first_run_does_all_steps(jets: Built) -> None:
-    each = {f"{do} {name} {at} {TARGET}" for name in _ENGINES for do, at in _STEPS}
+    of_engines = {
+        f"{verb} {name} {preposition} {TARGET}" for name in _ENGINES for verb, preposition in _STEPS
+    }
     first, *between, benchmark, package, register = jets.answer["worked"]
-    assert first == "capture" and each <= set(between)  # in parallel, so in any order
+    assert first == "capture" and of_engines <= set(between)  # in parallel, so in any order
     assert (benchmark, package, register) == ("benchmark on cpu", "package", "register")
     stages = {"capture", "compile", "validate", "tiles", "benchmark"}
     assert set(jets.bundle.manifest.provenance.seconds) == stages
@@ -73,34 +76,45 @@ def test_the_first_run_registers_a_version(jets: Built) -> None:
 def test_each_candidate_of_the_first_run_is_valid(jets: Built) -> None:
     record = jets.bundle.manifest.targets[TARGET]
     assert jets.answer["targets"] == {TARGET: {"status": "verified", "chosen": record.chosen}}
-    verdicts = {name: each.status for name, each in record.candidates.items()}
+    verdicts = {name: candidate.status for name, candidate in record.candidates.items()}
     assert verdicts == dict.fromkeys(_ENGINES, "valid")
 
 
-def test_reference_of_logarithms(tmp_path: Path, empty: Registry) -> None:
-    """With the default inputs half of the answers are NaN: refused, unless the config allows it."""
+@pytest.fixture
+def logarithms(tmp_path: Path) -> Project:
+    """A model of the logarithm of a column, of which half of the default inputs are negative."""
     columns = "columns: [a, b, c, d, e, f]"
     logs = f"{columns}, preprocess: {{features: [[a, log], b, c, d, e, f]}}"
     config = CONFIG.replace(columns, logs).replace("aoti, torchscript, ", "")
-    project = write_project(tmp_path / "project", config=config)
-    at = ("--work", project.work, "--registry", empty.uri)
-    line = refusal("run", project.config, *at)
+    return write_project(tmp_path / "project", config=config)
+
+
+def test_a_reference_with_nan_is_refused(logarithms: Project, empty: Registry) -> None:
+    """The line names the column and the row, and how to mend it."""
+    where = ("--work", logarithms.work, "--registry", empty.uri)
+    line = refusal("run", logarithms.config, *where)
     assert "output 'probabilities'" in line
     assert re.search(r"column 'x', row \d+ at n=\d+", line)
     assert "reference: ranges" in line
     with pytest.raises(NotFoundError):
         empty.versions("jets")
+
+
+def test_a_config_may_allow_a_reference_with_nan(logarithms: Project, empty: Registry) -> None:
+    """The run, `show` and the gate say how many values are not finite."""
     # With this seed the first row is finite; without finite values no limit helps.
-    allowed = ("reference: {", "reference: {seed: 5, nonfinite: 0.6, ")
-    said = cli("run", project.variant("allowed.yaml", allowed), *at).stdout
-    show = ("show", "jets", "--registry", empty.uri)
+    change = ("reference: {", "reference: {seed: 5, nonfinite: 0.6, ")
+    allowed = logarithms.variant("allowed.yaml", change)
+    where = ("--registry", empty.uri)
+    run = cli("run", allowed, "--work", logarithms.work, *where).stdout
+    show = ("show", "jets", *where)
     (output,) = json.loads(cli(*show, "--json").stdout)["reference"]["outputs"]
     bad, values = output["by_size"]["n=1000"]
     assert 0.4 < bad / values < 0.6
-    for text in (said, cli(*show).stdout):
+    for text in (run, cli(*show).stdout):
         assert f"{bad} at n=1000" in " ".join(text.split())
-    done = json.loads(cli("promote", "jets", "--to", "staging", *at[2:], "--json").stdout)
-    (gate,) = [d for d in done["decisions"] if d["gate"] == "reference"]
+    promotion = json.loads(cli("promote", "jets", "--to", "staging", *where, "--json").stdout)
+    (gate,) = [d for d in promotion["decisions"] if d["gate"] == "reference"]
     assert gate["limit"] == "not finite <= 0.6"
 
 
@@ -123,22 +137,23 @@ CRASHES_CONFIG = (
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="ARM's division does not trap")
-def test_a_model_that_crashes_on_the_users_own_rows(tmp_path: Path) -> None:
+def test_a_model_that_crashes_on_the_users_own_rows_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(CRASHES)
     (tmp_path / "config.yaml").write_text(CRASHES_CONFIG)
     a, b = np.arange(64, dtype=np.int32), np.full(64, 3, np.int32)
-    a[50], b[50] = np.iinfo(np.int32).min, -1
+    a[50], b[50] = np.iinfo(np.int32).min, -1  # the quotient is no int32: the processor traps
     arrays: dict[str, Any] = {"given/a": a, "given/b": b}
     np.savez(tmp_path / "rows.npz", **arrays)
     registry = f"sqlite:///{tmp_path}/registry.db"
     work = tmp_path / "work"
-    said = refusal("run", tmp_path / "config.yaml", "--work", work, "--registry", registry)
-    assert "SIGFPE" in said and "computing the reference" in said and "n=64" in said
+    message = refusal("run", tmp_path / "config.yaml", "--work", work, "--registry", registry)
+    assert "SIGFPE" in message and "computing the reference" in message and "n=64" in message
     with pytest.raises(NotFoundError):
         Registry(registry).list()
     assert not list(work.rglob("done.json"))
 
 
+# Its export lacks the clamp that the model has.
 FORGETS = """
 import torch
 
@@ -161,70 +176,76 @@ FORGETS_CONFIG = (
 )
 
 
-def test_every_row_of_the_users_file_counts(tmp_path: Path, empty: Registry) -> None:
-    """The export differs from the model only for a large value, here in a late row."""
+@pytest.mark.parametrize(
+    ("value", "code", "phrases"),
+    [
+        (200.0, 1, ["max abs deviation 100"]),
+        (99.0, 0, ["differs from eager for infinity", "registered forgets/1"]),
+    ],
+    ids=["clamped", "not clamped"],
+)
+def test_every_row_of_the_users_file_counts(
+    tmp_path: Path, empty: Registry, value: float, code: int, phrases: list[str]
+) -> None:
+    """The export differs from the model only for a value above 100, here in a late row."""
     (tmp_path / "model.py").write_text(FORGETS)
     (tmp_path / "config.yaml").write_text(FORGETS_CONFIG)
     rows = np.random.default_rng(1).normal(size=100).astype("f4")
+    rows[83] = value
     columns: Any = {"given/a": rows}
-    at = ("--work", tmp_path / "work", "--registry", empty.uri)
-    said = []
-    for value, code in ((200.0, 1), (99.0, 0)):
-        rows[83] = value
-        np.savez(tmp_path / "rows.npz", **columns)
-        said.append(cli("run", tmp_path / "config.yaml", *at, code=code).output)
-    assert "max abs deviation 100" in " ".join(said[0].split())
-    assert "differs from eager for infinity" in said[1]
-    assert "registered forgets/1" in said[1]
+    np.savez(tmp_path / "rows.npz", **columns)
+    where = ("--work", tmp_path / "work", "--registry", empty.uri)
+    text = " ".join(cli("run", tmp_path / "config.yaml", *where, code=code).output.split())
+    for phrase in phrases:
+        assert phrase in text
 
 
 def test_second_run_does_no_work(jets: Built) -> None:
     project = jets.project
     before = snapshot(project.folder)
     answer = project.run()
-    mine = Path(answer["bundle"])  # in this process's copy of the project
-    assert mine.is_relative_to(project.work) and Bundle.open(mine).digest == jets.bundle.digest
+    bundle = Path(answer["bundle"])  # in this process's copy of the project
+    assert bundle.is_relative_to(project.work) and Bundle.open(bundle).digest == jets.bundle.digest
     page = project.work / "reports" / "jets-1.html"
     assert "jets/1" in page.read_text()
-    here = {"worked": [], "bundle": str(mine), "report": str(page)}
-    assert answer == {**jets.answer, **here}
-    text = cli("run", project.config, "--work", project.work, "--registry", project.registry)
-    assert text.stdout.startswith("jets/1 is up to date: nothing to do (")
-    assert text.stderr == ""
+    assert answer == {**jets.answer, "worked": [], "bundle": str(bundle), "report": str(page)}
     assert snapshot(project.folder) == before
+
+
+def test_second_run_says_that_there_is_nothing_to_do(jets: Built) -> None:
+    project = jets.project
+    where = ("--work", project.work, "--registry", project.registry)
+    result = cli("run", project.config, *where)
+    assert result.stdout.startswith("jets/1 is up to date: nothing to do (")
+    assert result.stderr == ""
 
 
 def test_what_the_model_imported_counts_and_no_other_file(
     tmp_path: Path, empty: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = FORGETS.replace("x.clamp(max=100)", "x") + "\nimport layers_of_jets\n"
-    data = (
-        "from draws_of_jets import draw\n\n"
-        "def rows(rows, seed):\n    return {'given': {'a': draw(seed, rows['n']).astype('f4')}}\n"
-    )
-    helper = (
-        "import numpy as np\ndraw = lambda seed, n: np.random.default_rng(seed).normal(size=n)\n"
-    )
+    """Modules of the model and of the reference: a changed one is imported again."""
     for name, text in {
-        "model.py": model, "layers_of_jets.py": "A = 1\n", "data.py": data,
-        "draws_of_jets.py": helper,
+        "model.py": FORGETS.replace("x.clamp(max=100)", "x") + "\nimport layers_of_jets\n",
+        "layers_of_jets.py": "A = 1\n",
+        "data.py": "from draws_of_jets import draw\n\n"
+        "def rows(rows, seed):\n    return {'given': {'a': draw(seed, rows['n']).astype('f4')}}\n",
+        "draws_of_jets.py": "import numpy as np\n"
+        "draw = lambda seed, n: np.random.default_rng(seed).normal(size=n)\n",
         "config.yaml": FORGETS_CONFIG.replace("file: rows.npz", "factory: data.py:rows"),
-    }.items():  # fmt: skip
+    }.items():
         (tmp_path / name).write_text(text)
-
     run = ("run", tmp_path / "config.yaml", "--work", tmp_path / "work", "--registry", empty.uri)
-
     assert "registered" in cli(*run).stdout
     (tmp_path / "plot.py").write_text("A = 1\n")
     assert "nothing to do" in cli(*run).stdout
     for name in ("layers_of_jets", "draws_of_jets"):
         file = tmp_path / f"{name}.py"
-        kept = file.read_text()
+        original = file.read_text()
         file.write_text("raise RuntimeError('it is imported again')\n")
-        for known in [n for n in sys.modules if n == name or n.startswith("_soa_model_")]:
-            monkeypatch.delitem(sys.modules, known)  # as in another process
+        for module in [n for n in sys.modules if n == name or n.startswith("_soa_model_")]:
+            monkeypatch.delitem(sys.modules, module)  # as in another process
         assert "it is imported again" in refusal(*run)
-        file.write_text(kept)
+        file.write_text(original)
         assert "registered forgets/1" in cli(*run).stdout  # the version that is there
 
 
@@ -237,10 +258,10 @@ def test_changed_weights_make_a_new_version(heavy: Built) -> None:
 def test_other_numbers_in_the_same_files_are_another_model(heavy: Built) -> None:
     project = heavy.project
     weights = project.folder / "weights.safetensors"
-    kept = weights.read_bytes()
+    original = weights.read_bytes()
     save_file(mlps.PointwiseFirst(2, 1920).state_dict(), weights)
     assert first_step(project.config, project.work, project.registry) == "capture"
-    weights.write_bytes(kept)
+    weights.write_bytes(original)
     assert first_step(project.config, project.work, project.registry) is None
 
 
@@ -252,10 +273,10 @@ def test_changed_tolerance_is_judged_again_but_not_compiled(
         ("columns: [x, y, z],", "columns: [x, y, z], tolerance: {atol: 0.001, rtol: 0.01},"),
     )
     where = ("--work", heavy.project.work, "--registry", registry.uri)
-    done = cli("run", config, *where, "--json")
-    (line,) = [line for line in done.stderr.splitlines() if "differs from jets/1 in" in line]
+    result = cli("run", config, *where, "--json")
+    (line,) = [line for line in result.stderr.splitlines() if "differs from jets/1 in" in line]
     assert "config_sha256" in line and "program.pt2" in line  # also its weights are others
-    answer = json.loads(done.stdout)
+    answer = json.loads(result.stdout)
     # If tiles are faster, they are validated again too.
     worked = [step for step in answer["worked"] if " in tiles of " not in step]
     assert worked == [f"validate exported on {TARGET}", "package", "register"]
@@ -270,7 +291,7 @@ def test_another_registry_only_registers(jets: Built, empty: Registry) -> None:
 
 
 @pytest.fixture
-def interrupted(tmp_path: Path) -> Iterator[tuple[Project, subprocess.CompletedProcess[str]]]:
+def interrupted(tmp_path: Path) -> tuple[Project, subprocess.CompletedProcess[str]]:
     """A run that got Ctrl-C as soon as it began to compile."""
     project = write_project(tmp_path / "project", seed=3)
     project.variant("config.yaml", ("[aoti, torchscript, exported]", "[exported]"))
@@ -287,28 +308,28 @@ def interrupted(tmp_path: Path) -> Iterator[tuple[Project, subprocess.CompletedP
         watchdog.start()
         assert process.stdout is not None
         assert process.stderr is not None
-        said = ""
+        errors = ""
         for line in process.stderr:
-            said += line
+            errors += line
             if line.startswith("compile") and line.endswith("…\n"):
                 process.send_signal(signal.SIGINT)
         output = process.stdout.read()
         code = process.wait()
         watchdog.cancel()
-    yield project, subprocess.CompletedProcess(command, code, output, said)
+    return project, subprocess.CompletedProcess(command, code, output, errors)
 
 
 def test_ctrl_c_and_the_next_run_resumes(
     interrupted: tuple[Project, subprocess.CompletedProcess[str]],
 ) -> None:
-    project, broken_off = interrupted
-    assert broken_off.returncode == 1
-    assert broken_off.stderr.endswith("Aborted!\n")
-    assert "Traceback" not in broken_off.stderr
-    assert broken_off.stdout.replace("building the model\n", "") == ""
-    registry = Registry(project.registry)
+    """An interrupted run registers nothing, and keeps the capture, which the next run uses."""
+    project, ended = interrupted
+    assert ended.returncode == 1
+    assert ended.stderr.endswith("Aborted!\n")
+    assert "Traceback" not in ended.stderr
+    assert ended.stdout.replace("building the model\n", "") == ""
     with pytest.raises(NotFoundError):
-        registry.find("jets")
+        Registry(project.registry).find("jets")
     finished = {path.parent.parent.name for path in project.work.rglob("done.json")}
     assert finished - {"compile"} == {"capture"}  # one may be compiled already
     assert not list(project.work.rglob("bundle"))
@@ -322,36 +343,56 @@ def test_ctrl_c_and_the_next_run_resumes(
     assert capture.stat().st_mtime_ns == before
 
 
-def test_compiler_that_fails_is_one_failed_candidate(
-    heavy: Built, empty: Registry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The run continues with the other engine, and prints how to repeat the failure.
+@pytest.fixture(scope="module")
+def lanes_failed(
+    heavy: Built, empty_database: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Result, Bundle]:
+    """A run of two engines, of which lanes has no compiler, and the bundle that it registered."""
+    registry = copy_of(empty_database.parent, tmp_path_factory.mktemp("failed") / "store")
+    config = heavy.project.variant("two.yaml", ("[exported]", "[lanes, exported]"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CXX", "/bin/false")
+        result = cli("run", config, "--work", heavy.project.work, "--registry", registry.uri)
+    return result, registry.open(registry.find("jets"))
 
-    A slower artifact is registered: a promotion is not all that is next.
-    """
-    monkeypatch.setenv("CXX", "/bin/false")
-    project = heavy.project
-    config = project.variant("two.yaml", ("[exported]", "[lanes, exported]"))
-    result = cli("run", config, "--work", project.work, "--registry", empty.uri)
+
+def test_compiler_that_fails_is_one_failed_candidate(lanes_failed: tuple[Result, Bundle]) -> None:
+    """The run continues with the other engine."""
+    result, bundle = lanes_failed
     assert f"lanes for {TARGET} failed: false failed" in result.stderr
     assert "registered jets/1" in result.stdout
-    *_, said, instead, last = result.stdout.splitlines()
-    assert said.startswith(f"{TARGET}: lanes failed: ")
-    assert instead.startswith(f"{TARGET}: exported ")
-    assert re.search(r"[0-9.]+ at n=1000", instead)
-    assert last.startswith("next: ") and not last.startswith("next: pipeline promote")
-    record = empty.open(empty.find("jets")).manifest.targets[TARGET]
+    record = bundle.manifest.targets[TARGET]
     assert (record.status, record.chosen) == ("verified", "exported")
     failed = record.candidates["lanes"]
     assert (failed.status, failed.files) == ("failed", [])
     assert failed.reason is not None
-    script = result.stderr.partition("repeat with: ")[2].partition(")")[0]
-    bundle = empty.open(empty.find("jets"))
+
+
+def test_a_run_with_a_failed_candidate_proposes_more_than_a_promotion(
+    lanes_failed: tuple[Result, Bundle],
+) -> None:
+    """A slower artifact is registered."""
+    *_, failed, chosen, last = lanes_failed[0].stdout.splitlines()
+    assert failed.startswith(f"{TARGET}: lanes failed: ")
+    assert chosen.startswith(f"{TARGET}: exported ")
+    assert re.search(r"[0-9.]+ at n=1000", chosen)
+    assert last.startswith("next: ") and not last.startswith("next: pipeline promote")
+
+
+def test_a_failed_candidate_has_a_script_that_repeats_it(
+    lanes_failed: tuple[Result, Bundle],
+) -> None:
+    """tests/stages/test_compile.py runs such a script."""
+    script = Path(lanes_failed[0].stderr.partition("repeat with: ")[2].partition(")")[0])
+    assert script.is_file() and script.with_name("log.txt").is_file()
+    assert "error" in script.with_name("answer.json").read_text()
+
+
+def test_no_folder_of_the_build_is_in_a_bundle(
+    heavy: Built, lanes_failed: tuple[Result, Bundle]
+) -> None:
     for name in ("manifest.json", "reports/validation.json"):
-        assert str(project.work) not in bundle.file(name).read_text()
-    # tests/stages/test_compile.py runs such a script.
-    assert Path(script).is_file() and Path(script).with_name("log.txt").is_file()
-    assert "error" in Path(script).with_name("answer.json").read_text()
+        assert str(heavy.project.work) not in lanes_failed[1].file(name).read_text()
 
 
 def test_an_engine_that_is_not_for_a_model_is_called_one_thing_everywhere(
@@ -360,14 +401,14 @@ def test_an_engine_that_is_not_for_a_model_is_called_one_thing_everywhere(
     """tensorrt builds only for GPUs: nothing failed, and no answer was refused."""
     project = heavy.project
     config = project.variant("tensorrt.yaml", ("[exported]", "[tensorrt, exported]"))
-    at = ("--registry", empty.uri)
-    said = cli("run", config, "--work", project.work, *at)
-    assert f"tensorrt for {TARGET} is not applicable: " in said.stderr
+    where = ("--registry", empty.uri)
+    result = cli("run", config, "--work", project.work, *where)
+    assert f"tensorrt for {TARGET} is not applicable: " in result.stderr
     candidate = empty.open(empty.find("jets")).manifest.targets[TARGET].candidates["tensorrt"]
     assert candidate.status == "not applicable"
-    reports = json.loads(cli("validate", "jets/1", "--json", *at).stdout)[TARGET]
-    assert [each["verdict"] for each in reports if not each["valid"]] == ["not applicable"]
-    for text in (said.stdout, cli("show", "jets/1", *at).stdout, cli("ls", *at).stdout):
+    reports = json.loads(cli("validate", "jets/1", "--json", *where).stdout)[TARGET]
+    assert [report["verdict"] for report in reports if not report["valid"]] == ["not applicable"]
+    for text in (result.stdout, cli("show", "jets/1", *where).stdout, cli("ls", *where).stdout):
         assert "failed" not in text and "refused" not in text
 
 

@@ -12,18 +12,21 @@ from pipeline.building.work import Work, content_key, depends_on
 
 
 def test_the_order_of_the_parts_does_not_change_the_key() -> None:
-    one, other = {"a": 1, "b": {"c": 2, "d": 3}}, {"b": {"d": 3, "c": 2}, "a": 1}
-    assert content_key(one) == content_key(other)
+    first, second = {"a": 1, "b": {"c": 2, "d": 3}}, {"b": {"d": 3, "c": 2}, "a": 1}
+    assert content_key(first) == content_key(second)
 
 
 def test_other_parts_have_another_key() -> None:
     values: tuple[object, ...] = (1, "1", 1.5, [1, 2], [2, 1])
     parts: list[dict[str, object]] = [*({"a": value} for value in values), {"b": 1}, {}]
-    assert len({content_key(each) for each in parts}) == len(parts)
+    assert len({content_key(part) for part in parts}) == len(parts)
 
 
 class Stage:
-    """A stage that counts its builds, and writes a file."""
+    """A stage that counts its builds (`built`), and writes a file.
+
+    `source` is a file that it depends on. `good`: whether its result may be kept.
+    """
 
     def __init__(self, root: Path, source: Path | None = None, good: bool = True) -> None:
         self.work, self.source, self.good, self.built = Work(root), source, good, 0
@@ -40,8 +43,8 @@ class Stage:
     def run(self, stage: str = "stage", key: str = "key") -> int:
         """Runs the stage; returns how often it was built so far."""
         parts = {"key": key}
-        made = self.work.record(stage, parts, str, self.build, lambda made: self.good)
-        assert made == "42"
+        result = self.work.record(stage, parts, str, self.build, lambda result: self.good)
+        assert result == "42"
         return self.built
 
 
@@ -56,21 +59,21 @@ def test_each_stage_and_each_key_has_its_own_build(tmp_path: Path) -> None:
     assert [stage.run(), stage.run(key="other"), stage.run("next")] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("how", [KeyboardInterrupt, OSError, SystemExit])
-def test_broken_off_is_done_again_in_an_empty_folder(
-    tmp_path: Path, how: type[BaseException]
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, SystemExit])
+def test_a_stage_that_broke_off_is_done_again_in_an_empty_folder(
+    tmp_path: Path, error: type[BaseException]
 ) -> None:
     def fail(folder: Path) -> str:
         (folder / "half").write_text("hal")
-        raise how
+        raise error
 
     stage = Stage(tmp_path)
-    with pytest.raises(how):
+    with pytest.raises(error):
         stage.work.record("stage", {"key": "key"}, str, fail)
     assert [stage.run(), stage.run()] == [1, 1]
 
 
-def test_failed_result_is_used_but_not_kept(tmp_path: Path) -> None:
+def test_a_bad_result_is_used_but_not_kept(tmp_path: Path) -> None:
     stage = Stage(tmp_path, good=False)
     assert [stage.run(), stage.run()] == [1, 2]
 
@@ -101,10 +104,10 @@ def test_a_stage_whose_source_file_is_gone_is_built_again(tmp_path: Path) -> Non
 
 
 def test_two_runs_at_once_build_once(tmp_path: Path) -> None:
-    begun, stages = threading.Barrier(2), [Stage(tmp_path), Stage(tmp_path)]
+    both_ready, stages = threading.Barrier(2), [Stage(tmp_path), Stage(tmp_path)]
 
     def one_run(stage: Stage) -> None:
-        begun.wait(10)
+        both_ready.wait(10)
         stage.run()
 
     threads = [threading.Thread(target=one_run, args=(stage,)) for stage in stages]

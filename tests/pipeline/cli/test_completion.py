@@ -31,17 +31,17 @@ ROOT = Path(__file__).parents[3]
 def registry(empty_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Registry:
     """jets/1 and jets/2, the first in production; jet-tagger/1; muons/1."""
     folder = tmp_path_factory.mktemp("completion")
-    made = copy_of(empty_database.parent, folder / "store")
+    store = copy_of(empty_database.parent, folder / "store")
     for number, name in enumerate(("jets", "jets", "jet-tagger", "muons")):
         manifest = as_record(Manifest, bundles.manifest_data() | {"name": name})
         bundles.write_bundle(folder / str(number), manifest, number)
-        version = made.register(Bundle.open(folder / str(number)))
+        version = store.register(Bundle.open(folder / str(number)))
         if number == 0:
-            made.promote(version, "production", PASSED)
-    return made
+            store.promote(version, "production", PASSED)
+    return store
 
 
-def asked(registry: str, *words: str) -> dict[str, str]:
+def bash_environment(registry: str, *words: str) -> dict[str, str]:
     """The environment in which bash asks to complete the last word."""
     return {
         "PIPELINE_REGISTRY": registry,
@@ -51,9 +51,9 @@ def asked(registry: str, *words: str) -> dict[str, str]:
     }
 
 
-def completed(registry: str, *words: str) -> list[str]:
+def completions(registry: str, *words: str) -> list[str]:
     """The answers for the last word, as `type,value`."""
-    answer = CliRunner().invoke(main, env=asked(registry, *words), prog_name="pipeline")
+    answer = CliRunner().invoke(main, env=bash_environment(registry, *words), prog_name="pipeline")
     assert (answer.exit_code, answer.stderr) == (0, "")
     return answer.stdout.split()
 
@@ -72,30 +72,37 @@ def completed(registry: str, *words: str) -> list[str]:
     ],
     ids=lambda value: " ".join(value),
 )
-def test_what_begins_so(registry: Registry, words: list[str], answers: list[str]) -> None:
-    assert completed(registry.uri, *words) == answers
+def test_names_that_begin_like_the_last_word_complete_it(
+    registry: Registry, words: list[str], answers: list[str]
+) -> None:
+    assert completions(registry.uri, *words) == answers
 
 
-def test_it_imports_nothing_heavy(registry: Registry) -> None:
-    environment = os.environ | {"PYTHONPATH": str(ROOT)} | asked(registry.uri, "show", "jets/")
+def test_completion_imports_nothing_heavy(registry: Registry) -> None:
+    environment = (
+        os.environ | {"PYTHONPATH": str(ROOT)} | bash_environment(registry.uri, "show", "jets/")
+    )
     command = [sys.executable, "-X", "importtime", "-m", "soa_pipeline"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "click" in imported and done.stdout.split() == ["plain,jets/2", "plain,jets/1"]
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    imported = {line.rpartition("|")[2].strip() for line in process.stderr.splitlines()}
+    assert "click" in imported and process.stdout.split() == ["plain,jets/2", "plain,jets/1"]
     assert not imported & {"torch", "mlflow", "numpy", "pandas", "sqlalchemy"}
 
 
-def test_a_registry_on_the_line_that_bash_divides(registry: Registry) -> None:
+def test_the_registry_of_the_line_counts_although_bash_divides_it(registry: Registry) -> None:
     kind, path = registry.uri.split(":")
     words = ("show", "--registry", kind, ":", path, "mu")
-    assert completed("sqlite:///none/registry.db", *words) == ["plain,muons", "plain,muons/1"]
+    assert completions("sqlite:///none/registry.db", *words) == ["plain,muons", "plain,muons/1"]
 
 
-def test_no_registry_and_a_silent_one(tmp_path: Path) -> None:
-    assert completed(f"sqlite:///{tmp_path}/none.db", "show", "j") == []
+def test_without_a_registry_nothing_is_completed_or_made(tmp_path: Path) -> None:
+    assert completions(f"sqlite:///{tmp_path}/none.db", "show", "j") == []
     assert not (tmp_path / "none.db").exists()
+
+
+def test_a_registry_that_does_not_answer_completes_nothing() -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as silent:
-        assert completed(f"http://127.0.0.1:{silent.getsockname()[1]}", "show", "j") == []
+        assert completions(f"http://127.0.0.1:{silent.getsockname()[1]}", "show", "j") == []
 
 
 def test_fish_shows_a_description_up_to_its_end() -> None:
@@ -104,8 +111,8 @@ def test_fish_shows_a_description_up_to_its_end() -> None:
 
 
 @pytest.fixture
-def typed(registry: Registry, tmp_path: Path) -> Iterator[list[str]]:
-    """What an interactive bash makes of lines with Tab."""
+def received(registry: Registry, tmp_path: Path) -> Iterator[list[str]]:
+    """The arguments that a command gets from three lines with Tab in an interactive bash."""
     script = tmp_path / "pipeline"
     python = f"PYTHONPATH={ROOT} exec {sys.executable} -m soa_pipeline"
     script.write_text(f'#!/bin/sh\ntest -z "$_PIPELINE_COMPLETE" && echo "GOT $*." || {python}\n')
@@ -121,20 +128,18 @@ def typed(registry: Registry, tmp_path: Path) -> Iterator[list[str]]:
         },
     )  # fmt: skip
     os.close(terminal)
-    found: list[str] = []
+    lines = ("pipeline show mu\t1", "pipeline show jets@pr\t", "pipeline show jets@\t")
+    arguments: list[str] = []
     try:
-        for line in (
-            source,
-            "pipeline show mu\t1",
-            "pipeline show jets@pr\t",
-            "pipeline show jets@\t",
-        ):
+        for line in (source, *lines):
             os.write(keyboard, f"{line}\n".encode())
-        seen = ""
-        while len(found) < 3:
-            seen += os.read(keyboard, 1000).decode()
-            found = [each.partition(".")[0] for each in seen.split("\nGOT ")[1:] if "." in each]
-        yield found
+        output = ""
+        while len(arguments) < len(lines):
+            output += os.read(keyboard, 1000).decode()
+            # What follows GOT may not be complete yet: it ends with a full stop.
+            echoes = output.split("\nGOT ")[1:]
+            arguments = [echo.partition(".")[0] for echo in echoes if "." in echo]
+        yield arguments
     finally:
         bash.kill()
         bash.wait()
@@ -142,5 +147,5 @@ def typed(registry: Registry, tmp_path: Path) -> Iterator[list[str]]:
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash is installed")
-def test_tab_in_bash(typed: list[str]) -> None:
-    assert typed == ["show muons1", "show jets@production", "show jets@production"]
+def test_tab_in_bash(received: list[str]) -> None:
+    assert received == ["show muons1", "show jets@production", "show jets@production"]

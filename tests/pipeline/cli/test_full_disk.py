@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -48,50 +49,61 @@ NAMESPACE = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "-r", "
 
 @pytest.fixture(scope="module")
 def small_disks() -> None:
+    """Skips where this user may not mount a file system."""
     if shutil.which("unshare") is None:
         pytest.skip("no unshare(1)")
     command = [*NAMESPACE, "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"this user may not mount: {done.stderr.strip()}")
+    process = subprocess.run(command, capture_output=True, text=True)
+    if process.returncode:
+        pytest.skip(f"this user may not mount: {process.stderr.strip()}")
 
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _MORE = ["free some space"]
 _ROWS = 50_000
 Case = tuple[int, list[list[str]]]
-Found = tuple[int, str, str, list[str]]
-"""Exit code, stdout, stderr, remaining files."""
+"""The bytes of a new disk, and the commands that run on it, one after the other."""
 
 
-def on_small_disks(disk: Path, cases: dict[str, list[Case]]) -> dict[str, list[Found]]:
+class Ended(NamedTuple):
+    """How a command ended. `files`: what then lay on the disk."""
+
+    code: int
+    stdout: str
+    stderr: str
+    files: list[str]
+
+
+def on_small_disks(disk: Path, cases: dict[str, list[Case]]) -> dict[str, list[Ended]]:
     """Runs each case on a new disk of the given size in bytes.
 
     One process runs all commands, as it takes seconds to start.
     """
     disk.mkdir()
-    flat = [case for each in cases.values() for case in each]
-    done = subprocess.run(
+    flat = [case for listed in cases.values() for case in listed]
+    process = subprocess.run(
         [*NAMESPACE, sys.executable, "-c", DRIVER, str(disk), json.dumps(flat)],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=600,
     )
-    found = [tuple(json.loads(line)) for line in done.stdout.splitlines()]
-    assert done.returncode == 0, (found, done.stderr[-2000:])
-    lines = iter(found)
+    results = [Ended(*json.loads(line)) for line in process.stdout.splitlines()]
+    assert process.returncode == 0, (results, process.stderr[-2000:])
+    following = iter(results)
     return {
-        name: [next(lines) for _, commands in each for command in commands if command != _MORE]
-        for name, each in cases.items()
+        name: [
+            next(following) for _, commands in listed for command in commands if command != _MORE
+        ]
+        for name, listed in cases.items()
     }
 
 
 @pytest.fixture(scope="module")
-def found(
+def results(
     small_disks: None, jets: Built, empty_database: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, list[Found]]:
-    """The results of the commands on full disks."""
+) -> dict[str, list[Ended]]:
+    """How the commands on full disks ended, by the name of their test."""
     folder = tmp_path_factory.mktemp("full")
     disk = folder / "disk"
     shutil.copy(empty_database, folder / "registry.db")
@@ -122,23 +134,24 @@ def a_run(jets: Built, disk: Path, folder: Path) -> list[Case]:
     ]
 
 
-def test_during_run(found: dict[str, list[Found]]) -> None:
-    *runs, listed = found["run"]
+def test_a_run_on_a_full_disk(results: dict[str, list[Ended]]) -> None:
+    *runs, listed = results["run"]
     assert len(runs) == 2
-    for code, output, said, files in runs:
-        assert (code, output) == (1, ""), said
-        line = said.splitlines()[-1]
-        assert line.startswith("pipeline: the disk is full"), said
+    for run in runs:
+        assert (run.code, run.stdout) == (1, ""), run.stderr
+        line = run.stderr.splitlines()[-1]
+        assert line.startswith("pipeline: the disk is full"), run.stderr
         assert line.endswith(": free some space and run again [disk]")
-        assert not any("bundle" in file for file in files)
-    for _, _, _, files in runs[:-1]:
-        assert not any(file.endswith("done.json") for file in files)
-    assert json.loads(listed[1])["error"]["code"] == "no-registry"
+        assert not any("bundle" in file for file in run.files)
+    in_capture = runs[0]
+    assert not any(file.endswith("done.json") for file in in_capture.files)
+    assert json.loads(listed.stdout)["error"]["code"] == "no-registry"
 
 
 def a_pull_and_a_registration(
     jets: Built, disk: Path, registry: Registry, empty_database: Path
 ) -> list[Case]:
+    """The disk is full in a pull, and in the database or the bundle of a registration."""
     files = [path.stat().st_size for path in jets.bundle.path.rglob("*") if path.is_file()]
     size, pages = sum(files), sum(-(-size // _PAGE) * _PAGE for size in files)
     pull = ["pull", "jets", str(disk / "copy"), "--registry", registry.uri]
@@ -154,21 +167,26 @@ def a_pull_and_a_registration(
     ]
 
 
-def test_during_pull_and_register(found: dict[str, list[Found]]) -> None:
-    half, no_note, no_tables, later, no_bundle, listed, at_last = found["pull and register"]
-    for code, output, said, left in (half, no_note):
-        assert (code, output, left) == (1, "", [])
-        assert said.count("\n") == 1
-        assert "No space left on device" in said or "the disk is full" in said
-    for code, output, said, left in (no_tables, no_bundle):
-        assert (code, output) == (1, "")
-        assert said.splitlines()[-1].startswith("pipeline: "), said
-        assert "full" in said or "No space left" in said
-        assert not any("manifest.json" in file for file in left)
-    assert json.loads(listed[1]) == {}
-    for code, output, _, _ in (later, at_last):
-        assert code == 0
-        assert "registered jets/1" in output
+def test_a_pull_to_a_full_disk_leaves_nothing(results: dict[str, list[Ended]]) -> None:
+    """Also if the bundle fits, but not the note of its promotion."""
+    for pull in results["pull and register"][:2]:
+        assert (pull.code, pull.stdout, pull.files) == (1, "", [])
+        assert pull.stderr.count("\n") == 1
+        assert "No space left on device" in pull.stderr or "the disk is full" in pull.stderr
+
+
+def test_a_registration_on_a_full_disk_succeeds_later(results: dict[str, list[Ended]]) -> None:
+    """The disk is full in the tables of the database, and in the bundle."""
+    no_tables, later, no_bundle, listed, at_last = results["pull and register"][2:]
+    for refused in (no_tables, no_bundle):
+        assert (refused.code, refused.stdout) == (1, "")
+        assert refused.stderr.splitlines()[-1].startswith("pipeline: "), refused.stderr
+        assert "full" in refused.stderr or "No space left" in refused.stderr
+        assert not any("manifest.json" in file for file in refused.files)
+    assert json.loads(listed.stdout) == {}
+    for registered in (later, at_last):
+        assert registered.code == 0
+        assert "registered jets/1" in registered.stdout
 
 
 def an_apply(disk: Path, registry: Registry, folder: Path) -> list[Case]:
@@ -181,19 +199,20 @@ def an_apply(disk: Path, registry: Registry, folder: Path) -> list[Case]:
     return [(size, [apply, _MORE, apply]) for size in sizes]
 
 
-def test_during_apply(found: dict[str, list[Found]]) -> None:
+def test_a_job_on_a_full_disk_goes_on_later(results: dict[str, list[Ended]]) -> None:
     """The repeated job continues with the parts that are complete."""
-    tries = found["apply"]
-    for full, again in zip(tries[::2], tries[1::2], strict=True):
-        code, output, said, files = full
-        assert (code, said.count("\n")) == (1, 1), said
-        assert json.loads(output)["error"]["message"] in said
-        assert "No space left on device" in said or "the disk is full" in said
-        assert "out.root" not in files and not any(".partial" in file for file in files)
-        code, output, said, files = again
-        assert (code, files) == (0, ["out.root"]), said
-        assert json.loads(output)["rows"] == _ROWS
-    assert [json.loads(output)["found"] for _, output, _, _ in tries[1::2]] == [0, _ROWS, _ROWS]
+    jobs = results["apply"]
+    stopped, repeated = jobs[::2], jobs[1::2]
+    for job in stopped:
+        assert (job.code, job.stderr.count("\n")) == (1, 1), job.stderr
+        assert json.loads(job.stdout)["error"]["message"] in job.stderr
+        assert "No space left on device" in job.stderr or "the disk is full" in job.stderr
+        assert "out.root" not in job.files
+        assert not any(".partial" in file for file in job.files)
+    for job in repeated:
+        assert (job.code, job.files) == (0, ["out.root"]), job.stderr
+        assert json.loads(job.stdout)["rows"] == _ROWS
+    assert [json.loads(job.stdout)["found"] for job in repeated] == [0, _ROWS, _ROWS]
 
 
 def a_promotion(disk: Path, registry: Registry) -> list[Case]:
@@ -205,14 +224,15 @@ def a_promotion(disk: Path, registry: Registry) -> list[Case]:
     ]
 
 
-def test_during_a_promotion(found: dict[str, list[Found]]) -> None:
-    """A full disk is no verdict on the version: nothing is in the history."""
-    *full, enough, at_last = found["promote"]
-    for code, output, said, _ in full[::2]:
-        assert (code, output) == (1, ""), said
-        assert "the disk is full" in said.splitlines()[-1], said
-        assert said.endswith(": free some space and run again [disk]\n")
-    events = [json.loads(output) for _, output, _, _ in (*full[1::2], at_last)]
-    assert all(each == events[0] for each in events[:-1])
-    assert enough[0] == 0, enough[2]
-    assert len(events[-1]) == len(events[0]) + 1
+def test_a_promotion_on_a_full_disk_is_no_verdict(results: dict[str, list[Ended]]) -> None:
+    """Nothing is in the history until the disk has room."""
+    promotions, histories = results["promote"][::2], results["promote"][1::2]
+    *refused, promoted = promotions
+    for promotion in refused:
+        assert (promotion.code, promotion.stdout) == (1, ""), promotion.stderr
+        assert "the disk is full" in promotion.stderr.splitlines()[-1], promotion.stderr
+        assert promotion.stderr.endswith(": free some space and run again [disk]\n")
+    assert promoted.code == 0, promoted.stderr
+    *before, after = [json.loads(history.stdout) for history in histories]
+    assert all(events == before[0] for events in before)
+    assert len(after) == len(before[0]) + 1

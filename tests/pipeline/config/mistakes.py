@@ -23,7 +23,7 @@ def refused(load: Callable[[Path], object], path: Path, text: str) -> list[str]:
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
         load(path)
-    start = f"{path}:"
-    assert all(p.startswith(start) and "\n" not in p for p in caught.value.problems)
-    assert str(caught.value) == "\n".join(caught.value.problems)
-    return [p.removeprefix(start) for p in caught.value.problems]
+    start, problems = f"{path}:", caught.value.problems
+    assert all(problem.startswith(start) and "\n" not in problem for problem in problems)
+    assert str(caught.value) == "\n".join(problems)
+    return [problem.removeprefix(start) for problem in problems]

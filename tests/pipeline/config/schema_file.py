@@ -15,38 +15,45 @@ from pipeline.config.schema import SCHEMA_FILE, Config
 
 def structure() -> dict[str, Any]:
     """pydantic's schema, without titles and docstrings."""
-    found = bare(Config.model_json_schema())
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found}
+    models = bare(Config.model_json_schema())
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **models}
 
 
 def bare(node: Any) -> Any:
+    """A schema without titles and descriptions, which are text.
+
+    A key of a config may be called `description` too: its value is a schema, and stays.
+    """
     if isinstance(node, list):
-        return [bare(each) for each in node]
+        return [bare(item) for item in node]
     if not isinstance(node, dict):
         return node
     texts = {key for key in ("title", "description") if isinstance(node.get(key), str)}
     return {key: bare(value) for key, value in node.items() if key not in texts}
 
 
-def described(node: Any, said: Any) -> Any:
-    """The structure with the descriptions of the existing file."""
+def described(node: Any, before: Any) -> Any:
+    """The structure with the descriptions of the file as it was before; new keys have none."""
     if isinstance(node, list):
-        before = said if isinstance(said, list) else []
-        return [described(each, dict(enumerate(before)).get(i)) for i, each in enumerate(node)]
+        items = before if isinstance(before, list) else []
+        return [
+            described(item, items[i] if i < len(items) else None) for i, item in enumerate(node)
+        ]
     if not isinstance(node, dict):
         return node
-    old = said if isinstance(said, dict) else {}
-    found = {key: described(value, old.get(key)) for key, value in node.items()}
-    for name, part in found.get("properties", {}).items():
-        text = old.get("properties", {}).get(name, {}).get("description", "")
-        found["properties"][name] = {"description": text, **part}
-    return found
+    former = before if isinstance(before, dict) else {}
+    schema = {key: described(value, former.get(key)) for key, value in node.items()}
+    for name, key_schema in schema.get("properties", {}).items():
+        text = former.get("properties", {}).get(name, {}).get("description", "")
+        schema["properties"][name] = {"description": text, **key_schema}
+    return schema
 
 
 def stored() -> dict[str, Any]:
+    """The schema in the file; empty if there is none yet."""
     text = SCHEMA_FILE.read_text(encoding="utf-8") if SCHEMA_FILE.exists() else "{}"
-    found: dict[str, Any] = json.loads(text)
-    return found
+    schema: dict[str, Any] = json.loads(text)
+    return schema
 
 
 if __name__ == "__main__":

@@ -53,15 +53,17 @@ gates: {max_outside: 0.125}
 
 @pytest.fixture
 def config(folder: Path) -> Config:
+    """The config above."""
     return write(folder, CONFIG)
 
 
 def write(folder: Path, text: str) -> Config:
+    """Writes a config and reads it."""
     (folder / "c.yaml").write_text(text)
     return load_config(folder / "c.yaml")
 
 
-def test_layouts_of_a_signature(config: Config) -> None:
+def test_collections_of_a_config_become_layouts(config: Config) -> None:
     signature = config.signature()
     hits = signature.layouts["hits"]
     assert [(c.name, c.dtype, c.kind, c.shape) for c in hits.columns] == [
@@ -75,21 +77,21 @@ def test_layouts_of_a_signature(config: Config) -> None:
     assert signature.layouts["scores"].storage == "columns"
 
 
-def test_blocks_of_a_signature(config: Config) -> None:
+def test_inputs_and_outputs_of_a_config_become_blocks(config: Config) -> None:
     signature = config.signature()
-    every, run = signature.inputs
-    assert every.block.columns == ("cov", "e", "layer")
-    assert every.shape(5) == (5, 2, 3)
+    features, run = signature.inputs
+    assert features.block.columns == ("cov", "e", "layer")
+    assert features.shape(5) == (5, 2, 3)
     assert run.plan.kind == "scalars"
     assert [bound.name for bound in signature.outputs] == ["score", "id", "p"]
 
 
-def test_rows_of_a_signature(config: Config) -> None:
+def test_rows_of_a_config_become_ranges(config: Config) -> None:
     signature = config.signature()
     assert dict(signature.ranges) == {"n": RowRange(1, 50, (10, 20))}
 
 
-def test_source_has_absolute_paths(config: Config, folder: Path) -> None:
+def test_a_source_has_absolute_paths(config: Config, folder: Path) -> None:
     source = assemble.source_of(config)
     assert source.factory == f"{folder}/model.py:build"
     assert source.weights == folder / "weights.safetensors"
@@ -101,43 +103,34 @@ def test_expressions_become_what_the_model_is_built_with(folder: Path) -> None:
     new = "dtype: float32, preprocess: {exists: e, pad: -1, features: FEATURES}}"
     features = "[cov, [cov, log, {clip: [-5, 5]}, {ratio: e}], [e, {add: [cov, {above: 0}]}]]"
     config = write(folder, CONFIG.replace(old, new.replace("FEATURES", features)))
-    assert assemble.source_of(config).preprocess == (
-        Features(
-            (("cov", (2, 2)), ("e", ()), ("layer", ())),
-            (
-                Expression("cov"),
-                Expression(
-                    "cov",
-                    (
-                        Operation("log"),
-                        Operation("clip", (-5.0, 5.0)),
-                        Operation("ratio", operand=Expression("e")),
-                    ),
-                ),
-                Expression(
-                    "e",
-                    (Operation("add", operand=Expression("cov", (Operation("above", (0.0,)),))),),
-                ),
-            ),
-            "e",
-            -1.0,
-        ),
-        None,
+    ratio = Operation("ratio", operand=Expression("e"))
+    above = Expression("cov", (Operation("above", (0.0,)),))
+    expressions = (
+        Expression("cov"),
+        Expression("cov", (Operation("log"), Operation("clip", (-5.0, 5.0)), ratio)),
+        Expression("e", (Operation("add", operand=above),)),
     )
-    plain = assemble.source_of(write(folder, CONFIG))
-    assert plain.preprocess == (None, None)
-    assert plain.fingerprint().get("preprocess") is None
+    columns = (("cov", (2, 2)), ("e", ()), ("layer", ()))
+    preprocess = assemble.source_of(config).preprocess
+    assert preprocess == (Features(columns, expressions, "e", -1.0), None)
+
+
+def test_without_expressions_a_model_is_built_as_before_there_were_any(config: Config) -> None:
+    """Its fingerprint has no such key, so that earlier results of stages are used."""
+    source = assemble.source_of(config)
+    assert source.preprocess == (None, None)
+    assert "preprocess" not in source.fingerprint()
 
 
 def test_tolerances_are_the_configs_else_the_dtypes(config: Config) -> None:
-    found = assemble.tolerances_of(config, config.signature())
-    half, exact, given = found["score"], found["id"], found["p"]
+    tolerances = assemble.tolerances_of(config, config.signature())
+    half, integer, configured = tolerances["score"], tolerances["id"], tolerances["p"]
     default = default_tolerance("float16")
     assert (half.atol, half.rtol) == (default.atol, default.rtol)
     assert half.atol > 0
-    assert (exact.atol, exact.rtol) == (0.0, 0.0)
-    assert (given.atol, given.rtol) == (0.5, 0.25)
-    assert {t.max_outside for t in found.values()} == {0.125}
+    assert (integer.atol, integer.rtol) == (0.0, 0.0)
+    assert (configured.atol, configured.rtol) == (0.5, 0.25)
+    assert {tolerance.max_outside for tolerance in tolerances.values()} == {0.125}
 
 
 DATA = """
@@ -156,17 +149,20 @@ def reference(rows, seed):
 
 
 def reference(folder: Path, data: str) -> Arrays:
-    """Needs a new folder each time, as a process imports a file only once."""
+    """The inputs from a module of the user with this text.
+
+    It needs a new folder each time, as a process imports a file only once.
+    """
     (folder / "data.py").write_text(data)
     config = write(folder, CONFIG)
     return assemble.reference_inputs(config, config.signature())
 
 
-def test_reference_of_ones_own(folder: Path) -> None:
-    found = reference(folder, DATA)["hits"]
-    assert found["e"].tolist() == [7.0] * 50
-    assert found["cov"].shape == (50, 2, 2)
-    assert found["layer"].tolist() == list(range(50))
+def test_a_function_of_the_user_gives_the_reference(folder: Path) -> None:
+    hits = reference(folder, DATA)["hits"]
+    assert hits["e"].tolist() == [7.0] * 50
+    assert hits["cov"].shape == (50, 2, 2)
+    assert hits["layer"].tolist() == list(range(50))
 
 
 @pytest.mark.parametrize(
@@ -176,28 +172,35 @@ def test_reference_of_ones_own(folder: Path) -> None:
         ("n = rows", "n = 3 + rows[1]", "reference failed: KeyError: 1"),
     ],
 )
-def test_reference_that_does_not_fit(folder: Path, old: str, new: str, text: str) -> None:
+def test_a_reference_that_does_not_fit_is_refused(
+    folder: Path, old: str, new: str, text: str
+) -> None:
     with pytest.raises(ReferenceDataError, match=text) as caught:
         reference(folder, DATA.replace(old, new, 1))
     assert "\n" not in str(caught.value)
 
 
-def test_random_reference_follows_the_seed_and_the_ranges(folder: Path) -> None:
-    def drawn(settings: str) -> list[float]:
-        text = CONFIG.replace("{factory: data.py:reference, seed: 7}", settings)
-        config = write(folder, text)
-        inputs = assemble.reference_inputs(config, config.signature())
-        return list(inputs["hits"]["e"].tolist())
-
-    one = drawn("{seed: 1}")
-    assert one == drawn("{seed: 1}")
-    assert one != drawn("{seed: 2}")
-    assert all(20 <= e <= 30 for e in drawn("{ranges: {e: [20.0, 30.0]}}"))
+def drawn(folder: Path, settings: str) -> list[float]:
+    """The column `e` of a random reference with these settings."""
+    config = write(folder, CONFIG.replace("{factory: data.py:reference, seed: 7}", settings))
+    return list(assemble.reference_inputs(config, config.signature())["hits"]["e"].tolist())
 
 
-def test_jagged_blocks_become_items_offsets_and_padding(folder: Path) -> None:
-    config = write(folder, (Path(__file__).parent / "jagged.yaml").read_text())
-    signature = config.signature()
+def test_a_random_reference_follows_the_seed(folder: Path) -> None:
+    first = drawn(folder, "{seed: 1}")
+    assert first == drawn(folder, "{seed: 1}")
+    assert first != drawn(folder, "{seed: 2}")
+
+
+def test_a_random_reference_lies_in_the_ranges(folder: Path) -> None:
+    assert all(20 <= e <= 30 for e in drawn(folder, "{ranges: {e: [20.0, 30.0]}}"))
+
+
+JAGGED = (Path(__file__).parent / "jagged.yaml").read_text()
+
+
+def test_jagged_blocks_become_items_and_offsets(folder: Path) -> None:
+    signature = write(folder, JAGGED).signature()
     assert [(b.name, b.rows, b.plan.feature_shape) for b in signature.inputs] == [
         ("features", "jet", (2,)),
         ("logs", "jet", (1,)),
@@ -206,7 +209,10 @@ def test_jagged_blocks_become_items_offsets_and_padding(folder: Path) -> None:
     ]
     assert signature.jagged == {"jets": 16}
     assert signature.layouts["jets_offsets"] == offsets_layout("int32")
-    source = assemble.source_of(config)
+
+
+def test_jagged_blocks_are_padded_before_the_model(folder: Path) -> None:
+    source = assemble.source_of(write(folder, JAGGED))
     assert source.padding == (
         Padding(3, 16, 0, -1.0, (16, 2)),
         Padding(3, 16, None),
@@ -215,10 +221,12 @@ def test_jagged_blocks_become_items_offsets_and_padding(folder: Path) -> None:
     )
     assert [block is not None for block in source.preprocess] == [False, True, False, False]
     assert source.fingerprint()["padding"]
-    assert assemble.source_of(write(folder, CONFIG)).fingerprint().get("padding") is None
+
+
+def test_a_model_without_jagged_blocks_has_no_padding_in_its_fingerprint(config: Config) -> None:
+    assert "padding" not in assemble.source_of(config).fingerprint()
 
 
 def test_one_jagged_column_may_have_the_shape_of_its_items(folder: Path) -> None:
-    text = (Path(__file__).parent / "jagged.yaml").read_text()
-    config = write(folder, text.replace("columns: [pt], p", "columns: [pt], shape: [16], p"))
+    config = write(folder, JAGGED.replace("columns: [pt], p", "columns: [pt], shape: [16], p"))
     assert assemble.source_of(config).padding[2] == Padding(3, 16, 1, 7.0, (16,))

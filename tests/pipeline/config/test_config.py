@@ -81,60 +81,95 @@ def test_defaults_of_gates_and_sessions(folder: Path) -> None:
     assert config.reference.seed == 1
 
 
-def test_files_are_found_from_the_configs_folder(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def nested(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A config in a folder below its files, as named from the working folder.
+
+    Its weights are in the folder of the variable WHERE, or else beside the model.
+    """
     (folder / "configs").mkdir()
-    path = folder / "configs" / "c.yaml"
     text = FULL.replace("model.py", "../model.py").replace("weights.s", "${WHERE:-..}/weights.s")
-    path.write_text(text.replace("  ranges: {pt: [20, 500.0]}", "  factory: ../data.py:make"))
+    text = text.replace("  ranges: {pt: [20, 500.0]}", "  factory: ../data.py:make")
+    (folder / "configs" / "c.yaml").write_text(text)
     monkeypatch.chdir(folder)
-    config = load_config("configs/c.yaml")
+    monkeypatch.delenv("WHERE", raising=False)
+    return "configs/c.yaml"
+
+
+def test_files_are_found_from_the_configs_folder(folder: Path, nested: str) -> None:
+    config = load_config(nested)
     source = source_of(config)
     assert source.factory == f"{folder / 'model.py'}:build"
     assert source.weights == folder / "weights.safetensors"
-    assert config.factory(config.reference.factory or "") == f"{folder / 'data.py'}:make"
     assert source.program is None
+    assert config.factory(config.reference.factory or "") == f"{folder / 'data.py'}:make"
 
+
+def test_a_variable_in_a_path_is_replaced_when_the_file_is_looked_for(
+    folder: Path, nested: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The config itself keeps the variable, so that its digest is the same on every host."""
     (folder / "elsewhere").mkdir()
     (folder / "elsewhere" / "weights.safetensors").touch()
     monkeypatch.setenv("WHERE", str(folder / "elsewhere"))
-    config = load_config("configs/c.yaml")
+    config = load_config(nested)
     assert source_of(config).weights == folder / "elsewhere" / "weights.safetensors"
-    # The config itself keeps the variable, so that its digest is the same on every host.
     assert config.model.weights == "${WHERE:-..}/weights.safetensors"
+
+
+def test_an_empty_variable_has_the_default(
+    folder: Path, nested: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WHERE", "")
-    assert source_of(load_config("configs/c.yaml")).weights == folder / "weights.safetensors"
+    assert source_of(load_config(nested)).weights == folder / "weights.safetensors"
 
 
-def test_other_sources_of_a_model(folder: Path) -> None:
-    for source, found in (
-        ("program: model.pt2", ("program", folder / "model.pt2")),
-        ("torchscript: model.ts", ("torchscript", folder / "model.ts")),
-        ("onnx: model.pt2", ("onnx", folder / "model.pt2")),
-        ("trees: model.pt2", ("trees", folder / "model.pt2")),
-        ("factory: 'pkg.mod:build'", ("factory", "pkg.mod:build")),  # a module is not changed
-    ):
-        config = load(folder, MINIMAL.replace("program: model.pt2", source))
-        assert getattr(source_of(config), found[0]) == found[1]
+@pytest.mark.parametrize(
+    ("kind", "file"),
+    [("program", "model.pt2"), ("torchscript", "model.ts"), ("onnx", "model.pt2"),
+     ("trees", "model.pt2")],
+)  # fmt: skip
+def test_a_file_as_the_source_of_a_model(folder: Path, kind: str, file: str) -> None:
+    config = load(folder, MINIMAL.replace("program: model.pt2", f"{kind}: {file}"))
+    assert getattr(source_of(config), kind) == folder / file
 
 
-def test_the_digest_is_of_what_the_config_says(folder: Path, tmp_path_factory: Any) -> None:
-    digest = load(folder, MINIMAL).digest()
-    assert len(digest) == 64
-    same = [
+def test_a_module_as_the_source_of_a_model_is_not_a_file(folder: Path) -> None:
+    config = load(folder, MINIMAL.replace("program: model.pt2", "factory: 'pkg.mod:build'"))
+    assert source_of(config).factory == "pkg.mod:build"
+
+
+LINES = MINIMAL.splitlines(keepends=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
         "# a comment\n" + MINIMAL,
         MINIMAL + "targets: [cpu]\n",  # a default, written out
-        "".join(sorted(MINIMAL.splitlines(keepends=True)[4:]))
-        + "".join(MINIMAL.splitlines(keepends=True)[:4]),
+        "".join([*sorted(LINES[4:]), *LINES[:4]]),
         yaml.safe_dump(yaml.load(MINIMAL, CoreLoader), default_flow_style=True),
-    ]
-    assert [load(folder, text).digest() for text in same] == [digest] * len(same)
-    other = tmp_path_factory.mktemp("other")
+    ],
+    ids=["comment", "default", "other order", "other style"],
+)
+def test_the_same_config_in_other_words_has_the_same_digest(folder: Path, text: str) -> None:
+    digest = load(folder, MINIMAL).digest()
+    assert len(digest) == 64
+    assert load(folder, text).digest() == digest
+
+
+def test_the_digest_is_not_of_the_folder_and_its_files(folder: Path) -> None:
+    other = folder / "other"
+    other.mkdir()
     (other / "model.pt2").write_text("not the same")
-    assert load(other, MINIMAL).digest() == digest
-    for old, new in [("max: 16", "max: 17"), ("[4]", "[5]"), ("name: tiny", "name: tinny")]:
-        assert load(folder, MINIMAL.replace(old, new)).digest() != digest
+    assert load(other, MINIMAL).digest() == load(folder, MINIMAL).digest()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("max: 16", "max: 17"), ("[4]", "[5]"), ("name: tiny", "name: tinny")]
+)
+def test_another_value_has_another_digest(folder: Path, old: str, new: str) -> None:
+    assert load(folder, MINIMAL.replace(old, new)).digest() != load(folder, MINIMAL).digest()
 
 
 def test_the_digest_counts_the_order_of_collections(folder: Path) -> None:
@@ -166,7 +201,7 @@ class CoreDumper(yaml.SafeDumper):
 
 CoreDumper.yaml_implicit_resolvers = CoreLoader.yaml_implicit_resolvers
 
-plain = st.recursive(
+plain_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=6,
@@ -178,9 +213,10 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
     """Configs with any signature."""
     signature = draw(problems()).signature.to_dict()
 
-    def column(of: dict[str, Any]) -> dict[str, Any]:
-        more = {"scalar": {"scalar": True}, "eigen": {"eigen": of["shape"]}}.get(of["kind"], {})
-        return {"name": of["name"], "dtype": of["dtype"], **more}
+    def column(stored: dict[str, Any]) -> dict[str, Any]:
+        kinds = {"scalar": {"scalar": True}, "eigen": {"eigen": stored["shape"]}}
+        kind = kinds.get(stored["kind"], {})
+        return {"name": stored["name"], "dtype": stored["dtype"], **kind}
 
     def blocks(role: str) -> list[dict[str, Any]]:
         keys = ("name", "collection", "columns", "dtype", "shape", "broadcast")
@@ -191,10 +227,10 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
     return {
         "name": draw(st.from_regex(NAME_PATTERN, fullmatch=True)),
         "description": draw(st.text()),
-        "model": {"factory": "m.n:f", "kwargs": draw(st.dictionaries(st.text(), plain))},
+        "model": {"factory": "m.n:f", "kwargs": draw(st.dictionaries(st.text(), plain_values))},
         "collections": {
-            name: {**of, "columns": [column(each) for each in of["columns"]]}
-            for name, of in collections.items()
+            name: {**stored, "columns": [column(entry) for entry in stored["columns"]]}
+            for name, stored in collections.items()
         },
         "inputs": blocks("inputs"),
         "outputs": [{**block, "tolerance": tolerance} for block in blocks("outputs")],
@@ -203,11 +239,11 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-def written(value: Any) -> Any:
+def as_yaml(value: Any) -> Any:
     """A dumped model with lists in place of tuples, as YAML has them."""
     if isinstance(value, dict):
-        return {key: written(inner) for key, inner in value.items()}
-    return [written(inner) for inner in value] if isinstance(value, list | tuple) else value
+        return {key: as_yaml(inner) for key, inner in value.items()}
+    return [as_yaml(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -218,19 +254,19 @@ def test_a_valid_config_survives_the_way_through_yaml(
     text = yaml.dump(data, Dumper=CoreDumper, default_flow_style=flow, sort_keys=False)
     config = load(folder, text)
     assert config.model_dump() == Config.model_validate(data).model_dump()
-    assert written(config.model_dump(exclude_unset=True)) == data
+    assert as_yaml(config.model_dump(exclude_unset=True)) == data
     assert config.digest() == Config.model_validate(data).digest()
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=configs(), choice=st.randoms(use_true_random=False))
+@given(data=configs(), random=st.randoms(use_true_random=False))
 def test_an_unknown_key_anywhere_is_found_on_its_line(
-    folder: Path, data: dict[str, Any], choice: Any
+    folder: Path, data: dict[str, Any], random: Any
 ) -> None:
     mappings = [data, data["model"], data["gates"], *data["rows"].values(), *data["inputs"]]
     for collection in data["collections"].values():
         mappings += [collection, *collection["columns"]]
-    choice.choice(mappings)["unheard_of"] = 1
+    random.choice(mappings)["unheard_of"] = 1
     # Without free text, which may hold line breaks that only splitlines counts.
     data["description"] = ""
     data["model"]["kwargs"] = {}

@@ -15,6 +15,7 @@ MINIMAL = (Path(__file__).parent / "minimal.yaml").read_text()
 
 
 def refused(folder: Path, text: str) -> list[str]:
+    """The problems of a config with this text, as `line: rest`."""
     return mistakes.refused(load_config, folder / "c.yaml", text)
 
 
@@ -22,7 +23,7 @@ def test_a_config_error_is_a_users_mistake() -> None:
     assert issubclass(ConfigError, SoaPipelineError)
 
 
-BAD = [
+MISTAKES = [
     ("name: jet-tagger", "name: jet tagger", 1, "name: found 'jet tagger'; allowed: letters"),
     ("name: jet-tagger\n", "", 1, "config: the key 'name' is missing"),
     ("name: jet-tagger", "name: 2024", 1, "name: found 2024; expected text (quote it)"),
@@ -92,7 +93,9 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("old", "new", "line", "says"), BAD, ids=[b[1].strip() for b in BAD])
+@pytest.mark.parametrize(
+    ("old", "new", "line", "says"), MISTAKES, ids=[new.strip() for _, new, *_ in MISTAKES]
+)
 def test_a_mistake_is_named_with_its_line(
     folder: Path, old: str, new: str, line: int, says: str
 ) -> None:
@@ -143,18 +146,20 @@ def test_what_a_signature_refuses_has_its_place(
     assert refused(folder, MINIMAL.replace(old, new))[0].startswith(says)
 
 
-def test_columns_of_several_dtypes_need_one_for_the_model(folder: Path) -> None:
+def test_columns_of_several_dtypes_need_the_dtype_of_the_block(folder: Path) -> None:
     mixed = MINIMAL.replace("[x]", "[x, z]").replace(
         "columns: [{", "columns: [{name: z, dtype: int8}, {"
     )
     [problem] = refused(folder, mixed)
     assert problem.startswith("5: inputs[0]: block 'i' has columns of float32, int8")
-    assert load(folder, mixed.replace("[x, z]", "[x, z], dtype: float32"))
+    config = load(folder, mixed.replace("[x, z]", "[x, z], dtype: float32"))
+    assert config.inputs[0].dtype == "float32"
 
 
-def test_carried_members(folder: Path) -> None:
-    more = "columns: [{name: hit, opaque: 12}, {name: id, dtype: uint64}, {"
-    layout = load(folder, MINIMAL.replace("columns: [{", more)).signature().layouts["c"]
+def test_opaque_and_64_bit_columns_are_carried_in_memory(folder: Path) -> None:
+    """A model reads neither, but each has its place in a buffer with an alignment of 128."""
+    carried = "columns: [{name: hit, opaque: 12}, {name: id, dtype: uint64}, {"
+    layout = load(folder, MINIMAL.replace("columns: [{", carried)).signature().layouts["c"]
     assert [c.dtype for c in layout.columns[:2]] == ["opaque12", "uint64"]
     assert layout.nbytes(1) == 128 * len(layout.columns)
 

@@ -28,19 +28,26 @@ GATES = """\
 
 @pytest.fixture
 def text(folder: Path) -> str:
+    """A config with every gate; the files that it names exist."""
     (folder / "test.npz").write_text("rows")
     (folder / "own.py").write_text("def mine(): ...")
     return FULL.replace("session:", f"{GATES}session:")
 
 
-def test_all_of_it(folder: Path, text: str) -> None:
-    config = load(folder, text)
-    gates = config.gates
+def test_every_gate_of_a_config(folder: Path, text: str) -> None:
+    gates = load(folder, text).gates
     assert gates.metrics is not None and gates.shadow is not None and gates.memory_mb is not None
     assert gates.metrics.functions["auc"].max_drop == 0.01
     assert (gates.shadow.min_events, gates.shadow.max_errors) == (1000, 0)
     assert gates.memory_mb[0].rows == {"n": 4096}
-    assert metric_code(config) == {"own": f"{folder / 'own.py'}:mine"}
+
+
+def test_the_code_of_a_metric_is_found_from_the_configs_folder(folder: Path, text: str) -> None:
+    assert metric_code(load(folder, text)) == {"own": f"{folder / 'own.py'}:mine"}
+
+
+def test_other_labelled_rows_have_another_fingerprint(folder: Path, text: str) -> None:
+    config = load(folder, text)
     before = metrics_fingerprint(config)
     assert before.keys() == {"own", "data"}
     (folder / "test.npz").write_text("other rows")
@@ -67,7 +74,9 @@ def test_all_of_it(folder: Path, text: str) -> None:
         ("roc_auc", "roc_auc, background: 0.1", "found background with roc_auc; only efficiency"),
     ],
 )
-def test_mistakes(folder: Path, text: str, old: str, new: str, says: str) -> None:
+def test_a_mistake_in_a_gate_is_the_only_problem(
+    folder: Path, text: str, old: str, new: str, says: str
+) -> None:
     assert text.count(old) >= 1
     [problem] = mistakes.refused(load_config, folder / "c.yaml", text.replace(old, new, 1))
     assert says in problem

@@ -14,28 +14,35 @@ from pipeline.errors import ConfigError
 
 MINIMAL = (Path(__file__).parent / "minimal.yaml").read_text()
 words = st.from_regex(r"[A-Za-z_]{1,5}", fullmatch=True)
-dots = st.sampled_from([" … ", " .. ", "..", " ... "])
+separators = st.sampled_from([" … ", " .. ", "..", " ... "])
 
 
-def load(folder: Path, columns: str, block: str, more: str = "") -> Config:
-    text = MINIMAL.replace("{name: x, dtype: float32}", columns).replace("[x]", block) + more
+def load(folder: Path, columns: str, block: str) -> Config:
+    """A config with these columns, of which the only input has those of `block`."""
+    text = MINIMAL.replace("{name: x, dtype: float32}", columns).replace("[x]", block)
     (folder / "c.yaml").write_text(text)
     return load_config(folder / "c.yaml")
 
 
-@given(words, words | st.just(""), st.integers(0, 99), st.integers(1, 40), st.integers(1, 4), dots)
+@given(
+    words,
+    words | st.just(""),
+    st.integers(0, 99),
+    st.integers(1, 40),
+    st.integers(1, 4),
+    separators,
+)
 def test_a_range_is_its_names(
-    front: str, behind: str, low: int, more: int, width: int, between: str
+    front: str, behind: str, low: int, steps: int, width: int, dots: str
 ) -> None:
-    names = [f"{front}{k:0{width}}{behind}" for k in range(low, low + more + 1)]
-    assert names_in(f"{names[0]}{between}{names[-1]}") == names
+    names = [f"{front}{k:0{width}}{behind}" for k in range(low, low + steps + 1)]
+    assert names_in(f"{names[0]}{dots}{names[-1]}") == names
 
 
 @given(words, st.integers(1, 99), st.integers(0, 99))
-def test_a_range_that_does_not_grow_is_none(front: str, low: int, high: int) -> None:
-    if high <= low:
-        with pytest.raises(ValueError, match=r"part0 \.\. part15"):
-            names_in(f"{front}{low} .. {front}{high}")
+def test_a_range_that_does_not_grow_is_none(front: str, low: int, fewer: int) -> None:
+    with pytest.raises(ValueError, match=r"part0 \.\. part15"):
+        names_in(f"{front}{low} .. {front}{max(0, low - fewer)}")
 
 
 @pytest.mark.parametrize(
@@ -43,13 +50,13 @@ def test_a_range_that_does_not_grow_is_none(front: str, low: int, high: int) -> 
     ["a .. b", "a1 .. b2", "a1 .. a2 .. a3", "..", "a1 ..", ".. a1", "a0 .. a99999", "a01 .. a2",
      "a0_b1 .. a1_b2", "a1 .. a1", "a9999999999 .. a99999999999"],
 )  # fmt: skip
-def test_what_is_no_range(written: str) -> None:
+def test_text_that_is_no_range_is_refused(written: str) -> None:
     with pytest.raises(ValueError, match="found"):
         names_in(written)
 
 
 @given(st.text(max_size=30))
-def test_whatever_is_written(text: str) -> None:
+def test_any_text_is_names_or_a_value_error(text: str) -> None:
     try:
         assert names_in(text, ["part0", "part1"])
     except ValueError as error:
@@ -58,25 +65,30 @@ def test_whatever_is_written(text: str) -> None:
 
 @given(st.lists(words, unique=True, max_size=8), words)
 def test_a_pattern_takes_what_fits_in_its_order(names: list[str], front: str) -> None:
-    fit = [name for name in names if name.startswith(front)]
-    if fit:
-        assert names_in(f"{front}*", names) == fit
+    fitting = [name for name in names if name.startswith(front)]
+    if fitting:
+        assert names_in(f"{front}*", names) == fitting
     else:
         with pytest.raises(ValueError, match="no column fits it"):
             names_in(f"{front}*", names)
 
 
-def test_in_a_config(folder: Path) -> None:
-    short = load(folder, "{name: pt, dtype: int8}, {name: x0 … x2, dtype: float32}", "['x*']")
-    assert [c.name for c in short.collections["c"].columns] == ["pt", "x0", "x1", "x2", "y"]
-    assert short.inputs[0].columns == ("x0", "x1", "x2")
-    columns = "{name: pt, dtype: int8}, " + ", ".join(
-        f"{{name: x{i}, dtype: float32}}" for i in range(3)
-    )
-    assert load(folder, columns, "[x0 .. x2]").digest() == short.digest()
-    assert load(folder, columns, "[x0, x1, x2]").digest() == short.digest()
-    eigen = load(folder, "{name: x0 .. x3, dtype: float32, eigen: [2]}", "[x0 .. x3]")
-    assert [c.eigen for c in eigen.collections["c"].columns[:4]] == [(2,)] * 4
+def test_a_range_declares_columns_and_a_pattern_names_them(folder: Path) -> None:
+    config = load(folder, "{name: pt, dtype: int8}, {name: x0 … x2, dtype: float32}", "['x*']")
+    assert [c.name for c in config.collections["c"].columns] == ["pt", "x0", "x1", "x2", "y"]
+    assert config.inputs[0].columns == ("x0", "x1", "x2")
+
+
+@pytest.mark.parametrize("block", ["[x0 .. x2]", "[x0, x1, x2]"])
+def test_ranges_have_the_digest_of_their_names(folder: Path, block: str) -> None:
+    short = load(folder, "{name: x0 … x2, dtype: float32}", "['x*']").digest()
+    columns = ", ".join(f"{{name: x{i}, dtype: float32}}" for i in range(3))
+    assert load(folder, columns, block).digest() == short
+
+
+def test_each_column_of_a_range_has_its_shape(folder: Path) -> None:
+    config = load(folder, "{name: x0 .. x3, dtype: float32, eigen: [2]}", "[x0 .. x3]")
+    assert [c.eigen for c in config.collections["c"].columns[:4]] == [(2,)] * 4
 
 
 @pytest.mark.parametrize(
@@ -93,7 +105,9 @@ def test_in_a_config(folder: Path) -> None:
         ("{name: x0 .. x2, dtype: float32}", "[x*, x0]", "names column 'x0' twice"),
     ],
 )
-def test_mistakes_have_their_place(folder: Path, columns: str, block: str, says: str) -> None:
+def test_a_mistake_with_a_range_has_its_place(
+    folder: Path, columns: str, block: str, says: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         load(folder, columns, block)
     assert says in str(caught.value)
@@ -108,12 +122,9 @@ def test_lines_are_those_of_the_file(folder: Path) -> None:
     ])  # fmt: skip
     with pytest.raises(ConfigError) as caught:
         load(folder, columns, "[a]")
-    number = next(
-        i
-        for i, line in enumerate((folder / "c.yaml").read_text().splitlines(), 1)
-        if "flot32" in line
-    )
-    assert [one.split(":")[1] for one in caught.value.problems] == [str(number)]
+    lines = (folder / "c.yaml").read_text().splitlines()
+    (number,) = (i for i, line in enumerate(lines, 1) if "flot32" in line)
+    assert [problem.split(":")[1] for problem in caught.value.problems] == [str(number)]
 
 
 @given(st.lists(st.from_regex(r"[ab][0-9]{1,2}(_[0-9])?", fullmatch=True), max_size=12))

@@ -20,17 +20,19 @@ FULL = (HERE / "full.yaml").read_text()
 
 
 def mistakes(text: str) -> list[str]:
-    found = jsonschema.Draft202012Validator(stored()).iter_errors(yaml.load(text, CoreLoader))
-    return [error.json_path for error in found]
+    """Where the schema refuses a config with this text, as JSON paths."""
+    errors = jsonschema.Draft202012Validator(stored()).iter_errors(yaml.load(text, CoreLoader))
+    return [error.json_path for error in errors]
 
 
-def test_it_is_that_of_the_models() -> None:
-    """To write it again: python -m tests.pipeline.config.schema_file."""
+def test_the_file_has_the_structure_of_the_models() -> None:
+    """To write the file again: python -m tests.pipeline.config.schema_file."""
     assert bare(stored()) == structure()
 
 
 def test_each_key_has_a_description() -> None:
     def keys(node: Any) -> Iterator[tuple[str, Any]]:
+        """Each key of a config, at any depth of the schema, with its own schema."""
         if isinstance(node, dict):
             yield from node.get("properties", {}).items()
             for inner in node.values():
@@ -40,12 +42,12 @@ def test_each_key_has_a_description() -> None:
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
-def test_our_configs_are_of_it(path: Path) -> None:
+def test_the_schema_accepts_our_configs(path: Path) -> None:
     assert mistakes(path.read_text()) == []
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "at"),
+    ("old", "new", "start"),
     [
         ("description:", "descriptoin:", "$"),
         ("max: 4096", "max: many", "$.rows.n.max"),
@@ -58,7 +60,7 @@ def test_our_configs_are_of_it(path: Path) -> None:
         ("[exported, aoti]", "[exported, aot]", "$.engines[1]"),
     ],
 )
-def test_typical_mistakes(old: str, new: str, at: str) -> None:
+def test_the_schema_refuses_a_typical_mistake_at_its_place(old: str, new: str, start: str) -> None:
     assert FULL.count(old) == 1
     assert mistakes(FULL) == []
-    assert [one for one in mistakes(FULL.replace(old, new)) if one.startswith(at)]
+    assert any(place.startswith(start) for place in mistakes(FULL.replace(old, new)))

@@ -13,34 +13,44 @@ from serving.site.options import Site, SiteServer
 from tests.pipeline.config import mistakes
 
 ROOT = Path(__file__).resolve().parents[3]
-DOC = (ROOT / "docs" / "howto" / "sites.md").read_text()
-YAML = re.findall(r"```yaml\n(.*?)```", DOC, re.DOTALL)[0]
+PAGE = (ROOT / "docs" / "howto" / "sites.md").read_text()
+YAML = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[0]
+"""The site of the page, which has every key."""
 
 
 def load(folder: Path, text: str) -> Site:
+    """The site in a file with this text."""
     path = folder / "site.yaml"
     path.write_text(text)
     return load_site(path)
 
 
 def refused(folder: Path, text: str) -> list[str]:
+    """The problems of a site with this text, as `line: rest`."""
     return mistakes.refused(load_site, folder / "site.yaml", text)
 
 
-def test_the_page_loads_and_names_every_key_with_its_default(tmp_path: Path) -> None:
-    site = load(tmp_path, YAML)
+def test_the_page_names_every_key() -> None:
     for key in Site.model_fields:
         assert re.search(rf"^{key}:", YAML, re.MULTILINE), key
     for key in SiteServer.model_fields:
         assert re.search(rf"^(  - |    ){key}:", YAML, re.MULTILINE), key
-    bare = load(tmp_path, "servers: []")
+
+
+def test_the_page_has_the_defaults(tmp_path: Path) -> None:
+    site, bare = load(tmp_path, YAML), load(tmp_path, "servers: []")
     assert site.policy == bare.policy and site.local == bare.local
+
+
+def test_the_options_of_the_pages_server(tmp_path: Path) -> None:
+    """Files are found from the folder of the site."""
+    site = load(tmp_path, YAML)
     options = site.servers[0].options(site.policy, tmp_path)
     assert options.tls is not None and options.tls.root_certificates == tmp_path / "ca.pem"
     assert (options.retries, options.deadline_s) == (0, 2.0)
 
 
-BAD = [
+MISTAKES = [
     ("name: gpu-1", "name: gpu-1\n    weight: 1", 4, "servers[0].weight: unknown key; allowed: na"),
     ("triton://gpu-1.somewhere:8001", "gpu-1:8001", 4, "is not the address of a server: write tr"),
     ("http://gpu-1", "gpu-1", 5, "servers[0].metrics: found 'gpu-1.somewhere:8002/metrics'; write"),
@@ -62,14 +72,16 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("old", "new", "line", "says"), BAD)
-def test_a_mistake_is_one_line(tmp_path: Path, old: str, new: str, line: int, says: str) -> None:
+@pytest.mark.parametrize(("old", "new", "line", "says"), MISTAKES)
+def test_a_mistake_in_a_site_is_named_with_its_line(
+    tmp_path: Path, old: str, new: str, line: int, says: str
+) -> None:
     assert YAML.count(old) == 1, old
     problems = refused(tmp_path, YAML.replace(old, new))
     assert any(p.startswith(f"{line}: ") and says in p for p in problems), problems
 
 
-def test_tls_without_a_word_is_not_no_tls(tmp_path: Path) -> None:
+def test_an_empty_tls_is_refused_with_the_way_to_write_it(tmp_path: Path) -> None:
     text = "servers:\n  - name: a\n    url: triton://h:1\n    tls:\n"
     (problem,) = refused(tmp_path, text)
     assert problem.startswith("4: servers[0].tls: found nothing; write `tls: {}` for the system's")
@@ -86,23 +98,27 @@ TWO = "servers:\n  - {name: a, url: 'triton://h:1'}\n  - {name: %s, url: 'triton
         ("local: {fall_back: false}", "1: site: found no server, no device and no fall-back; name"),
     ],
 )
-def test_a_site_that_contradicts_itself(tmp_path: Path, text: str, says: str) -> None:
+def test_a_site_that_contradicts_itself_is_refused(tmp_path: Path, text: str, says: str) -> None:
     (problem,) = refused(tmp_path, text)
     assert problem.startswith(says)
 
 
-def test_a_file_that_is_not_there_or_no_yaml(tmp_path: Path) -> None:
+def test_a_site_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no\.yaml: cannot be read: No such file"):
         load_site(tmp_path / "no.yaml")
+
+
+def test_a_site_that_is_no_mapping_is_refused(tmp_path: Path) -> None:
     assert refused(tmp_path, "- a\n")[0].startswith("1: found a list")
 
 
 @given(st.binary(max_size=300), st.integers(0, 600), st.integers(0, 40))
 def test_any_bytes_are_a_site_or_one_typed_error(
-    tmp_path_factory: pytest.TempPathFactory, junk: bytes, at: int, cut: int
+    tmp_path_factory: pytest.TempPathFactory, junk: bytes, start: int, cut: int
 ) -> None:
-    path, raw = tmp_path_factory.getbasetemp() / "j.yaml", YAML.encode()
-    for data in (junk, raw[:at] + junk + raw[at + cut :]):
+    """Junk alone, and in the place of `cut` bytes of a good file."""
+    path, good = tmp_path_factory.getbasetemp() / "j.yaml", YAML.encode()
+    for data in (junk, good[:start] + junk + good[start + cut :]):
         path.write_bytes(data)
         try:
             load_site(path)
@@ -110,20 +126,26 @@ def test_any_bytes_are_a_site_or_one_typed_error(
             assert all(str(path) in p and "\n" not in p for p in error.problems)
 
 
-def test_where_a_site_is_found(tmp_path: Path) -> None:
-    """The named file is used; without one, the server in CMSSW's variables."""
-    variables = {"SONIC_LOCAL_BALANCER_HOST": "balancer", "SONIC_LOCAL_BALANCER_PORT": "8001"}
-    (server,) = find_site(variables)[0].servers
+CMSSW = {"SONIC_LOCAL_BALANCER_HOST": "balancer", "SONIC_LOCAL_BALANCER_PORT": "8001"}
+
+
+def test_cmssws_variables_are_a_site_of_one_server() -> None:
+    (server,) = find_site(CMSSW)[0].servers
     assert (server.name, server.url) == ("SONIC_LOCAL_BALANCER", "triton://balancer:8001")
-    named = tmp_path / "mine.yaml"
-    named.write_text(YAML)
-    site, folder = find_site({"PIPELINE_SITE": str(named), **variables})
-    assert ([each.name for each in site.servers], folder) == (["gpu-1"], tmp_path)
-    for port in ("", "99999", "x"):
-        with pytest.raises(ConfigError, match=f"_PORT '{port}': set both, to a host and a port"):
-            find_site({**variables, "SONIC_LOCAL_BALANCER_PORT": port})
 
 
-def test_no_site_at_all() -> None:
+def test_a_named_site_is_used_before_cmssws_variables(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(YAML)
+    site, folder = find_site({"PIPELINE_SITE": str(tmp_path / "mine.yaml"), **CMSSW})
+    assert ([server.name for server in site.servers], folder) == (["gpu-1"], tmp_path)
+
+
+@pytest.mark.parametrize("port", ["", "99999", "x"])
+def test_cmssws_variables_without_a_port_are_refused(port: str) -> None:
+    with pytest.raises(ConfigError, match=f"_PORT '{port}': set both, to a host and a port"):
+        find_site({**CMSSW, "SONIC_LOCAL_BALANCER_PORT": port})
+
+
+def test_without_a_site_the_variable_to_set_is_named() -> None:
     with pytest.raises(ConfigError, match=r"no site file: set PIPELINE_SITE to one"):
         find_site({})

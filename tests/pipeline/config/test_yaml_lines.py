@@ -29,7 +29,9 @@ from pipeline.errors import ConfigError
         ("name: a\0b\n", ": not YAML: "),
     ],
 )
-def test_what_is_no_mapping_in_plain_yaml(tmp_path: Path, text: str, says: str) -> None:
+def test_a_file_that_is_no_mapping_in_plain_yaml_is_refused_on_its_line(
+    tmp_path: Path, text: str, says: str
+) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
@@ -39,6 +41,7 @@ def test_what_is_no_mapping_in_plain_yaml(tmp_path: Path, text: str, says: str) 
 
 
 def test_a_small_file_cannot_unfold_into_a_huge_one(tmp_path: Path) -> None:
+    # Each level repeats the one before nine times: 2 * 9**8 entries in ten lines.
     levels = [f"  k{i}: &k{i} [{', '.join([f'*k{i - 1}'] * 9)}]" for i in range(1, 9)]
     text = "\n".join(["model:", "  k0: &k0 [x, x]", *levels])
     (tmp_path / "c.yaml").write_text(text)
@@ -46,47 +49,49 @@ def test_a_small_file_cannot_unfold_into_a_huge_one(tmp_path: Path) -> None:
         read_yaml(tmp_path / "c.yaml")
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+def test_a_file_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.yaml: cannot be read: No such file"):
         read_yaml(tmp_path / "none.yaml")
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: is not a plain file"):
         read_yaml(tmp_path)
+
+
+def test_a_file_that_is_not_utf_8_is_refused_with_its_byte(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_bytes(b"name: \xff\n")
     with pytest.raises(ConfigError, match=r"c\.yaml: is not UTF-8 text: byte 6"):
         read_yaml(tmp_path / "c.yaml")
 
 
-def test_plain_scalars_follow_yaml_1_2(tmp_path: Path) -> None:
-    path = tmp_path / "c.yaml"
-    path.write_text(
-        "{a: 1e-5, b: no, c: 010, d: 2024-01-01, e: 0x10, f: 1:30, g: .5, h: ~, i: -3, j: 1.,"
-        " k: -.inf, l: TRUE, m: '1', n: 0o17, o: }"
-    )
-    assert read_yaml(path).data == {
-        "a": 1e-5,
-        "b": "no",
-        "c": 10,
-        "d": "2024-01-01",
-        "e": 16,
-        "f": "1:30",
-        "g": 0.5,
-        "h": None,
-        "i": -3,
-        "j": 1.0,
-        "k": float("-inf"),
-        "l": True,
-        "m": "1",
-        "n": 15,
-        "o": None,
-    }
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-5", 1e-5), ("no", "no"), ("010", 10), ("2024-01-01", "2024-01-01"), ("0x10", 16),
+        ("1:30", "1:30"), (".5", 0.5), ("~", None), ("-3", -3), ("1.", 1.0),
+        ("-.inf", float("-inf")), ("TRUE", True), ("'1'", "1"), ("0o17", 15), ("", None),
+    ],
+)  # fmt: skip
+def test_plain_scalars_follow_yaml_1_2(tmp_path: Path, text: str, value: object) -> None:
+    """YAML 1.1 has other types for some of them."""
+    (tmp_path / "c.yaml").write_text(f"key: {text}\n")
+    data = read_yaml(tmp_path / "c.yaml").data
+    assert data == {"key": value}
+    assert type(data["key"]) is type(value)
 
 
-def test_lines_of_keys_items_and_what_is_missing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("key", "line"),
+    [
+        ((), 3), (("a",), 3), (("a", "b"), 4), (("a", "b", 0), 5), (("a", "b", 1), 6),
+        (("a", "b", 1, "c"), 6), (("a", "b", 1, "nothing", "here"), 6), (("z",), 3),
+    ],
+)  # fmt: skip
+def test_the_line_of_a_key(tmp_path: Path, key: tuple[str | int, ...], line: int) -> None:
+    """A key that is missing has the line of the nearest one that contains it."""
     path = tmp_path / "c.yaml"
     path.write_text("# comment\n\na:\n  b:\n    - 1\n    - c: >\n        folded\n")
     document = read_yaml(path)
     assert document.data == {"a": {"b": [1, {"c": "folded\n"}]}}
-    keys = [(), ("a",), ("a", "b"), ("a", "b", 0), ("a", "b", 1), ("a", "b", 1, "c")]
-    assert [document.line(key) for key in keys] == [3, 3, 4, 5, 6, 6]
-    assert document.line(("a", "b", 1, "nothing", "here")) == 6
-    assert document.line(("z",)) == 3
+    assert document.line(key) == line

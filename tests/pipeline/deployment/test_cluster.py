@@ -19,6 +19,7 @@ IMAGE = ("--image", "registry.example/soa-triton:1")
 
 @pytest.fixture
 def promoted(registry: Registry) -> Registry:
+    """jets/1 in production."""
     registry.promote(registry.find("jets/1"), "production", PASSED)
     return registry
 
@@ -29,54 +30,61 @@ class Chart:
 
     file: Path
     options: tuple[object, ...]
-    said: str
+    output: str
 
 
 @pytest.fixture
 def chart(promoted: Registry, tmp_path: Path) -> Chart:
+    """jets@production for a cluster of two to six servers."""
     file = tmp_path / "b" / "values.yaml"
     options = ("--out", tmp_path / "a", "--registry", promoted.uri, "--helm", file, *IMAGE)
-    more = ("--servers", "2-6", "--queue-ms", 40, "--models", "pvc:cms/models")
-    return Chart(file, options, cli("deploy", "jets@production", *options, *more).stdout)
+    settings = ("--servers", "2-6", "--queue-ms", 40, "--models", "pvc:cms/models")
+    return Chart(file, options, cli("deploy", "jets@production", *options, *settings).stdout)
 
 
-def test_values_for_the_chart(chart: Chart) -> None:
-    assert f"values for the SuperSONIC chart are in {chart.file}" in chart.said
-    values = yaml.safe_load(chart.file.read_text())
+def test_values_are_of_the_charts_schema(chart: Chart) -> None:
+    assert f"values for the SuperSONIC chart are in {chart.file}" in chart.output
     schema = json.loads(SCHEMA.read_text())
+    values = yaml.safe_load(chart.file.read_text())
     jsonschema.Draft202012Validator(schema).validate(installed(values))
+
+
+def test_values_have_the_options_of_the_command(chart: Chart) -> None:
+    values = yaml.safe_load(chart.file.read_text())
     assert (values["keda"]["minReplicaCount"], values["keda"]["maxReplicaCount"]) == (2, 6)
     assert values["serverLoadThreshold"] == 40
     assert "--model-repository=/models/models" in values["triton"]["args"]
 
 
-def test_the_repository_is_beside_the_values(chart: Chart, tmp_path: Path) -> None:
+def test_the_repository_is_written_and_the_values_say_how_to_install(
+    chart: Chart, tmp_path: Path
+) -> None:
     assert "helm install jets fastml/supersonic" in chart.file.read_text()
     assert (tmp_path / "a" / "jets" / "config.pbtxt").is_file()
 
 
 def test_values_are_replaced_if_asked(chart: Chart) -> None:
     assert "exists already" in refusal("deploy", "jets", *chart.options)
-    said = cli("deploy", "jets", *chart.options, "--replace", "--json").stdout
-    assert json.loads(said)["cluster"] == [f"values for the SuperSONIC chart are in {chart.file}"]
+    text = cli("deploy", "jets", *chart.options, "--replace", "--json").stdout
+    assert json.loads(text)["cluster"] == [f"values for the SuperSONIC chart are in {chart.file}"]
     assert yaml.safe_load(chart.file.read_text())["keda"]["maxReplicaCount"] == 10
 
 
-def test_values_that_cannot_be_written(chart: Chart) -> None:
+def test_values_that_cannot_be_written_are_named(chart: Chart) -> None:
     inside = chart.file / "x"
     line = refusal("deploy", "jets", *chart.options, "--replace", "--helm", inside)
     assert f"cannot write {inside}: " in line
 
 
 @pytest.mark.parametrize(
-    ("more", "says"),
+    ("options", "says"),
     [(("--models", "here"), "use pvc:CLAIM"), (("--servers", "0-3"), "0 to 3 servers")],
 )
-def test_mistakes_leave_nothing(
-    promoted: Registry, tmp_path: Path, more: tuple[str, str], says: str
+def test_a_refused_deployment_leaves_nothing(
+    promoted: Registry, tmp_path: Path, options: tuple[str, str], says: str
 ) -> None:
     where = ("--out", tmp_path / "a", "--registry", promoted.uri, "--helm", tmp_path / "v.yaml")
-    assert says in refusal("deploy", "jets", *where, *IMAGE, *more)
+    assert says in refusal("deploy", "jets", *where, *IMAGE, *options)
     assert list(tmp_path.glob("[av]*")) == []
 
 

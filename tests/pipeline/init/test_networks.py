@@ -27,9 +27,9 @@ def test_a_network_goes_in_at_the_first_try(
     folder = tmp_path / "owner"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    has = owned(CASES[name], folder)
-    cli("init", *has.words, "--engine", "lanes")
+    network = owned(CASES[name], folder)
+    cli("init", *network.words, "--engine", "lanes")
     assert load_config(Path("config.yaml")).rows["n"].unbounded
-    ran = cli("run", "config.yaml", "--quick", "--registry", empty.uri, "--json")
-    with closing(load(json.loads(ran.stdout)["bundle"], mode="test")) as session:
-        assert outside(answers_of(session, has), has.expected) == 0
+    result = cli("run", "config.yaml", "--quick", "--registry", empty.uri, "--json")
+    with closing(load(json.loads(result.stdout)["bundle"], mode="test")) as session:
+        assert outside(answers_of(session, network), network.expected) == 0

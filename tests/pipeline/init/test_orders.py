@@ -13,7 +13,7 @@ import torch
 
 from stages.model import load_callable
 from tests.models.project import cli
-from tests.pipeline.init.test_init import refused, written
+from tests.pipeline.init.test_init import init_config, refused
 
 MODEL = '''
 import torch
@@ -115,26 +115,29 @@ class Wrong(nn.Module):
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def user_folder(tmp_path: Path) -> Path:
+    """A folder with the models above."""
     folder = tmp_path / "own"
     folder.mkdir()
     (folder / "model.py").write_text(MODEL)
     return folder
 
 
-def columns(place: Path, features: int, *shape: int, **more: Any) -> Path:
-    """A file with columns f0, f1, … of `shape` values a row."""
+def write_columns(user_folder: Path, features: int, *shape: int, **others: Any) -> Path:
+    """Writes rows.npz: sixty rows of columns f0, f1, … with values of `shape`, and `more`."""
     draw = np.random.default_rng(1)
-    made = {f"f{i}": draw.normal(size=(60, *shape)).astype("f4") for i in range(features)}
-    np.savez(place / "rows.npz", allow_pickle=False, **made, **more)
-    return place / "rows.npz"
+    columns = {f"f{i}": draw.normal(size=(60, *shape)).astype("f4") for i in range(features)}
+    np.savez(user_folder / "rows.npz", allow_pickle=False, **columns, **others)
+    return user_folder / "rows.npz"
 
 
-def require_run(place: Path) -> None:
+def require_run(user_folder: Path) -> None:
     """Requires that the config runs, here with little time for the benchmark."""
-    config = place / "config.yaml"
+    config = user_folder / "config.yaml"
     config.write_text(config.read_text() + "compile: {benchmark_s: 0.1}\n")
-    cli("run", config, "--work", place / "work", "--registry", f"sqlite:///{place}/r.db")
+    cli(
+        "run", config, "--work", user_folder / "work", "--registry", f"sqlite:///{user_folder}/r.db"
+    )
 
 
 @pytest.mark.parametrize(
@@ -143,31 +146,38 @@ def require_run(place: Path) -> None:
         ("Einsum", 4, 12, (0, 2, 1), ()),
         ("Second", 3, 4, (2, 0, 1), (1, 0, 2)),
     ],
+    ids=["items before features", "batch second"],
 )
 def test_items_and_features_in_either_order(
-    place: Path,
+    user_folder: Path,
     model: str,
     features: int,
     items: int,
     permute: tuple[int, ...],
     output: tuple[int, ...],
 ) -> None:
-    config = written(place, f"model.py:{model}", columns(place, features, items))
+    config = init_config(
+        user_folder, f"model.py:{model}", write_columns(user_folder, features, items)
+    )
     assert config.inputs[0].permute == permute
     assert config.outputs[0].permute == output
     if output:
-        require_run(place)
+        require_run(user_folder)
 
 
-def test_rows_second(place: Path) -> None:
-    config = written(place, "model.py:Turned", columns(place, 5))
+def test_rows_may_be_the_second_axis(user_folder: Path) -> None:
+    config = init_config(user_folder, "model.py:Turned", write_columns(user_folder, 5))
     assert (config.inputs[0].permute, config.outputs[0].permute) == ((1, 0), (1, 0))
 
 
-def test_a_bool_mask_that_comes_first(place: Path) -> None:
-    there = np.arange(30) < np.random.default_rng(2).integers(1, 30, (60, 1))
-    config = written(
-        place, "model.py:DeepSets", columns(place, 3, 30, mask=there), "--input", "x=f*"
+def test_a_bool_mask_may_come_before_its_items(user_folder: Path) -> None:
+    exists = np.arange(30) < np.random.default_rng(2).integers(1, 30, (60, 1))
+    config = init_config(
+        user_folder,
+        "model.py:DeepSets",
+        write_columns(user_folder, 3, 30, mask=exists),
+        "--input",
+        "x=f*",
     )
     mask, x = config.inputs
     assert (mask.name, mask.columns, x.permute) == ("mask", ("mask",), (0, 2, 1))
@@ -177,94 +187,122 @@ def test_a_bool_mask_that_comes_first(place: Path) -> None:
 @pytest.mark.parametrize(
     ("shape", "permute"), [((3, 6, 5), ()), ((6, 5, 3), (0, 3, 1, 2))], ids=["first", "last"]
 )
-def test_images_with_channels(
-    place: Path, shape: tuple[int, ...], permute: tuple[int, ...]
+def test_images_may_have_their_channels_first_or_last(
+    user_folder: Path, shape: tuple[int, ...], permute: tuple[int, ...]
 ) -> None:
     """A row of three axes is a vector in memory, and has its axes again as an input."""
-    config = written(place, "model.py:Image", columns(place, 1, *shape))
+    config = init_config(user_folder, "model.py:Image", write_columns(user_folder, 1, *shape))
     (block,), (column,) = config.inputs, config.collections["events"].columns
     assert (block.shape, block.permute, column.eigen) == (shape, permute, (90,))
 
 
-def test_a_dict_of_tensors(place: Path) -> None:
+def test_the_keys_of_a_dict_of_tensors_are_inputs(user_folder: Path) -> None:
     draw = np.random.default_rng(1)
     rows = {"jet": draw.normal(size=(60, 3)), "tracks": draw.normal(size=(60, 5, 4))}
-    np.savez(place / "rows.npz", allow_pickle=False, **{k: v.astype("f4") for k, v in rows.items()})
-    config = written(place, "model.py:Dict", place / "rows.npz")
+    np.savez(
+        user_folder / "rows.npz", allow_pickle=False, **{k: v.astype("f4") for k, v in rows.items()}
+    )
+    config = init_config(user_folder, "model.py:Dict", user_folder / "rows.npz")
     assert config.model.takes == "dict"
     assert [block.name for block in config.inputs] == ["jet", "tracks"]
-    require_run(place)
+    require_run(user_folder)
 
 
-def test_two_orders_that_both_run_are_asked_about(place: Path) -> None:
+def test_two_orders_that_both_run_are_asked_about(user_folder: Path) -> None:
     """Each option that the message names works, and the config has that order."""
-    file = columns(place, 4, 6)
-    line = refused(place, "model.py:Flat", file)
+    file = write_columns(user_folder, 4, 6)
+    line = refused(user_folder, "model.py:Flat", file)
     for order, permute in (("n, features, items", ()), ("n, items, features", (0, 2, 1))):
         option = f"x=({order}): f0,f1,f2,f3"
         assert f"--input '{option}'" in line
-        config = written(place, "model.py:Flat", file, "--input", option, "--force")
+        config = init_config(user_folder, "model.py:Flat", file, "--input", option, "--force")
         assert config.inputs[0].permute == permute
 
 
-def test_the_message_shows_each_shape_and_its_line(place: Path) -> None:
-    line = refused(place, "model.py:Wrong", columns(place, 4, 6))
+def test_the_message_shows_each_shape_and_its_line(user_folder: Path) -> None:
+    line = refused(user_folder, "model.py:Wrong", write_columns(user_folder, 4, 6))
     for shape in ("(n, 4, 6)", "(n, 6, 4)", "(n, 24)"):
         assert shape in line
     assert "model.py" in line and "--input 'x=(n, items, features)" in line
 
 
-def test_a_model_that_is_not_reproducible_is_refused(place: Path) -> None:
-    assert "two answers" in refused(place, "model.py:Random", columns(place, 4))
+def test_a_model_that_is_not_reproducible_is_refused(user_folder: Path) -> None:
+    assert "two answers" in refused(user_folder, "model.py:Random", write_columns(user_folder, 4))
 
 
-def test_fractions_are_no_integers(place: Path) -> None:
-    """Whole numbers may be the indices of an embedding, in a column of floats too."""
-    (place / "mixed.py").write_text(
-        "import torch\n\n\nclass Net(torch.nn.Module):\n"
-        "    def forward(self, x):\n        return x.sort(0).values\n\n\n"
-        "class Words(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-        "        self.e = torch.nn.Embedding(9, 4)\n\n"
-        "    def forward(self, x):\n        return self.e(x).sum(1)\n"
+WORDS = """
+import torch
+
+
+class Net(torch.nn.Module):
+    def forward(self, x):
+        return x.sort(0).values
+
+
+class Words(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(9, 4)
+
+    def forward(self, x):
+        return self.table(x).sum(1)
+"""
+
+
+def test_fractions_stay_floats(user_folder: Path) -> None:
+    (user_folder / "words.py").write_text(WORDS)
+    assert (
+        init_config(user_folder, "words.py:Net", write_columns(user_folder, 3)).inputs[0].dtype
+        is None
     )
-    assert written(place, "mixed.py:Net", columns(place, 3)).inputs[0].dtype is None
+
+
+def test_whole_numbers_in_columns_of_floats_may_be_indices(user_folder: Path) -> None:
+    (user_folder / "words.py").write_text(WORDS)
     whole = {f"w{i}": np.arange(60, dtype="f4") % 9 for i in range(2)}
-    np.savez(place / "words.npz", allow_pickle=False, **whole)
-    config = written(place, "mixed.py:Words", place / "words.npz", "--force")
+    np.savez(user_folder / "words.npz", allow_pickle=False, **whole)
+    config = init_config(user_folder, "words.py:Words", user_folder / "words.npz")
     assert config.inputs[0].dtype == "int64"
-    assert "forward does not run" in refused(place, "mixed.py:Words", columns(place, 3), "--force")
+
+
+def test_fractions_are_no_indices(user_folder: Path) -> None:
+    (user_folder / "words.py").write_text(WORDS)
+    assert "forward does not run" in refused(
+        user_folder, "words.py:Words", write_columns(user_folder, 3)
+    )
 
 
 @pytest.mark.filterwarnings("ignore")  # of a trace
-def test_a_trace_that_reads_other_memory_is_not_chosen(place: Path) -> None:
+def test_a_trace_that_reads_other_memory_is_not_chosen(user_folder: Path) -> None:
     """A traced LSTM checks no sizes: with features first it gives any number."""
-    net = load_callable(f"{place}/model.py:Lstm")().eval()
-    torch.jit.trace(net, torch.rand(3, 4, 6)).save(place / "net.ts")
-    config = written(place, "net.ts", columns(place, 6, 4))
+    net = load_callable(f"{user_folder}/model.py:Lstm")().eval()
+    torch.jit.trace(net, torch.rand(3, 4, 6)).save(user_folder / "net.ts")
+    config = init_config(user_folder, "net.ts", write_columns(user_folder, 6, 4))
     assert config.inputs[0].permute == (0, 2, 1)
 
 
 @pytest.mark.long
-def test_the_same_config_beside_busy_loops(place: Path) -> None:
-    file = columns(place, 6, 15)
-    written(place, "model.py:Lstm", file)
-    first = [(place / name).read_bytes() for name in ("config.yaml", "reference.npz")]
+def test_a_busy_host_does_not_change_the_config(user_folder: Path) -> None:
+    """Although trials take longer. All rows of the file are in the reference."""
+    file = write_columns(user_folder, 6, 15)
+    init_config(user_folder, "model.py:Lstm", file)
+    before = (user_folder / "config.yaml").read_bytes()
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
     try:
-        written(place, "model.py:Lstm", file, "--force")
+        init_config(user_folder, "model.py:Lstm", file, "--force")
     finally:
         for process in busy:
             process.kill()
             process.wait()
-    assert (place / "config.yaml").read_bytes() == first[0]
-    with np.load(place / "reference.npz") as again:
-        assert {len(again[name]) for name in again.files} == {60}  # all rows of the file
+    assert (user_folder / "config.yaml").read_bytes() == before
+    with np.load(user_folder / "reference.npz") as reference:
+        assert {len(reference[name]) for name in reference.files} == {60}
 
 
-def test_rows_that_see_each_other_stay_bounded(place: Path) -> None:
-    (place / "mixed.py").write_text(
+def test_rows_that_see_each_other_stay_bounded(user_folder: Path) -> None:
+    (user_folder / "mixed.py").write_text(
         "import torch\n\n\nclass Net(torch.nn.Module):\n"
         "    def forward(self, x):\n        return torch.softmax(x, 0)\n"
     )
-    config = written(place, "mixed.py:Net", columns(place, 3))
+    config = init_config(user_folder, "mixed.py:Net", write_columns(user_folder, 3))
     assert not config.rows["n"].unbounded and config.rows["n"].max == 60

@@ -43,9 +43,10 @@ def weighted(labels, outputs, column):
 
 @dataclass(frozen=True)
 class Gated:
-    """Versions of one model, each with its own gates. The labels are the answers of `good`.
+    """Versions of one model, each with its own gates.
 
-    `project` is this process's own copy of the good version's project.
+    `project` is this process's own copy of the good version's project. `data` is the file of
+    labelled rows: `features` (ROWS, 6) and `truth` (ROWS), the classes that `good` gives them.
     """
 
     project: Project
@@ -58,8 +59,8 @@ class Gated:
 
 def write_gated(folder: Path, seed: int, gates: str = GATES) -> Project:
     """Writes a project for one engine that needs no compiler, and its labelled rows."""
-    text = CONFIG.replace("[aoti, torchscript, exported]", "[exported]") + gates
-    made = project.write_project(folder, seed=seed, config=text)
+    config = CONFIG.replace("[aoti, torchscript, exported]", "[exported]") + gates
+    written = project.write_project(folder, seed=seed, config=config)
     draw = np.random.default_rng(1)
     columns = {name: draw.normal(size=ROWS).astype(np.float32) for name in "abcdef"}
     features = torch.from_numpy(np.stack([*columns.values()], axis=1))
@@ -67,17 +68,21 @@ def write_gated(folder: Path, seed: int, gates: str = GATES) -> Project:
     weight = np.full(ROWS, 0.5)
     pq.write_table(pa.table(columns | {"truth": truth, "weight": weight}), folder / "test.parquet")
     (folder / "own.py").write_text(OWN)
-    return made
+    return written
 
 
 @pytest.fixture(scope="session")
 def gated(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> Gated:
+    """Both versions, built once for all test processes."""
+
     def make(folder: Path) -> None:
         for name, seed in (("good", 1), ("bad", 2)):
             project.build(write_gated(folder / name, seed))
 
     folder = made_once(tmp_path_factory, "gated", make)
-    good, bad = (project.copied(folder / n, tmp_path_factory.mktemp(n)) for n in ("good", "bad"))
+    good, bad = (
+        project.copied(folder / name, tmp_path_factory.mktemp(name)) for name in ("good", "bad")
+    )
     table = pq.read_table(folder / "good" / "test.parquet")
     columns = [torch.from_numpy(table[name].to_numpy().copy()) for name in "abcdef"]
     truth = torch.from_numpy(table["truth"].to_numpy().copy())
@@ -89,9 +94,11 @@ def gated(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> Gate
 def store_of_rivals(
     gated: Gated, empty_database: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    def fill(made: Registry) -> None:
-        made.promote(made.register(gated.good), "production", PASSED)
-        made.promote(made.register(gated.bad), "staging", PASSED)
+    """The folder of `rivals`, made once for all tests."""
+
+    def fill(registry: Registry) -> None:
+        registry.promote(registry.register(gated.good), "production", PASSED)
+        registry.promote(registry.register(gated.bad), "staging", PASSED)
 
     return store_of(tmp_path_factory, empty_database, fill)
 
@@ -109,13 +116,14 @@ def beside(kind: type[Opened], registry: Registry, **options: Any) -> Opened:
     return session
 
 
-def of_production(registry: Registry, ref: str = "jets/2") -> ShadowRecord:
-    """What the one production beside a version has recorded."""
+def record_of(registry: Registry, ref: str = "jets/2") -> ShadowRecord:
+    """The only record of a version beside production, as the registry has it."""
     (record,) = registry.find(ref).shadows.values()
     return record
 
 
 def event(session: Session, n: int, seed: int = 1) -> tuple[Collection, Collection, torch.Tensor]:
+    """Random jets and their tags, which are not filled yet, and the jets' features (n, 6)."""
     jets, tags = session.collection("jets", n), session.collection("tags", n)
     features = torch.randn(n, 6, generator=torch.Generator().manual_seed(seed))
     for i, name in enumerate("abcdef"):
@@ -124,6 +132,7 @@ def event(session: Session, n: int, seed: int = 1) -> tuple[Collection, Collecti
 
 
 def read(tags: Collection) -> torch.Tensor:
+    """The three probabilities of each jet: (n, 3)."""
     return torch.stack([tags.tensor(name) for name in "xyz"], dim=1)
 
 

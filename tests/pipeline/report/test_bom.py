@@ -39,53 +39,92 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "bundle"
 
 
-def test_the_bill_of_materials(folder: Path) -> None:
-    bundle = Bundle.open(folder)
-    bom = bill_of_materials(bundle)
+@pytest.fixture
+def bom(folder: Path) -> dict[str, Any]:
+    """The bill of materials of the bundle."""
+    return bill_of_materials(Bundle.open(folder))
+
+
+def test_the_bill_of_materials_is_cyclonedx(bom: dict[str, Any]) -> None:
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(bom)) is None
+
+
+def test_the_bill_of_materials_has_each_file_with_its_digest(
+    folder: Path, bom: dict[str, Any]
+) -> None:
     digests = {
-        each["name"]: each["hashes"][0]["content"] for each in bom["components"] if "hashes" in each
+        component["name"]: component["hashes"][0]["content"]
+        for component in bom["components"]
+        if "hashes" in component
     }
-    assert digests == {**Bundle.open(folder).files, "SHA256SUMS": bundle.digest}
+    bundle = Bundle.open(folder)
+    assert digests == {**bundle.files, "SHA256SUMS": bundle.digest}
+
+
+def test_the_bill_of_materials_names_the_model_and_its_data(
+    folder: Path, bom: dict[str, Any]
+) -> None:
     model = bom["metadata"]["component"]
-    assert (model["name"], model["version"]) == ("jets", bundle.digest)
+    assert (model["name"], model["version"]) == ("jets", Bundle.open(folder).digest)
     assert model["pedigree"] == {"commits": [{"uid": "0123abc"}]}
-    data = [each["ref"] for each in model["modelCard"]["modelParameters"]["datasets"]]
+    data = [dataset["ref"] for dataset in model["modelCard"]["modelParameters"]["datasets"]]
     assert data == ["data/labelled.safetensors", "data/reference.safetensors"]
-    tools = {each["name"]: each["purl"] for each in bom["components"] if "purl" in each}
+
+
+def test_the_bill_of_materials_names_tools_as_package_urls(bom: dict[str, Any]) -> None:
+    tools = {
+        component["name"]: component["purl"]
+        for component in bom["components"]
+        if "purl" in component
+    }
     assert tools["torch"] == "pkg:pypi/torch@2.13.0%2Bcpu"
     assert tools["g++"] == "pkg:generic/g%2B%2B@12.2.0"
 
 
-def test_the_provenance(folder: Path) -> None:
-    said = build_provenance(Bundle.open(folder))
+def test_the_provenance_is_a_statement_on_each_file(folder: Path) -> None:
     data: Any = StatementData()
-    ParseDict(said, data)
+    ParseDict(build_provenance(Bundle.open(folder)), data)
     Statement.copy_from_pb(data).validate()
-    subjects = {each.name: each.digest["sha256"] for each in data.subject}
+    subjects = {subject.name: subject.digest["sha256"] for subject in data.subject}
     assert subjects == {**Bundle.open(folder).files, "SHA256SUMS": Bundle.open(folder).digest}
+
+
+def test_the_provenance_names_the_builder_and_its_sources(folder: Path) -> None:
     predicate = Provenance()
-    ParseDict(said["predicate"], predicate)  # refuses a field that the standard does not have
+    # ParseDict refuses a field that the standard does not have.
+    ParseDict(build_provenance(Bundle.open(folder))["predicate"], predicate)
     assert predicate.run_details.builder.id == "pkg:pypi/soa-pipeline@1.0.0"
-    sources = {
-        each.name: dict(each.digest) for each in predicate.build_definition.resolved_dependencies
-    }
+    dependencies = predicate.build_definition.resolved_dependencies
+    sources = {source.name: dict(source.digest) for source in dependencies}
     assert sources["rows.root"] == {"sha256": "12" * 32}
     assert sources["config"] == {"gitCommit": "0123abc"}
 
 
-def test_printed_again_it_is_the_same(folder: Path, tmp_path: Path) -> None:
-    """So a copy that somebody altered differs; a bundle with one other byte has another bill."""
+def test_the_bill_printed_again_is_the_same(folder: Path) -> None:
+    """So a copy that somebody altered differs."""
     printed = cli("show", folder, "--bom").stdout
     assert json.loads(printed) == bill_of_materials(Bundle.open(folder))
     assert cli("show", folder, "--bom", "--json").stdout == printed
-    assert printed == cli("show", folder, "--bom").stdout
+    assert cli("show", folder, "--bom").stdout == printed
+
+
+def test_a_bundle_with_one_other_file_has_another_bill(folder: Path, tmp_path: Path) -> None:
     write_bundle(tmp_path / "other", Bundle.open(folder).manifest, seed=1)
-    other = cli("show", tmp_path / "other", "--bom").stdout
-    assert json.loads(other)["serialNumber"] != json.loads(printed)["serialNumber"]
-    said = json.loads(cli("show", folder, "--provenance", "--json").stdout)
-    assert said == build_provenance(Bundle.open(folder))
+    bills = [json.loads(cli("show", path, "--bom").stdout) for path in (folder, tmp_path / "other")]
+    assert bills[0]["serialNumber"] != bills[1]["serialNumber"]
+
+
+def test_the_provenance_is_printed(folder: Path) -> None:
+    printed = json.loads(cli("show", folder, "--provenance", "--json").stdout)
+    assert printed == build_provenance(Bundle.open(folder))
+
+
+def test_an_altered_bundle_has_no_bill(folder: Path) -> None:
     (folder / "program.pt2").write_bytes(b"altered")
     assert "truncated or altered" in cli("show", folder, "--bom", code=1).stderr
-    for more in (["--html", tmp_path / "x.html"], [folder]):
-        assert "--bom prints one version" in cli("show", folder, "--bom", *more, code=2).stderr
+
+
+@pytest.mark.parametrize("options", ["--html {}.html", "{}"], ids=["a page", "two versions"])
+def test_a_bill_is_of_one_version_and_no_page(folder: Path, options: str) -> None:
+    result = cli("show", folder, "--bom", *options.format(folder).split(), code=2)
+    assert "--bom prints one version" in result.stderr

@@ -27,40 +27,44 @@ def both(registry: Registry, jets: Built, heavy: Built) -> Registry:
 
 
 def change(what: str, a: object, b: object) -> dict[str, object]:
+    """A change as the answer has it: what, in the first version, in the second."""
     return {"what": what, "a": a, "b": b}
 
 
 def shown(registry: Registry, a: object, b: object) -> str:
+    """The difference of two versions as text."""
     return cli("diff", a, b, "--registry", registry.uri).stdout
 
 
-def test_the_same(registry: Registry, jets: Built) -> None:
-    found = diff(registry, "jets/1", str(jets.bundle.path))
-    assert found["same"]
-    assert found["weights"] == {"same": 4, "changes": [], "unreadable": ""}
-    assert found["records"] == {}
+def test_a_version_is_the_same_as_its_folder(registry: Registry, jets: Built) -> None:
+    difference = diff(registry, "jets/1", str(jets.bundle.path))
+    assert difference["same"]
+    assert difference["weights"] == {"same": 4, "changes": [], "unreadable": ""}
+    assert difference["records"] == {}
     assert "the same files, byte for byte" in shown(registry, "jets/1", jets.bundle.path)
 
 
-def test_one_word(registry: Registry, jets: Built, tmp_path: Path) -> None:
+def test_one_other_word_in_the_manifest_is_the_only_difference(
+    registry: Registry, jets: Built, tmp_path: Path
+) -> None:
     registry.register(described(jets.bundle, tmp_path / "two", "the second"))
-    found = diff(registry, "jets/1", "jets/2")
-    assert not found["same"]
-    assert found["weights"]["changes"] == []
-    assert found["records"].keys() == {"model", "files"}
-    assert found["records"]["model"] == [change("description", "a small tagger", "the second")]
-    assert [file["what"] for file in found["records"]["files"]] == ["manifest.json"]
-    said = shown(registry, "jets/1", "jets/2")
-    for part in ("all 4 tensors are equal", "the second", "files that differ: manifest.json"):
-        assert part in said
+    difference = diff(registry, "jets/1", "jets/2")
+    assert not difference["same"]
+    assert difference["weights"]["changes"] == []
+    assert difference["records"].keys() == {"model", "files"}
+    assert difference["records"]["model"] == [change("description", "a small tagger", "the second")]
+    assert [file["what"] for file in difference["records"]["files"]] == ["manifest.json"]
+    text = shown(registry, "jets/1", "jets/2")
+    for phrase in ("all 4 tensors are equal", "the second", "files that differ: manifest.json"):
+        assert phrase in text
 
 
-def test_other_weights(both: Registry) -> None:
+def test_weights_of_other_shapes_are_named_with_both(both: Registry) -> None:
     weights = diff(both, "jets/1", "jets/2")["weights"]
     assert len(weights["changes"]) == 4 - weights["same"]
-    (wide,) = (each for each in weights["changes"] if each["name"].endswith("first.weight"))
-    assert (wide["a"], wide["b"]) == ("float32 (48, 6)", "float32 (1920, 6)")
-    assert wide["max_abs"] is None
+    (first,) = (tensor for tensor in weights["changes"] if tensor["name"].endswith("first.weight"))
+    assert (first["a"], first["b"]) == ("float32 (48, 6)", "float32 (1920, 6)")
+    assert first["max_abs"] is None
 
 
 def test_another_argument_of_the_factory(both: Registry) -> None:
@@ -68,7 +72,7 @@ def test_another_argument_of_the_factory(both: Registry) -> None:
     assert change("model.kwargs.hidden", 48, 1920) in records["config"]
 
 
-def test_speeds_side_by_side(both: Registry) -> None:
+def test_the_speeds_of_both_versions_are_compared(both: Registry) -> None:
     speeds = diff(both, "jets/1", "jets/2")["speed"]
     by_engine = {speed["engine"]: speed for speed in speeds if speed["target"] == TARGET}
     aoti, exported = by_engine["aoti"], by_engine["exported"]
@@ -77,30 +81,33 @@ def test_speeds_side_by_side(both: Registry) -> None:
     assert exported["ratio"] == exported["b_us"] / exported["a_us"]
 
 
-def test_a_difference_as_text(both: Registry) -> None:
+def test_a_difference_as_text_names_each_kind_of_change(both: Registry) -> None:
     text = shown(both, "jets/1", "jets/2")
-    for part in ("float32[1920,6]", "model.kwargs.hidden", "deviation from", "B / A"):
-        assert part in text
+    for phrase in ("float32[1920,6]", "model.kwargs.hidden", "deviation from", "B / A"):
+        assert phrase in text
 
 
-def test_a_difference_as_json(both: Registry) -> None:
-    found = answer("diff", "jets/1", "jets/2", registry=both)
-    assert found == diff(both, "jets/1", "jets/2")
+def test_a_difference_as_json_is_the_same(both: Registry) -> None:
+    assert answer("diff", "jets/1", "jets/2", registry=both) == diff(both, "jets/1", "jets/2")
 
 
-def test_a_target_built_later(registry: Registry, jets: Built, tmp_path: Path) -> None:
+def test_a_target_built_later_is_a_difference(
+    registry: Registry, jets: Built, tmp_path: Path
+) -> None:
     folder = tmp_path / "with"
     shutil.copytree(jets.bundle.path, folder)
     write_annex(folder / "annexes" / CUDA, jets.bundle, CUDA)
-    found = diff(registry, "jets/1", str(folder))
-    assert not found["same"]
-    (added,) = found["records"]["targets"]
+    difference = diff(registry, "jets/1", str(folder))
+    assert not difference["same"]
+    (added,) = difference["records"]["targets"]
     assert (added["what"], added["a"]) == (CUDA, None)
     assert added["b"]["built later"]
 
 
-def test_a_program_that_cannot_be_read(registry: Registry, jets: Built, tmp_path: Path) -> None:
-    """The answer says that the weights are unknown, and the rest is compared."""
+def test_the_rest_is_compared_if_a_program_cannot_be_read(
+    registry: Registry, jets: Built, tmp_path: Path
+) -> None:
+    """The answer says that the weights are unknown."""
 
     def edit(folder: Path, manifest: dict[str, Any]) -> None:
         (folder / "program.pt2").write_bytes(b"nothing")
@@ -110,18 +117,22 @@ def test_a_program_that_cannot_be_read(registry: Registry, jets: Built, tmp_path
         )
 
     other = resealed(jets.bundle, tmp_path / "other", edit)
-    found = diff(registry, "jets/1", str(other.path))
-    assert "program.pt2 is not a program torch can load" in found["weights"]["unreadable"]
-    assert [each["what"] for each in found["records"]["tolerances"]] == ["probabilities.atol"]
+    difference = diff(registry, "jets/1", str(other.path))
+    assert "program.pt2 is not a program torch can load" in difference["weights"]["unreadable"]
+    assert [change["what"] for change in difference["records"]["tolerances"]] == [
+        "probabilities.atol"
+    ]
     assert "not compared" in shown(registry, "jets/1", other.path)
-    assert answer("diff", "jets/1", other.path, registry=registry) == found
-    assert Bundle.open(other.path).digest == found["b"]["digest"]
+    assert answer("diff", "jets/1", other.path, registry=registry) == difference
+    assert Bundle.open(other.path).digest == difference["b"]["digest"]
 
 
+# They differ in the last two elements, and the last of A is NaN.
 A, B = torch.tensor([1.0, 2.0, float("nan")]), torch.tensor([1.0, -2.0, 3.0])
 
 
 def compared(a: torch.Tensor | None, b: torch.Tensor | None) -> dict[str, Any]:
+    """The difference of two tensors, which there must be."""
     difference = tensor_change("w", a, b)
     assert difference is not None
     return difference
@@ -135,8 +146,10 @@ def test_a_tensor_is_equal_to_its_copy(tensor: torch.Tensor) -> None:
 
 def test_how_far_tensors_are_apart() -> None:
     change = compared(A[:2], B[:2])
-    assert (change["elements"], change["max_abs"], change["norm_difference"]) == (1, 4.0, 4.0)
-    assert change["norm_a"] == change["norm_b"] == pytest.approx(5**0.5)
+    apart = 2.0 - -2.0  # in one of the two elements
+    assert (change["elements"], change["max_abs"]) == (1, apart)
+    assert change["norm_difference"] == apart
+    assert change["norm_a"] == change["norm_b"] == pytest.approx(math.hypot(1.0, 2.0))
 
 
 def test_nan_is_apart_by_no_finite_number() -> None:
@@ -157,7 +170,7 @@ def test_integers_that_are_one_float64_are_apart() -> None:
     assert compared(torch.tensor(2**62), torch.tensor(2**62 + 1))
 
 
-def test_a_tensor_that_is_new() -> None:
+def test_a_tensor_that_is_new_has_nothing_to_compare_with() -> None:
     assert compared(None, B)["a"] is None
 
 
@@ -165,7 +178,7 @@ P, Q = {"name": "p", "v": 1}, {"name": "q", "v": 1}
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "found"),
+    ("a", "b", "changes"),
     [
         ({"x": {"y": 1}}, {"x": {"y": 1}}, []),
         (
@@ -179,6 +192,12 @@ P, Q = {"name": "p", "v": 1}, {"name": "q", "v": 1}
         ([1, 2], [2, 1], [change("", [1, 2], [2, 1])]),
         ({"x": None}, {}, [change("x", None, None)]),
     ],
-)
-def test_recorded_values(a: object, b: object, found: list[object]) -> None:
-    assert list(_changes(a, b)) == found
+    ids=[
+        "equal", "values in a mapping", "a value in an item of a name", "order of named items",
+        "two items of one name", "order of plain items", "a key without a value",
+    ],
+)  # fmt: skip
+def test_changes_of_recorded_values_are_named_by_their_place(
+    a: object, b: object, changes: list[object]
+) -> None:
+    assert list(_changes(a, b)) == changes

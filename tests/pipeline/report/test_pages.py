@@ -52,24 +52,24 @@ BAND = Tolerance(1e-5, 1e-4)
 _VOID = {"meta", "br", "link", "img", "hr"}
 
 
-class Read(html.parser.HTMLParser):
-    """The elements of a page; they must be closed in the reverse order of opening."""
+class Page(html.parser.HTMLParser):
+    """The elements and the text of a page; each element must be closed in the one it opened in."""
 
-    def __init__(self, page: str) -> None:
+    def __init__(self, source: str) -> None:
         super().__init__()
         self.open: list[str] = []
-        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.text = ""
-        self.feed(page)
+        self.feed(source)
         assert self.open == []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append((tag, dict(attrs)))
+        self.elements.append((tag, dict(attrs)))
         if tag not in _VOID:
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append((tag, dict(attrs)))
+        self.elements.append((tag, dict(attrs)))
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
@@ -79,99 +79,113 @@ class Read(html.parser.HTMLParser):
             self.text += data
 
     def all(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.seen if name == tag]
+        return [attributes for name, attributes in self.elements if name == tag]
 
 
-def check(page: str) -> Read:
-    """Checks what must hold for every page."""
-    read = Read(page)
-    require_plain(page)
-    assert not {"script", "link", "img", "iframe", "object"} & {tag for tag, _ in read.seen}
-    assert not re.search(r"url\((?!#)|@import", page)
-    for tag, attributes in read.seen:
+def check(source: str) -> Page:
+    """Checks what must hold for every page: no other files, no scripts, accessible elements."""
+    page = Page(source)
+    require_plain(source)
+    assert not {"script", "link", "img", "iframe", "object"} & {tag for tag, _ in page.elements}
+    assert not re.search(r"url\((?!#)|@import", source)
+    for tag, attributes in page.elements:
         assert not any(name.startswith("on") for name in attributes), tag
         for name in ("href", "xlink:href", "src", "action"):
             assert str(attributes.get(name, "#"))[0] in "#/"
-    ids = [str(attributes["id"]) for _, attributes in read.seen if "id" in attributes]
+    ids = [str(attributes["id"]) for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
-    for attributes in read.all("svg"):
+    for attributes in page.all("svg"):
         assert attributes["role"] == "img" and attributes["aria-label"]
-    assert all(attributes.get("scope") in ("row", "col") for attributes in read.all("th"))
-    assert read.all("html") == [{"lang": "en"}]
-    assert len(read.all("h1")) == len(read.all("main")) == 1
-    return read
+    assert all(attributes.get("scope") in ("row", "col") for attributes in page.all("th"))
+    assert page.all("html") == [{"lang": "en"}]
+    assert len(page.all("h1")) == len(page.all("main")) == 1
+    return page
 
 
 def version(**tags: str) -> Version:
-    at, by = {V3: "verified"}, {V3: "aoti"}
-    return Version("jets", 3, "ab" * 32, ("production",), at, by, {}, WHEN, "r", "", tags)
+    """jets/3 in production, with these tags."""
+    status, engines = {V3: "verified"}, {V3: "aoti"}
+    return Version("jets", 3, "ab" * 32, ("production",), status, engines, {}, WHEN, "r", "", tags)
 
 
 def page_of(
     data: Mapping[str, Any] = MANIFEST,
-    at: Version | None = None,
+    registered: Version | None = None,
     events: Sequence[Event] = (),
     **reports: object,
 ) -> str:
-    """The page of a bundle with this manifest and these reports."""
+    """The page of a bundle with this manifest and these reports of the target V3."""
     with TemporaryDirectory() as folder:
-        place = Path(folder) / "bundle"
-        bundles.write_bundle(place, as_record(Manifest, data))
-        for name, said in reports.items():
-            (place / f"reports/{name}.json").write_text(json.dumps({V3: said}))
-        seal(place)
-        return version_page(Bundle.open(place), at, events)
+        bundle = Path(folder) / "bundle"
+        bundles.write_bundle(bundle, as_record(Manifest, data))
+        for name, report in reports.items():
+            (bundle / f"reports/{name}.json").write_text(json.dumps({V3: report}))
+        seal(bundle)
+        return version_page(Bundle.open(bundle), registered, events)
 
 
 def full_page(text: str = "good") -> str:
+    """A page with every part; `text` stands wherever others may write."""
     decision = Decision("speed", False, text, "1.1", f"slow: {text}", override=text)
     promotion = Promotion("production", text, WHEN.isoformat(), (decision,))
     event = Event("promotion", "jets", {}, {"production": 3}, "production", 3, reason=text,
                   time=WHEN, state="done")  # fmt: skip
-    made = version(**{PROMOTION + "production": promotion.to_json()})
-    tried = (report("aoti"), ValidationReport.failed("exported", text))
+    registered = version(**{PROMOTION + "production": promotion.to_json()})
+    validations = (report("aoti"), ValidationReport.failed("exported", text))
     times = {
         "n=10": {"aoti": Timing(11.5, 11, 12, 7)},
         "n=1000": {"aoti": Timing(210, 200, 220, 7)},
     }
     return page_of(
-        {**MANIFEST, "description": text}, made, [event],
-        validation={each.engine: each.to_dict() for each in tried},
+        {**MANIFEST, "description": text}, registered, [event],
+        validation={validation.engine: validation.to_dict() for validation in validations},
         benchmark=BenchmarkReport(times, "aoti").to_dict(),
     )  # fmt: skip
 
 
 def test_the_page_of_a_version_has_its_facts() -> None:
-    read = check(full_page("seen by Ada"))
-    for said in ("jets/3", "@production", "aoti", "exported failed", "Speed", "speed", "overridden",
+    page = check(full_page("seen by Ada"))
+    for fact in ("jets/3", "@production", "aoti", "exported failed", "Speed", "speed", "overridden",
                  "2026-11-23 10:20:30", "seen by Ada", "probabilities"):  # fmt: skip
-        assert said in read.text, said
+        assert fact in page.text, fact
 
 
-def test_the_plot_of_a_version_says_its_numbers() -> None:
+def test_the_plot_of_a_version_has_its_numbers_as_text() -> None:
     (plot,) = check(full_page()).all("svg")
     assert "aoti: 11.5 µs at 10, 210 µs at 1,000" in str(plot["aria-label"])
 
 
 def test_text_of_others_is_text() -> None:
-    read = check(full_page(HOSTILE))
-    assert "<script>alert(1)</script> \\x1b[31m \\u202elive\\u202c </svg> {{ 7 * 7 }}" in read.text
+    page = check(full_page(HOSTILE))
+    assert "<script>alert(1)</script> \\x1b[31m \\u202elive\\u202c </svg> {{ 7 * 7 }}" in page.text
 
 
-def test_without_benchmarks_and_without_a_registry() -> None:
-    read = check(page_of())
-    assert "Agreement" in read.text and not read.all("svg")
+def test_a_bundle_without_benchmarks_has_a_page_without_plots() -> None:
+    """It need not be registered."""
+    page = check(page_of())
+    assert "Agreement" in page.text and not page.all("svg")
 
 
-def test_a_difference_and_a_benchmark() -> None:
+@pytest.fixture
+def difference() -> dict[str, Any]:
+    """A bundle, and one with a hostile description."""
     data = json.loads(json.dumps(MANIFEST)) | {"description": HOSTILE}
-    found = compared(SOUND, opened(as_record(Manifest, data)))
-    check(difference_page(found))
-    found["a"]["ref"] = "/home/ada/bundle"
-    assert "ada" not in difference_page(found)
+    return compared(SOUND, opened(as_record(Manifest, data)))
+
+
+def test_the_page_of_a_difference_shows_hostile_text_as_text(difference: dict[str, Any]) -> None:
+    check(difference_page(difference))
+
+
+def test_the_page_of_a_difference_names_no_folder_of_the_user(difference: dict[str, Any]) -> None:
+    difference["a"]["ref"] = "/home/ada/bundle"
+    assert "ada" not in difference_page(difference)
+
+
+def test_the_page_of_a_benchmark_has_a_plot() -> None:
     times = {f"n={n}": {HOSTILE: Timing(n * 1.0, n * 0.9, n * 1.2, 7)} for n in (1, 10)}
-    read = check(bench_page(HOSTILE, {V3: BenchmarkReport(times, HOSTILE)}))
-    assert "$x_1$" in read.text and len(read.all("svg")) == 1
+    page = check(bench_page(HOSTILE, {V3: BenchmarkReport(times, HOSTILE)}))
+    assert "$x_1$" in page.text and len(page.all("svg")) == 1
 
 
 def test_colours_can_be_read_in_both_schemes() -> None:
@@ -186,35 +200,41 @@ def test_colours_can_be_read_in_both_schemes() -> None:
                 assert contrast(colors[name], back) >= least, (name, back)
 
 
-def contrast(one: str, other: str) -> float:
-    def light(color: str) -> float:
-        digits = color[1:] if len(color) == 7 else "".join(c * 2 for c in color[1:])
-        parts = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
-        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+def contrast(color: str, other: str) -> float:
+    """The contrast of two colours by WCAG 2, from 1 to 21."""
+    dark, light = sorted((luminance(color), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
 
-    low, high = sorted((light(one), light(other)))
-    return (high + 0.05) / (low + 0.05)
+
+def luminance(color: str) -> float:
+    """The relative luminance of `#rgb` or `#rrggbb` by WCAG 2: 0 is black and 1 is white."""
+    digits = color[1:] if len(color) == 7 else "".join(digit * 2 for digit in color[1:])
+    shares = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+    red, green, blue = (
+        share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def test_mlflow_keeps_the_page(empty: Registry, tmp_path: Path) -> None:
     bundles.write_bundle(tmp_path / "bundle", as_record(Manifest, MANIFEST))
     bundle = Bundle.open(tmp_path / "bundle")
-    made = empty.register(bundle)
-    file = publish(empty, made, bundle, tmp_path / "reports")
+    registered = empty.register(bundle)
+    file = publish(empty, registered, bundle, tmp_path / "reports")
     assert file == tmp_path / "reports" / "jets-1.html"
     with empty.client() as client:
-        kept = client.download_artifacts(str(made.run_id), "report.html", str(tmp_path))
-    assert Path(kept).read_text() == file.read_text()
+        stored = client.download_artifacts(str(registered.run_id), "report.html", str(tmp_path))
+    assert Path(stored).read_text() == file.read_text()
     check(file.read_text())
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
 @pytest.mark.parametrize("width", [390, 1280])
-def test_in_a_browser(width: int, tmp_path: Path) -> None:
-    """Only tables are wider than the screen, and can be scrolled; plots are drawn."""
+def test_a_page_fits_the_screen_of_a_browser(width: int, tmp_path: Path) -> None:
+    """Only tables are wider than the screen, and can be scrolled; plots are drawn, and no script
+    of the page runs. The page lies in a frame, which another page measures by a script."""
     (tmp_path / "report.html").write_text(full_page(HOSTILE + " long" * 40), encoding="utf-8")
-    look = """<iframe id=f src=report.html style="width:%dpx;height:900px;border:0"></iframe>
+    frame = """<iframe id=f src=report.html style="width:%dpx;height:900px;border:0"></iframe>
         <script>onload = () => {
         const d = f.contentDocument, e = d.documentElement, box = x => x.getBoundingClientRect()
         document.title = JSON.stringify({
@@ -222,101 +242,145 @@ def test_in_a_browser(width: int, tmp_path: Path) -> None:
             plot: box(d.querySelector("svg")).height,
             left: [...d.querySelectorAll("h2")].map(x => box(x).left)})
         }</script>"""
-    (tmp_path / "look.html").write_text(look % width)
-    done = subprocess.run(
+    (tmp_path / "look.html").write_text(frame % width)
+    process = subprocess.run(
         [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom",
          "--allow-file-access-from-files", f"--user-data-dir={tmp_path}/profile",
          f"--window-size={width + 50},1000", (tmp_path / "look.html").as_uri()],
         capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
-    title = re.search("<title>(.*)</title>", done.stdout)
-    assert title is not None, done.stderr
-    found: dict[str, Any] = json.loads(title[1])
-    assert found["wide"] <= found["inner"] and found["inner"] > 0.9 * width
-    assert found["scripts"] == 0 and found["plot"] > 150
-    assert all(0 <= left < width / 3 for left in found["left"])
+    title = re.search("<title>(.*)</title>", process.stdout)
+    assert title is not None, process.stderr
+    measured: dict[str, Any] = json.loads(title[1])
+    assert measured["wide"] <= measured["inner"] and measured["inner"] > 0.9 * width
+    assert measured["scripts"] == 0 and measured["plot"] > 150
+    assert all(0 <= left < width / 3 for left in measured["left"])
 
 
 def report(engine: str, *cases: tuple[int, Deviation]) -> ValidationReport:
-    tried = tuple(CaseReport({"n": rows}, {"x": found}, ()) for rows, found in cases)
-    worst = combine([found for _, found in cases])
+    """The report on an engine with these deviations of the output x, by the number of rows."""
+    tried = tuple(CaseReport({"n": rows}, {"x": deviation}, ()) for rows, deviation in cases)
+    worst = combine([deviation for _, deviation in cases])
     return ValidationReport(engine, True, None, tried, {"x": worst})
 
 
-def test_how_far_values_are_off() -> None:
-    """Deviations of the chosen artifact at some sizes, and of others over all sizes."""
+def deviation_of_100() -> Deviation:
+    """Of a hundred values, each of which is off by about 1e-5."""
     ones = torch.ones(100)
-    made = compare(ones + 1e-5, ones, BAND, False)
-    assert sum(made.ulp_bins) == sum(made.error_bins) == 100
-    bins = (5, 0, 4, 1)
-    sizes = (1, 2, 31, 32, 33)
-    some = [(n, replace(made, elements=10 * n, ulp_bins=bins)) for n in sizes]
-    reports = [report("aoti", *some), report("lanes", *some)]
-    kept = kept_of("x", reports, "aoti")
-    shown = ["aoti, 33 rows", "aoti, 32 rows", "aoti, 31 rows", "lanes"]
-    assert [each.name for each in kept] == shown
-    few = kept_of("x", [report("aoti", (1, replace(made, elements=3)))], "aoti")
-    assert [each.name for each in few] == ["aoti, 1 row"]
-    figure = ulp_figure("all of it", kept)
-    assert figure is not None
+    return compare(ones + 1e-5, ones, BAND, False)
+
+
+def cases_of_five_sizes() -> list[tuple[int, Deviation]]:
+    """Half of the values have 0 ULP, and others 2 or 3 (bin 2), 4 to 7 (bin 3)."""
+    deviation = replace(deviation_of_100(), ulp_bins=(5, 0, 4, 1))
+    return [(rows, replace(deviation, elements=10 * rows)) for rows in (1, 2, 31, 32, 33)]
+
+
+def test_each_value_is_in_one_bin_of_each_figure() -> None:
+    deviation = deviation_of_100()
+    assert sum(deviation.ulp_bins) == sum(deviation.error_bins) == 100
+
+
+def test_the_chosen_artifact_is_shown_at_its_largest_sizes_and_others_over_all() -> None:
+    cases = cases_of_five_sizes()
+    shown = kept_of("x", [report("aoti", *cases), report("lanes", *cases)], "aoti")
+    names = ["aoti, 33 rows", "aoti, 32 rows", "aoti, 31 rows", "lanes"]
+    assert [curve.name for curve in shown] == names
+
+
+def test_a_chosen_artifact_with_few_values_is_shown_all_the_same() -> None:
+    few = replace(deviation_of_100(), elements=3)
+    shown = kept_of("x", [report("aoti", (1, few))], "aoti")
+    assert [curve.name for curve in shown] == ["aoti, 1 row"]
+
+
+def test_the_figures_have_their_shares_as_text() -> None:
+    cases = cases_of_five_sizes()
+    shown = kept_of("x", [report("aoti", *cases), report("lanes", *cases)], "aoti")
+    ulps, errors = ulp_figure("all of it", shown), error_figure("all of it", shown)
+    assert ulps is not None and errors is not None
     for name in ("aoti, 33 rows", "lanes"):
-        assert f"; {name}: 50% from 0, 40% from 2, 10% from 4" in figure.svg
-    errors = error_figure("all of it", kept)
-    assert errors is not None and "lanes: 100% from 1e-5" in errors.svg
-    older = [(n, replace(found, ulp_bins=(), error_bins=())) for n, found in some]
-    none = kept_of("x", [report("aoti", *older)], "aoti")
-    assert ulp_figure("all of it", none) is error_figure("all of it", none) is None
+        assert f"; {name}: 50% from 0, 40% from 2, 10% from 4" in ulps.svg
+    assert "lanes: 100% from 1e-5" in errors.svg
+
+
+def test_a_report_without_bins_has_no_figures() -> None:
+    """As reports of older versions."""
+    older = [
+        (rows, replace(deviation, ulp_bins=(), error_bins=()))
+        for rows, deviation in cases_of_five_sizes()
+    ]
+    shown = kept_of("x", [report("aoti", *older)], "aoti")
+    assert ulp_figure("all of it", shown) is error_figure("all of it", shown) is None
 
 
 def test_values_that_are_the_models_own_need_no_plot() -> None:
     same = compare(torch.ones(100), torch.ones(100), BAND, False)
-    kept = kept_of("x", [report("aoti", (100, same))], "aoti")
-    assert error_figure("all of it", kept) is ulp_figure("all of it", kept) is None
+    shown = kept_of("x", [report("aoti", (100, same))], "aoti")
+    assert error_figure("all of it", shown) is ulp_figure("all of it", shown) is None
 
 
-@pytest.mark.parametrize("found", [[0, 2, 2, 2], [0, 1, 2, 1]])
-def test_rows_of_another_class(found: list[int]) -> None:
-    """A table of changed classes, or one sentence if none changed; nothing without a record."""
-    made = compare(torch.eye(3)[found], torch.eye(3)[[0, 1, 2, 1]], BAND, True)
-    text = agreement_page(made)
-    if found[1] == 1:
-        assert "all 12 values of aoti" in text
-        close = replace(made, max_abs=0.1)
-        assert "no row changes its class" in agreement_page(close)
-        return
-    read = check(text)
-    assert re.search(r"the model's class\s*now z\s*y\s*2\s", read.text)
-    assert "the model's class" not in agreement_page(replace(made, reclassified=()))
+CLASSES = [0, 1, 2, 1]
+"""The model's class of each of four rows."""
 
 
-def agreement_page(found: Deviation) -> str:
+def classified(*classes: int) -> Deviation:
+    """Of an artifact that gives the rows these classes, each with certainty."""
+    return compare(torch.eye(3)[[*classes]], torch.eye(3)[CLASSES], BAND, True)
+
+
+def test_a_row_of_another_class_is_in_a_table() -> None:
+    page = check(agreement_page(classified(0, 2, 2, 2)))
+    assert re.search(r"the model's class\s*now z\s*y\s*2\s", page.text)
+
+
+def test_changed_classes_that_were_not_recorded_have_no_table() -> None:
+    text = agreement_page(replace(classified(0, 2, 2, 2), reclassified=()))
+    assert "the model's class" not in text
+
+
+def test_values_that_are_the_models_own_are_said_in_a_sentence() -> None:
+    assert "all 12 values of aoti" in agreement_page(classified(*CLASSES))
+
+
+def test_close_values_that_change_no_class_are_said_in_a_sentence() -> None:
+    text = agreement_page(replace(classified(*CLASSES), max_abs=0.1))
+    assert "no row changes its class" in text
+
+
+def agreement_page(deviation: Deviation) -> str:
     """The page of a version whose chosen artifact has this deviation."""
-    judged = ValidationReport("aoti", True, None, worst={"probabilities": found})
-    return page_of(validation={"aoti": judged.to_dict()})
+    validation = ValidationReport("aoti", True, None, worst={"probabilities": deviation})
+    return page_of(validation={"aoti": validation.to_dict()})
 
 
-def test_of_each_metric_a_plot_or_why_there_is_none() -> None:
-    half, nothing = Roc((0.5, 1.0), (0.1, 1.0)), Histogram.over(np.array([math.nan]))
+def test_each_metric_has_a_plot_or_a_sentence_why_there_is_none() -> None:
+    nothing = Histogram.over(np.array([math.nan]))
     curves: dict[str, Curve] = {
-        "auc": half,
+        "auc": Roc((0.5, 1.0), (0.1, 1.0)),
         "perfect": Roc((0.5, 1.0), (0.0, 1.0)),
         "own": NotDrawn("<b>it is odd"),
         "width": Residual(Histogram.over(np.arange(9.0)).plus(np.arange(9.0))),
         "relative": Residual(nothing, relative=True),
     }
-    read = check(metrics_page(curves))
-    assert len(read.all("svg")) == 2
-    said = [line for line in read.text.splitlines() if "is not drawn: " in line]
-    assert all(line.endswith(".") for line in said)
-    names = {line.removeprefix(f"{V3}: ").partition(" is not drawn")[0] for line in said}
-    assert names == {"perfect", "own", "relative", "older"} and len(said) == 4
-    assert f"{V3}: own is not drawn: <b>it is odd." in said
-    assert metrics_page({}).count("is not drawn: ") == 5
+    page = check(metrics_page(curves))
+    assert len(page.all("svg")) == 2  # of auc and width
+    sentences = [line for line in page.text.splitlines() if "is not drawn: " in line]
+    assert all(line.endswith(".") for line in sentences)
+    names = [line.removeprefix(f"{V3}: ").partition(" is not drawn")[0] for line in sentences]
+    assert sorted(names) == ["older", "own", "perfect", "relative"]
+    assert f"{V3}: own is not drawn: <b>it is odd." in sentences
+
+
+def test_metrics_without_recorded_curves_are_not_drawn() -> None:
+    assert metrics_page({}).count("is not drawn: ") == len(METRICS)
+
+
+METRICS = ("auc", "perfect", "own", "width", "older")
 
 
 def metrics_page(curves: Mapping[str, Curve]) -> str:
     """The page of a version with metrics, of which these curves are recorded."""
     data = json.loads(json.dumps(MANIFEST))
-    names = ("auc", "perfect", "own", "width", "older")
-    data["targets"][V3]["metrics"] = dict.fromkeys(names, 0.5)
+    data["targets"][V3]["metrics"] = dict.fromkeys(METRICS, 0.5)
     return page_of(data, metrics={name: asdict(curve) for name, curve in curves.items()})

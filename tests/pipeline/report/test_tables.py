@@ -30,9 +30,10 @@ SIZES = (1, 10, 100, 1000, 4096)
 WHEN = datetime(2026, 11, 23, 10, 20, 30, tzinfo=UTC)
 
 
-def lines(part: object, width: int) -> list[str]:
-    assert isinstance(part, Table)
-    return list(table_lines(part, width))
+def lines(table: object, width: int) -> list[str]:
+    """A table as lines of at most this many characters, if that can be."""
+    assert isinstance(table, Table)
+    return list(table_lines(table, width))
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
@@ -42,45 +43,66 @@ def test_a_number_is_read_back(value: float) -> None:
     assert float(text.replace(",", "")) == pytest.approx(value, rel=1e-5)
 
 
-def test_numbers_as_people_write_them() -> None:
-    values = (0.0, 5720.0, 999.96, 0.25, 4.2e-6, 5.7e11, float("nan"))
-    assert [number(each) for each in values] == [
-        "0", "5,720", "1,000", "0.25", "4.2e-6", "5.7e11", "nan"
-    ]  # fmt: skip
-    times = [microseconds(us) for us in (5.72, 999.9, 5720.0, 999_900.0, 5.72e6, 4e9)]
-    assert times == ["5.72 µs", "1 ms", "5.72 ms", "1 s", "5.72 s", "4,000 s"]
-    assert [percent(each) for each in (0, 1, 1e-9, 0.99999, 0.5)] == [
-        "0%", "100%", "<0.01%", "99.99%", "50.00%"
-    ]  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"), (5720.0, "5,720"), (999.96, "1,000"), (0.25, "0.25"), (4.2e-6, "4.2e-6"),
+        (5.7e11, "5.7e11"), (float("nan"), "nan"),
+    ],
+)  # fmt: skip
+def test_a_number_as_people_write_it(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("us", "text"),
+    [
+        (5.72, "5.72 µs"), (999.9, "1 ms"), (5720.0, "5.72 ms"), (999_900.0, "1 s"),
+        (5.72e6, "5.72 s"), (4e9, "4,000 s"),
+    ],
+)  # fmt: skip
+def test_a_time_has_the_unit_of_its_size(us: float, text: str) -> None:
+    assert microseconds(us) == text
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0, "0%"), (1, "100%"), (1e-9, "<0.01%"), (0.99999, "99.99%"), (0.5, "50.00%")],
+)
+def test_a_share_is_neither_rounded_to_none_nor_to_all(share: float, text: str) -> None:
+    assert percent(share) == text
+
+
+NAMES = ("lanes", "eager, row-major", "the copies alone")
+TIMING = Timing(11_654.0, 10_321.0, 15_250.0, 7)
+REPORT = BenchmarkReport({f"n={n}": dict.fromkeys(NAMES, TIMING) for n in SIZES}, "lanes")
 
 
 def test_five_sizes_fit_in_eighty_columns() -> None:
     """Each median is complete, with its spread below it."""
-    names = ("lanes", "eager, row-major", "the copies alone")
-    timing = Timing(11_654.0, 10_321.0, 15_250.0, 7)
-    report = BenchmarkReport({f"n={n}": dict.fromkeys(names, timing) for n in SIZES}, "lanes")
-    shown = lines(describe_benchmark("a call", report), 80)
+    shown = lines(describe_benchmark("a call", REPORT), 80)
     assert max(map(len, shown)) <= 80
-    (first, second) = shown[3:5]
+    first, second = shown[3:5]
     assert first.split() == ["lanes", *["11.7", "ms"] * len(SIZES)]
     assert second.split() == ["chosen", *["10.3…15.2"] * len(SIZES)]
-    text = " ".join(" ".join(lines(describe_benchmark("a call", report), 40)).split())
+
+
+def test_sizes_that_do_not_fit_stand_below_each_other() -> None:
+    text = " ".join(" ".join(lines(describe_benchmark("a call", REPORT), 40)).split())
     assert "n=4096 11.7 ms 10.3…15.2" in text
 
 
-def test_history_breaks_no_time_and_no_alias() -> None:
+@pytest.mark.parametrize("width", [80, 120])
+def test_history_breaks_no_time_no_alias_and_no_name(width: int) -> None:
     event = Event(
         "promotion", "particlenet", {"production": 1}, {"production": 2}, "production", 2,
         reason="looked at by the b-tagging group in the meeting of today", time=WHEN, number=3,
         state="done", by="ada@lxplus1234.cern.ch",
     )  # fmt: skip
-    table = describe_history("particlenet", [event] * 3)
-    for width in (80, 120):
-        text = lines(table, width)
-        assert max(map(len, text)) <= width
-        assert sum("2026-11-23 10:20:30" in line for line in text) == 3
-        assert sum("@production" in line for line in text) == 3
-        assert sum("ada@lxplus1234.cern.ch" in line for line in text) == 3
+    text = lines(describe_history("particlenet", [event] * 3), width)
+    assert max(map(len, text)) <= width
+    for word in ("2026-11-23 10:20:30", "@production", "ada@lxplus1234.cern.ch"):
+        assert sum(word in line for line in text) == 3, word
 
 
 def test_each_question_of_a_gate_names_its_target() -> None:
@@ -117,17 +139,14 @@ words = st.text("abcdefghij@/é漢", min_size=1, max_size=30)
     st.lists(st.lists(st.lists(words, max_size=6).map(" ".join), min_size=3, max_size=3)),
     st.integers(30, 130),
 )
-def test_nothing_is_cut(rows: list[list[str]], width: int) -> None:
+def test_every_word_of_a_cell_is_shown(rows: list[list[str]], width: int) -> None:
     """Every word of a cell is complete."""
     table = new_table("a table", "name", "what", "why", rows=rows)
-    found = " ".join(lines(table, width)).split()
-    for row in rows:
-        for cell in row:
-            for word in cell.split():
-                assert word in found
+    shown = " ".join(lines(table, width)).split()
+    assert {word for row in rows for cell in row for word in cell.split()} <= {*shown}
 
 
-def test_a_locale_without_utf8(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_characters_that_a_locale_lacks_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = io.BytesIO()
     with io.TextIOWrapper(raw, encoding="latin-1") as out:
         monkeypatch.setattr("sys.stdout", out)
@@ -144,5 +163,7 @@ def test_a_list_of_versions_waits_for_no_heavy_import() -> None:
         "show([describe_versions([]), describe_history('jets', [])])\n"
         "print([m for m in ('torch', 'matplotlib', 'jinja2', 'fastapi') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
+    process = subprocess.run(
+        [sys.executable, "-c", check], capture_output=True, text=True, check=True
+    )
+    assert process.stdout.splitlines()[-1] == "[]"

@@ -45,12 +45,14 @@ SIGNATURE = mlp_signature()
 def captured(
     model: nn.Module, folder: Path, route: Route = "none", signature: Signature = SIGNATURE
 ) -> Capture:
+    """The capture of a model on random inputs."""
     if type(model).__module__ == mlps.__name__:  # build_model does this for other models
         model = model.eval().requires_grad_(False)
     return capture(model, signature, random_inputs(signature, 1, {}), folder, route)
 
 
 def refusal(model: nn.Module, folder: Path, signature: Signature = SIGNATURE) -> str:
+    """The line with which a capture is refused; the folder stays empty."""
     with pytest.raises(CaptureError) as caught:
         captured(model, folder, signature=signature)
     assert "\n" not in str(caught.value)
@@ -61,25 +63,32 @@ def refusal(model: nn.Module, folder: Path, signature: Signature = SIGNATURE) ->
 def test_the_same_model_gives_the_same_files(tmp_path: Path) -> None:
     def files(name: str) -> list[bytes]:
         (tmp_path / name).mkdir()
-        made = captured(mlps.build(), tmp_path / name, route="none")
-        return [file.read_bytes() for file in (made.program, made.reference)]
+        result = captured(mlps.build(), tmp_path / name, route="none")
+        return [file.read_bytes() for file in (result.program, result.reference)]
 
     assert files("first") == files("again")
 
 
-def test_what_it_writes(mlp: Built) -> None:
-    made = mlp.capture
-    assert {f.name for f in made.folder.iterdir() if f.is_file()} == {
+def test_a_capture_has_a_program_a_script_and_a_reference(mlp: Built) -> None:
+    result = mlp.capture
+    assert {file.name for file in result.folder.iterdir() if file.is_file()} == {
         "program.pt2",
         "model.ts",
         "reference.safetensors",
         "capture.json",
     }
-    assert (made.torchscript, made.torchscript_note) == ("scripted", None)
-    assert Capture.load(made.folder) == made
-    reference = Reference.load(made.reference)
+    assert (result.torchscript, result.torchscript_note) == ("scripted", None)
+
+
+def test_a_capture_loads_as_it_was(mlp: Built) -> None:
+    assert Capture.load(mlp.capture.folder) == mlp.capture
+
+
+def test_the_reference_of_a_capture_has_answers_of_every_size(mlp: Built) -> None:
+    reference = Reference.load(mlp.capture.reference)
     assert {case["n"] for case in reference.cases} >= {0, 1, 2, 31, 32, 33, 1000, 4099, 5000}
-    assert [set(o) for o in reference.outputs] == [{"probabilities"}] * len(reference.cases)
+    assert len(reference.outputs) == len(reference.cases)
+    assert all(set(outputs) == {"probabilities"} for outputs in reference.outputs)
 
 
 # -- models that are refused -------------------------------------------------------------------
@@ -134,9 +143,9 @@ def test_the_refusal_names_the_line_of_the_model(
     monkeypatch.delenv("TORCH_TRACE", raising=False)
     text = refusal(model(), tmp_path, mlp_signature(300))
     assert [path for path in temporary.rglob("*") if path.is_file()] == []
-    held = [each.readlink() for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
-    assert not any(file.is_relative_to(temporary) for file in held)
-    assert all(part in text for part in says), text
+    links = [link.readlink() for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    assert not any(file.is_relative_to(temporary) for file in links)
+    assert all(phrase in text for phrase in says), text
     assert f"{Path(mlps.__file__).parent}/{mlps.line_of(line)}" in text
     assert ("Take sizes from the input" in text) == (ROWS in says and AS_NUMBER[1] not in says)
 
@@ -146,8 +155,8 @@ class Density(mlps.Core):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         mean = self.core(x)
-        found: torch.Tensor = torch.distributions.Normal(mean, mean.exp()).log_prob(x[:, 5:])
-        return found
+        density: torch.Tensor = torch.distributions.Normal(mean, mean.exp()).log_prob(x[:, 5:])
+        return density
 
 
 class Unknown(mlps.Core):
@@ -159,22 +168,30 @@ class Unknown(mlps.Core):
 
 
 def test_checks_of_distributions_are_no_branch_of_the_model(tmp_path: Path) -> None:
-    made = captured(Density(), tmp_path)
-    assert (made.dependence, made.tried) == ("", "")
-    assert any("torch.distributions" in note for note in Reference.load(made.reference).notes)
+    result = captured(Density(), tmp_path)
+    assert (result.dependence, result.tried) == ("", "")
+    assert any("torch.distributions" in note for note in Reference.load(result.reference).notes)
     assert torch.distributions.Distribution._validate_args is True
 
 
+BOUNDED = mlp_signature(300)
+UNBOUNDED = replace(BOUNDED, ranges={"n": RowRange(0, 300, unbounded=True)})
+
+
 def test_rows_are_tried_if_an_operator_is_unknown_to_the_rules(tmp_path: Path) -> None:
-    made = captured(Unknown(), tmp_path, signature=mlp_signature(300))
-    assert "cholesky_solve" in made.tried and made.dependence == made.tried
-    signature = mlp_signature(300)
-    unbounded = replace(signature, ranges={"n": RowRange(0, 300, unbounded=True)})
+    result = captured(Unknown(), tmp_path, signature=BOUNDED)
+    assert "cholesky_solve" in result.tried and result.dependence == result.tried
+
+
+def test_a_trial_is_not_enough_for_unbounded_rows(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match=r"only tried, not shown: .*cholesky_solve"):
-        captured(Unknown(), tmp_path, signature=unbounded)
-    inputs = random_inputs(unbounded, 1, {})
-    made = capture(Unknown(), unbounded, inputs, tmp_path, "none", tried_is_enough=True)
-    assert made.tried and made.dependence == ""
+        captured(Unknown(), tmp_path, signature=UNBOUNDED)
+
+
+def test_a_trial_may_be_said_to_be_enough_for_unbounded_rows(tmp_path: Path) -> None:
+    inputs = random_inputs(UNBOUNDED, 1, {})
+    result = capture(Unknown(), UNBOUNDED, inputs, tmp_path, "none", tried_is_enough=True)
+    assert result.tried and result.dependence == ""
 
 
 # -- models that torch.export takes only at one row ------------------------------------------------
@@ -190,15 +207,16 @@ class Tokens(mlps.Core):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         first = self.token.expand(len(x), 1, 4)
-        given = torch.cat([first, x[..., None] * self.token], 1)
-        found, _ = self.attend(given, given, given, need_weights=False)
-        chosen = found[torch.arange(len(x)), 0]
-        answers: torch.Tensor = self.core(x) + chosen[:, :3]
+        tokens = torch.cat([first, x[..., None] * self.token], 1)
+        attended, _ = self.attend(tokens, tokens, tokens, need_weights=False)
+        of_first = attended[torch.arange(len(x)), 0]
+        answers: torch.Tensor = self.core(x) + of_first[:, :3]
         return answers
 
 
 @pytest.fixture(scope="module")
 def by_rows(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """A model that torch.export takes only at one row, and its artifacts."""
     torch.manual_seed(1)
     folder = tmp_path_factory.mktemp("by-rows")
     return build(Tokens(), mlp_signature(300), folder, ("lanes", "exported"))
@@ -209,35 +227,38 @@ def test_a_model_that_takes_its_row_count_as_a_number_is_captured_at_one_row(
 ) -> None:
     """Each engine gives eager's answers at all sizes of the reference, 0 and 1 among them."""
     assert reasons(by_rows) == dict.fromkeys(by_rows.files)
-    made = by_rows.capture
-    assert made.tried == made.dependence and "test_capture.py" in made.tried
-    assert (made.torchscript, made.script) == ("scripted", made.folder / "model.ts")
+    result = by_rows.capture
+    assert result.tried == result.dependence and "test_capture.py" in result.tried
+    assert (result.torchscript, result.script) == ("scripted", result.folder / "model.ts")
 
 
 def test_a_loop_over_rows_is_captured_at_one_row(tmp_path: Path) -> None:
-    """It cannot be traced: a trace would keep the row count of the example."""
-    made = captured(mlps.LoopsOverRows(), tmp_path, signature=mlp_signature(8))
-    assert made.tried and made.dependence
+    result = captured(mlps.LoopsOverRows(), tmp_path, signature=mlp_signature(8))
+    assert result.tried and result.dependence
+
+
+def test_a_loop_over_rows_cannot_be_traced(tmp_path: Path) -> None:
+    """A trace would keep the row count of the example."""
     with pytest.raises(CaptureError, match=r"does not trace: .*\(torchscript_route: trace\)"):
         captured(mlps.LoopsOverRows(), tmp_path, "trace", mlp_signature(8))
 
 
-class AtOneNumber(mlps.Core):
-    """Gives other answers at some row counts, which Python reads as a number."""
+class WithRowCount(mlps.Core):
+    """Applies a function to the answers and to the row count, which Python reads as a number."""
 
-    def __init__(self, other: Callable[[torch.Tensor, int], torch.Tensor]) -> None:
+    def __init__(self, function: Callable[[torch.Tensor, int], torch.Tensor]) -> None:
         super().__init__()
-        self.other = other
+        self.function = function
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.other(self.core(x), len(x))
+        return self.function(self.core(x), len(x))
 
 
 def _sorted_at(x: torch.Tensor, n: int) -> torch.Tensor:
     return x.sort(0).values if n == 211 else x
 
 
-AT_ONE_NUMBER: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
+OTHERWISE_AT_SOME: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
     "times n": lambda x, n: x * n,
     "many": lambda x, n: x * (1 + n // 5001),
     "one large n": lambda x, n: x + (n == 4711),
@@ -252,12 +273,17 @@ AT_ONE_NUMBER: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
 }
 
 
+MANY = mlp_signature(6000)
+
+
+@pytest.mark.parametrize("name", OTHERWISE_AT_SOME)
+def test_a_trial_finds_a_model_that_acts_otherwise_at_some_row_counts(name: str) -> None:
+    model = WithRowCount(OTHERWISE_AT_SOME[name]).eval()
+    assert rows_differ(model, MANY, random_inputs(MANY, 1, {}))
+
+
 def test_a_model_that_acts_otherwise_at_one_row_count_is_refused(tmp_path: Path) -> None:
-    signature = mlp_signature(6000)
-    inputs = random_inputs(signature, 1, {})
-    for name, other in AT_ONE_NUMBER.items():
-        assert rows_differ(AtOneNumber(other).eval(), signature, inputs), name
-    text = refusal(AtOneNumber(AT_ONE_NUMBER["one large n"]), tmp_path, signature)
+    text = refusal(WithRowCount(OTHERWISE_AT_SOME["one large n"]), tmp_path, MANY)
     assert "Captured one by one, its rows are wrong: " in text and "test_capture.py" in text
 
 
@@ -276,7 +302,7 @@ def test_a_model_that_writes_into_its_inputs_gets_copies(
     require_valid(kind(), SIGNATURE, tmp_path, engines)
 
 
-def test_a_number_from_the_data_is_no_row_count(tmp_path: Path) -> None:
+def test_a_number_from_the_data_is_not_called_a_row_count(tmp_path: Path) -> None:
     signature = signature_of(
         {"features": "a b c d e f", "k": "k:int64"}, {"probabilities": "x y z"}
     )
@@ -285,42 +311,59 @@ def test_a_number_from_the_data_is_no_row_count(tmp_path: Path) -> None:
     assert "row count" not in text
 
 
-def test_dtypes_that_clash_are_named(tmp_path: Path) -> None:
+def test_another_dtype_than_that_of_the_block_is_named(tmp_path: Path) -> None:
     text = refusal(mlps.PointwiseFirst().double(), tmp_path)
     assert "computes in float64 (last.bias)" in text
     assert "'features' as float32: write dtype: float64" in text
+
+
+def test_two_dtypes_in_one_model_are_named(tmp_path: Path) -> None:
     mixed = mlps.PointwiseFirst()
     mixed.last.double()
     assert "first.bias is float32 and last.bias is float64" in refusal(mixed, tmp_path)
+
+
+def test_a_block_in_the_dtype_of_the_model_is_captured(tmp_path: Path) -> None:
+    """As the refusal says."""
     as_told = Signature.build(
         {"jets": JETS, "tags": TAGS},
         [Block("features", "jets", mlps.FEATURES, "float64")],
         [Block("probabilities", "tags", mlps.CLASSES)],
         {"n": RowRange(0, 100)},
     )
-    captured(mlps.PointwiseFirst().double(), tmp_path, signature=as_told)
+    result = captured(mlps.PointwiseFirst().double(), tmp_path, signature=as_told)
+    assert result.program.is_file()
 
 
 class TooLarge(nn.Module):
+    """It needs four pebibytes."""
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x[:, :3] + x.new_zeros(1 << 50).sum()
 
 
-def test_a_model_too_large_for_memory(tmp_path: Path) -> None:
+def test_a_model_too_large_for_memory_is_refused(tmp_path: Path) -> None:
     text = refusal(TooLarge(), tmp_path)
     assert text.startswith("the model fails on its reference inputs (")
     assert text.endswith("out of memory: give it more memory, or build for fewer rows (rows: max)")
 
 
-def test_the_narrowed_row_range_is_taken(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model", "signature"),
+    [
+        (mlps.FailsWithoutRows, mlp_signature(lowest=1)),
+        (mlps.BranchesOnRows, mlp_signature(highest=300, lowest=101)),
+    ],
+)
+def test_a_range_without_the_refused_row_counts_is_captured(
+    model: type[nn.Module], signature: Signature, tmp_path: Path
+) -> None:
     """The advice of the refusals helps."""
-    captured(mlps.FailsWithoutRows(), tmp_path, signature=mlp_signature(lowest=1))
-    above = mlp_signature(highest=300, lowest=101)
-    captured(mlps.BranchesOnRows(), tmp_path, signature=above)
+    assert captured(model(), tmp_path, signature=signature).program.is_file()
 
 
 @pytest.mark.parametrize(
-    ("ends", "message"),
+    ("function", "message"),
     [
         (
             lambda y, n: y[:, :2],
@@ -335,18 +378,18 @@ def test_the_narrowed_row_range_is_taken(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_outputs_that_are_not_those_declared(
-    ends: Callable[[torch.Tensor, int], torch.Tensor], message: str, tmp_path: Path
+def test_an_output_that_is_not_as_declared_is_refused(
+    function: Callable[[torch.Tensor, int], torch.Tensor], message: str, tmp_path: Path
 ) -> None:
-    assert message in refusal(AtOneNumber(ends), tmp_path)
+    assert message in refusal(WithRowCount(function), tmp_path)
 
 
-def test_a_float_output_into_integer_columns(tmp_path: Path) -> None:
+def test_a_float_output_into_integer_columns_is_refused(tmp_path: Path) -> None:
     text = refusal(mlps.PointwiseFirst(), tmp_path, mlp_signature(output="int32"))
     assert "returns torch.float32, its columns are int32" in text
 
 
-def test_inputs_of_the_wrong_width(tmp_path: Path) -> None:
+def test_inputs_of_the_wrong_width_are_refused_with_torchs_reason(tmp_path: Path) -> None:
     five = signature_of({"features": "a b c d e"}, {"probabilities": "x y z"})
     text = refusal(mlps.PointwiseFirst(), tmp_path, five)
     assert "the model fails on its reference inputs (" in text and "mlps.py:" in text
@@ -390,58 +433,77 @@ class Sums(nn.Module):
 
 
 @pytest.mark.parametrize("highest", [(2, 2), (100, 2), (2, 100), (3, 3)])
-def test_a_second_dimension_of_few_rows(highest: tuple[int, int], tmp_path: Path) -> None:
+def test_two_dimensions_of_few_rows_are_captured(highest: tuple[int, int], tmp_path: Path) -> None:
     """torch.export takes the size of a one-row example as a constant, whatever the range."""
     ranges = {"n": RowRange(0, highest[0]), "m": RowRange(0, highest[1])}
-    captured(Sums(), tmp_path, signature=several_dimensions("nmnm", ranges))
+    result = captured(Sums(), tmp_path, signature=several_dimensions("nmnm", ranges))
+    assert result.program.is_file()
 
 
-def test_a_range_of_one_row_count_exports(tmp_path: Path) -> None:
-    made = captured(mlps.PointwiseFirst(), tmp_path, "none", mlp_signature(8, (), 8))
-    assert (made.torchscript, made.torchscript_note, made.script) == (None, "not wanted", None)
+def test_a_range_of_one_row_count_is_captured(tmp_path: Path) -> None:
+    result = captured(mlps.PointwiseFirst(), tmp_path, "none", mlp_signature(8, (), 8))
+    assert result.program.is_file()
+
+
+def test_torchscript_that_is_not_wanted_is_not_made(tmp_path: Path) -> None:
+    result = captured(mlps.PointwiseFirst(), tmp_path, "none", mlp_signature(8, (), 8))
+    assert result.torchscript is result.script is None
+    assert result.torchscript_note == "not wanted"
     assert not (tmp_path / "model.ts").exists()
 
 
 def test_a_program_with_scalars_gives_the_answers_of_the_model() -> None:
     signature, model = served.EVENT, served.Event().eval().requires_grad_(False)
-    example = example_case(signature)
-    given = convention_arguments(signature, random_inputs(signature, 1, {}), example)
-    expected = [each.clone() for each in given]
-    program = export_convention(model, signature, given)
-    SoaProgram(model, signature)(*expected)
-    program.module(check_guards=False)(*given)
     assert any(argument.kind == "scalar" for argument in signature.arguments)
-    for one, other in zip(given, expected, strict=True):
-        torch.testing.assert_close(one, other)
+    example = example_case(signature)
+    arguments = convention_arguments(signature, random_inputs(signature, 1, {}), example)
+    expected = [argument.clone() for argument in arguments]
+    program = export_convention(model, signature, arguments)
+    SoaProgram(model, signature)(*expected)  # it writes the answers into its arguments
+    program.module(check_guards=False)(*arguments)
+    for argument, answer in zip(arguments, expected, strict=True):
+        torch.testing.assert_close(argument, answer)
 
 
 # -- TorchScript -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("model", "route", "made", "note"),
+    ("model", "route", "torchscript", "note"),
     [
         (mlps.PointwiseFirst, "script", "scripted", ""),
         (mlps.PointwiseFirst, "trace", "traced", ""),
         (mlps.OnlyTraces, "auto", "traced", "does not script: "),
     ],
 )
-def test_routes(model: type[nn.Module], route: Route, made: str, note: str, tmp_path: Path) -> None:
+def test_a_route_gives_torchscript(
+    model: type[nn.Module], route: Route, torchscript: str, note: str, tmp_path: Path
+) -> None:
     result = captured(model(), tmp_path, route)
-    assert result.torchscript == made
+    assert result.torchscript == torchscript
     assert result.script == tmp_path / "model.ts" and result.script.is_file()
     assert (result.torchscript_note or "").startswith(note)
 
 
-def test_a_route_asked_for_must_work(tmp_path: Path) -> None:
-    with pytest.raises(CaptureError, match=r"does not script: .*\(torchscript_route: script\)"):
-        captured(mlps.OnlyTraces(), tmp_path, "script")
-    signature = signature_of({"features": "a b c d e f"}, {"first": "x", "last": "z"})
-    with pytest.raises(CaptureError, match=r"does not trace: .*\(torchscript_route: trace\)"):
-        captured(mlps.NamedOutputs(), tmp_path, "trace", signature)
-    made = captured(mlps.NamedOutputs(), tmp_path, "auto", signature)
-    assert made.torchscript is None and made.program.exists()
-    assert re.match("does not script: .*; does not trace: ", made.torchscript_note or "")
+TWO_OUTPUTS = signature_of({"features": "a b c d e f"}, {"first": "x", "last": "z"})
+
+
+@pytest.mark.parametrize(
+    ("model", "route", "signature"),
+    [(mlps.OnlyTraces, "script", SIGNATURE), (mlps.NamedOutputs, "trace", TWO_OUTPUTS)],
+)
+def test_a_route_that_was_asked_for_must_work(
+    model: type[nn.Module], route: Route, signature: Signature, tmp_path: Path
+) -> None:
+    message = rf"does not {route}: .*\(torchscript_route: {route}\)"
+    with pytest.raises(CaptureError, match=message):
+        captured(model(), tmp_path, route, signature)
+
+
+def test_a_model_that_no_route_takes_is_captured_without_torchscript(tmp_path: Path) -> None:
+    result = captured(mlps.NamedOutputs(), tmp_path, "auto", TWO_OUTPUTS)
+    assert result.torchscript is None and result.program.exists()
+    assert re.match("does not script: .*; does not trace: ", result.torchscript_note or "")
 
 
 # -- models that come as files -----------------------------------------------------------------

@@ -50,46 +50,49 @@ class Nearest(nn.Module):
 
 def pool() -> Arrays:
     """Rows in which no distances are equal, and no fault shows."""
-    found = random_inputs(SIGNATURE, 1, {})
-    rows = found["rows"]
+    inputs = random_inputs(SIGNATURE, 1, {})
+    rows = inputs["rows"]
     rows["near"], rows["far"] = torch.full((1000,), 1.01), torch.full((1000,), 1.51)
     rows["near"][:2], rows["far"][:2] = torch.tensor([0.8, 1.4]), torch.tensor([1.0, 1.9])
     rows["near"][1] = 1.3
-    return found
+    return inputs
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["each row alone", "rows together"])
 def eager(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
-    made = Nearest(together=request.param)
-    return build(made, SIGNATURE, tmp_path_factory.mktemp("eager"), ("exported",), pool())
+    """The model, whose rows see each other or not, built with its reference on `pool`."""
+    model = Nearest(together=request.param)
+    return build(model, SIGNATURE, tmp_path_factory.mktemp("eager"), ("exported",), pool())
 
 
 @pytest.fixture(scope="module")
 def many(eager: Built) -> Sequence[Edge]:
-    found = many_rows(eager.model, SIGNATURE, pool(), MOST)
-    assert found.edges and found.notes == ()
-    return found.edges
+    """Many rows, drawn from those of the reference, with the model's answers."""
+    more = many_rows(eager.model, SIGNATURE, pool(), MOST)
+    assert more.edges and more.notes == ()
+    return more.edges
 
 
 def session_of(model: nn.Module) -> Session:
+    """A session that runs the model uncompiled."""
     return Session(SIGNATURE, rogues.uncompiled(model, SIGNATURE))
 
 
 def test_near_ties_are_counted_and_no_reason_to_refuse(eager: Built, many: Sequence[Edge]) -> None:
     tried = tried_on(session_of(Nearest(exactly=True)), many, TOLERANCES, eager.capture.program)
     assert tried.refusal == ""
-    found = tried.record
-    assert found.rows >= MOST and 1e-4 < found.outside / found.rows < 0.05
-    assert found.outside / found.rows < found.below < 2 * found.outside / found.rows
-    looked_at = found.artifact + found.eager + found.neither
-    assert 0 < looked_at <= found.outside and found.artifact + found.eager > 0
+    record = tried.record
+    assert record.rows >= MOST and 1e-4 < record.outside / record.rows < 0.05
+    assert record.outside / record.rows < record.below < 2 * record.outside / record.rows
+    looked_at = record.artifact + record.eager + record.neither
+    assert 0 < looked_at <= record.outside and record.artifact + record.eager > 0
 
 
 def test_a_rare_fault_is_refused(eager: Built, many: Sequence[Edge]) -> None:
     tried = tried_on(session_of(Nearest(fault=True)), many, TOLERANCES, eager.capture.program)
-    found = tried.record
-    assert "'y'" in tried.refusal and 0 < found.outside < found.rows / 10
-    assert found.eager > 0 == found.artifact
+    record = tried.record
+    assert "'y'" in tried.refusal and 0 < record.outside < record.rows / 10
+    assert record.eager > 0 == record.artifact
 
 
 def test_the_model_itself_is_never_outside(eager: Built, many: Sequence[Edge]) -> None:
@@ -100,8 +103,8 @@ def test_the_model_itself_is_never_outside(eager: Built, many: Sequence[Edge]) -
 
 @pytest.mark.parametrize(("outside", "tried"), [(0, 200_000), (1, 50), (30, 200_000), (7, 7)])
 def test_the_bound_is_that_of_clopper_and_pearson(outside: int, tried: int) -> None:
-    wanted = 1.0 if outside == tried else stats.beta.ppf(0.95, outside + 1, tried - outside)
-    assert share_below(outside, tried) == pytest.approx(wanted, rel=1e-6)
+    expected = 1.0 if outside == tried else stats.beta.ppf(0.95, outside + 1, tried - outside)
+    assert share_below(outside, tried) == pytest.approx(expected, rel=1e-6)
 
 
 def test_rows_are_like_those_of_the_reference(many: Sequence[Edge]) -> None:
@@ -115,24 +118,32 @@ def test_rows_are_like_those_of_the_reference(many: Sequence[Edge]) -> None:
 def test_much_work_for_a_row_means_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The work is counted, so the number of rows is the same each time."""
     monkeypatch.setattr(bootstrap, "_WORK", 1e5)
-    found = many_rows(Nearest(), SIGNATURE, pool(), None)
+    first = many_rows(Nearest(), SIGNATURE, pool(), None)
     again = many_rows(Nearest(), SIGNATURE, pool(), None)
-    assert 0 < len(found.edges) == len(again.edges) < MOST // 1000
+    assert 0 < len(first.edges) == len(again.edges) < MOST // 1000
 
 
-def test_a_model_that_takes_few_rows_gets_few() -> None:
-    few = signature_of({"x": " ".join(NAMES)}, {"y": "y"}, RowRange(1, 3))
-    found = many_rows(Nearest(), few, random_inputs(few, 1, {}), None)
-    wanted = many_rows(Nearest(), few, random_inputs(few, 1, {}), 300)
-    assert len(found.edges) == 500
-    assert sum(edge.case["n"] for edge in wanted.edges) == 300
+FEW = signature_of({"x": " ".join(NAMES)}, {"y": "y"}, RowRange(1, 3))
+
+
+def test_a_model_that_takes_few_rows_at_a_time_gets_five_hundred_runs() -> None:
+    assert len(many_rows(Nearest(), FEW, random_inputs(FEW, 1, {}), None).edges) == 500
+
+
+def test_a_user_sets_the_number_of_rows() -> None:
+    more = many_rows(Nearest(), FEW, random_inputs(FEW, 1, {}), 300)
+    assert sum(edge.case["n"] for edge in more.edges) == 300
+
+
+class Failing(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise ValueError("no")
 
 
 def test_a_model_that_fails_is_noted() -> None:
-    class Failing(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            raise ValueError("no")
+    more = many_rows(Failing(), SIGNATURE, pool(), MOST)
+    assert more.edges == () and len(more.notes) == 1
 
-    found = many_rows(Failing(), SIGNATURE, pool(), MOST)
-    assert found.edges == () and len(found.notes) == 1
+
+def test_a_model_is_not_run_for_no_rows() -> None:
     assert many_rows(Failing(), SIGNATURE, pool(), 0) == MoreRows()

@@ -40,43 +40,53 @@ TIGHT = {"probabilities": Tolerance(1e-5, 1e-5)}
 
 @pytest.fixture(scope="module")
 def reference() -> Reference:
+    """Of the model that `rogues.honest` runs."""
     return rogues.reference()
 
 
 def judged(
     executable: Executable, reference: Reference, signature: Signature = SIGNATURE
 ) -> ValidationReport:
+    """The report on an executable, with one tolerance for its output."""
     return validate_session(Session(signature, executable), "by hand", reference, TIGHT)
 
 
 # -- artifacts that are right --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ENGINES)
-def test_a_right_artifact_is_valid(mlp: Built, name: str) -> None:
-    report = validate_session(
-        mlp.session(name),
-        name,
-        Reference.load(mlp.capture.reference),
-        TIGHT,
-        frozenset({"probabilities"}),
-    )
-    assert report.valid and report.reason is None and report.windows
-    sizes = [case.rows["n"] for case in report.cases]
+@pytest.fixture(scope="module", params=ENGINES)
+def right(mlp: Built, request: pytest.FixtureRequest) -> ValidationReport:
+    """The report on a right artifact of each engine, whose output is that of a classifier."""
+    session, reference = mlp.session(request.param), Reference.load(mlp.capture.reference)
+    classifiers = frozenset({"probabilities"})
+    return validate_session(session, request.param, reference, TIGHT, classifiers)
+
+
+def test_a_right_artifact_is_valid(right: ValidationReport) -> None:
+    assert right.valid and right.reason is None and right.windows
+    assert all(not case.faults for case in right.cases)
+
+
+def test_an_artifact_is_run_at_sizes_around_every_alignment(right: ValidationReport) -> None:
+    sizes = [case.rows["n"] for case in right.cases]
     assert sizes == [0, 1, 2, 31, 32, 33, 37, 1000, 2049, 4099, 5000]
-    assert all(not case.faults for case in report.cases)
-    worst = report.worst["probabilities"]
-    assert worst.elements == 3 * sum(case.rows["n"] for case in report.cases)
+
+
+def test_a_right_artifact_has_small_deviations(right: ValidationReport) -> None:
+    worst = right.worst["probabilities"]
+    assert worst.elements == 3 * sum(case.rows["n"] for case in right.cases)
     assert worst.max_abs < 1e-5 and worst.argmax == 1.0
     assert worst.ulp_p50 is not None and worst.ulp_max is not None
     assert worst.ulp_p50 <= worst.ulp_max
 
 
 def test_a_report_survives_json(mlp: Built) -> None:
-    report = validate_session(
-        mlp.session("exported"), "exported", Reference.load(mlp.capture.reference), TIGHT
-    )
+    reference = Reference.load(mlp.capture.reference)
+    report = validate_session(mlp.session("exported"), "exported", reference, TIGHT)
     assert ValidationReport.from_dict(json.loads(json.dumps(report.to_dict()))) == report
+
+
+def test_a_report_of_a_failure_survives_json() -> None:
     failed = ValidationReport.failed("aoti", "killed by SIGSEGV")
     assert not failed.valid
     assert ValidationReport.from_dict(json.loads(json.dumps(failed.to_dict()))) == failed
@@ -154,13 +164,13 @@ def test_a_fraction_outside_may_be_allowed(reference: Reference) -> None:
 
 
 def test_a_model_that_reads_its_padding(tmp_path: Path) -> None:
-    """as_strided reads the storage, which is row-major only in the reference."""
+    """It is refused: as_strided reads the storage, which is row-major only in the reference."""
     built = build(mlps.ReadsPadding(), SIGNATURE, tmp_path, ("torchscript", "exported"))
     for reason in reasons(built, TIGHT).values():
         assert "the answers depend on what lies in the padding of the inputs" in str(reason)
 
 
-def test_a_model_with_a_special_case_at_one_row(tmp_path: Path) -> None:
+def test_a_model_with_a_special_case_at_one_row_is_refused(tmp_path: Path) -> None:
     """Export drops the branch silently; a trace keeps the branch that it took."""
     engines = ("torchscript", "exported")
     built = build(mlps.SpecialAtOneRow(), SIGNATURE, tmp_path, engines, route="trace")
@@ -171,26 +181,34 @@ def test_a_model_with_a_special_case_at_one_row(tmp_path: Path) -> None:
 def test_a_trace_that_forgot_a_branch_loses_to_the_export(tmp_path: Path) -> None:
     built = build(mlps.TraceForgets(), SIGNATURE, tmp_path, ("torchscript", "exported"))
     assert built.capture.torchscript == "traced"
-    found = reasons(built, TIGHT)
-    assert found["exported"] is None
-    assert "output 'probabilities' at n=" in str(found["torchscript"])
+    verdicts = reasons(built, TIGHT)
+    assert verdicts["exported"] is None
+    assert "output 'probabilities' at n=" in str(verdicts["torchscript"])
 
 
 # -- NaN and infinities that the model gives -----------------------------------------------------
 
 
-def test_nan_and_infinities_of_the_reference_must_come_back(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def with_nan(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """A model whose answers are NaN or infinite for most rows."""
     inputs = random_inputs(SIGNATURE, 1, {})
     for name in ("a", "b"):
         inputs["jets"][name][0] = 1.0  # a reference needs some finite values
-    engines = ("torchscript", "exported")
-    built = build(mlps.NanAndInf(), SIGNATURE, tmp_path, engines, inputs, nonfinite=0.6)
-    reference = Reference.load(built.capture.reference)
-    largest = reference.outputs[-1]["probabilities"]
+    engines, folder = ("torchscript", "exported"), tmp_path_factory.mktemp("nan")
+    return build(mlps.NanAndInf(), SIGNATURE, folder, engines, inputs, nonfinite=0.6)
+
+
+def test_nan_and_infinities_of_the_reference_come_back(with_nan: Built) -> None:
+    largest = Reference.load(with_nan.capture.reference).outputs[-1]["probabilities"]
     assert largest.isnan().any() and largest.isinf().any()
-    for report in reports(built, TIGHT).values():
+    for report in reports(with_nan, TIGHT).values():
         assert report.reason is None
         assert report.worst["probabilities"].nonfinite_mismatches == 0
+
+
+def test_another_model_is_refused_by_a_reference_with_nan(with_nan: Built) -> None:
+    reference = Reference.load(with_nan.capture.reference)
     report = judged(rogues.uncompiled(mlps.PointwiseFirst(), SIGNATURE), reference)
     assert "NaN or Inf where the reference has none" in str(report.reason)
 
@@ -199,6 +217,7 @@ def test_nan_and_infinities_of_the_reference_must_come_back(tmp_path: Path) -> N
 
 
 def in_a_child(mlp: Built, file: Path, folder: Path) -> ValidationReport:
+    """The report on a library of aoti, which is opened in a child process."""
     reference, classifiers = mlp.capture.reference, frozenset({"probabilities"})
     trial = Trial("aoti", file, mlp.signature, reference, TIGHT, classifiers)
     return validate_candidate(trial, folder, 300)
@@ -222,8 +241,8 @@ def test_an_artifact_that_crashes_when_opened_is_one_refused_candidate(
 
 def test_a_reason_for_others_names_files_without_their_folders() -> None:
     why = "g++: /home/ada/work/a b.cpp:3 in '/tmp/x/main.cpp' (cpu/x86-64-v3, 1/2); see /a/b/c"
-    said = ValidationReport.failed("aoti", why).for_others().reason
-    assert said == "g++: a b.cpp:3 in 'main.cpp' (cpu/x86-64-v3, 1/2); see c"
+    reason = ValidationReport.failed("aoti", why).for_others().reason
+    assert reason == "g++: a b.cpp:3 in 'main.cpp' (cpu/x86-64-v3, 1/2); see c"
 
 
 def test_others_do_not_get_the_trace() -> None:
@@ -264,16 +283,24 @@ def one_collection() -> Signature:
     )
 
 
-def test_one_collection_of_inputs_and_outputs(tmp_path: Path) -> None:
-    signature = one_collection()
-    built = require_valid(rogues.Triple(), signature, tmp_path, ("torchscript", "exported"))
-    checked = CheckedSession(
-        signature, built.executable("torchscript"), built.executable("exported"), TIGHT
-    )
-    jets, _ = built.collections({"n": 33}, spare=3)
+@pytest.fixture(scope="module")
+def in_place(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """A model that writes its answers into the collection from which it reads."""
+    folder = tmp_path_factory.mktemp("in-place")
+    return require_valid(rogues.Triple(), one_collection(), folder, ("torchscript", "exported"))
+
+
+def test_one_collection_of_inputs_and_outputs_in_test_mode(in_place: Built) -> None:
+    torchscript, exported = (in_place.executable(name) for name in ("torchscript", "exported"))
+    checked = CheckedSession(in_place.signature, torchscript, exported, TIGHT)
+    jets, _ = in_place.collections({"n": 33}, spare=3)
     checked.run(jets, jets)
     assert torch.equal(jets["jets"].tensor("y"), jets["jets"].tensor("b") * 3)
-    report = benchmark(signature, {"a": built.session("exported")}, built.inputs, seconds=0.01)
+
+
+def test_one_collection_of_inputs_and_outputs_is_timed(in_place: Built) -> None:
+    sessions = {"a": in_place.session("exported")}
+    report = benchmark(in_place.signature, sessions, in_place.inputs, seconds=0.01)
     assert report.fastest == "a"
 
 
@@ -293,7 +320,7 @@ def test_one_collection_of_inputs_and_outputs(tmp_path: Path) -> None:
         (rogues.LeavesGaps(), "at n=31: some output elements are never written"),
     ],
 )
-def test_faults_in_one_collection(executable: Executable, reason: str | None) -> None:
+def test_faults_in_one_collection_are_refused(executable: Executable, reason: str | None) -> None:
     signature = one_collection()
     report = judged(executable, rogues.reference(signature), signature)
     assert str(report.reason).startswith(str(reason))
@@ -321,24 +348,27 @@ def test_a_read_past_an_end_kills_the_process_that_validates(
 ) -> None:
     """Answers do not show it, but a user's buffer may end where the process has no more memory."""
     session = Session(SIGNATURE, reads())
-    with (tmp_path / "said").open("w", buffering=1) as said:
+    with (tmp_path / "steps").open("w", buffering=1) as steps:
 
         def say(text: str) -> None:
-            print(text, file=said)
+            print(text, file=steps)
 
         code = ended(lambda: validate_session(session, "by hand", reference, TIGHT, say=say))
     assert code == -signal.SIGSEGV
-    assert (tmp_path / "said").read_text().splitlines() == ["at n=0", "at n=1"]
+    assert (tmp_path / "steps").read_text().splitlines() == ["at n=0", "at n=1"]
 
 
 # -- windows of larger collections -----------------------------------------------------------------
 
 
 class WhereAligned(Executable):
-    """Gives right answers; if the last argument is not at 128 bytes, it also calls `then`."""
+    """Gives right answers; if the last argument is not at 128 bytes, it also calls `fault`.
 
-    def __init__(self, then: Callable[[int, torch.Tensor], object]) -> None:
-        self.then = then
+    `fault` gets the number of rows and the answers, features first.
+    """
+
+    def __init__(self, fault: Callable[[int, torch.Tensor], object]) -> None:
+        self.fault = fault
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
         n, answers = arguments[0].shape[0], torch.atleast_2d(arguments[-1])
@@ -347,14 +377,15 @@ class WhereAligned(Executable):
         else:
             arguments[-1].copy_(arguments[1] * 3)
         if n and arguments[-1].data_ptr() % 128:
-            self.then(n, answers)
+            self.fault(n, answers)
 
 
 def raises(n: int, answers: torch.Tensor) -> None:
+    """As where an instruction needs aligned memory."""
     raise RuntimeError("movaps")
 
 
-ELSEWHERE = {
+FAULTS = {  # with what the report says of them
     "off": (lambda n, y: y[0, n - 1 : n].add_(1), "n=1"),
     "outside": (
         lambda n, y: ctypes.memset(y.data_ptr() - 4, 0, 4),
@@ -364,28 +395,38 @@ ELSEWHERE = {
 }
 
 
-@pytest.mark.parametrize("fault", ELSEWHERE)
+faults_of_alignment = pytest.mark.parametrize(("fault", "says"), FAULTS.values(), ids=FAULTS)
+Fault = Callable[[int, torch.Tensor], object]
+
+
+@faults_of_alignment
 def test_an_artifact_that_wants_aligned_rows_gets_no_other(
-    fault: str, reference: Reference
+    fault: Fault, says: str, reference: Reference
 ) -> None:
-    then, says = ELSEWHERE[fault]
-    report = judged(WhereAligned(then), reference)
+    report = judged(WhereAligned(fault), reference)
     assert report.reason is None and not report.windows
     assert "n=1" in report.window and says in report.window
     assert ValidationReport.from_dict(json.loads(json.dumps(report.to_dict()))) == report
 
 
-@pytest.mark.parametrize("fault", ELSEWHERE)
-def test_columns_of_an_elements_alignment_are_validated_so(fault: str) -> None:
-    """Columns of such a layout begin at any element; an artifact that needs more is refused."""
-    signature = signature_of({"x": "a"}, {"probabilities": "b"}, RowRange(0, 40), "columns")
-    then, says = ELSEWHERE[fault]
-    reference = rogues.reference(signature)
-    assert judged(WhereAligned(lambda n, y: None), reference, signature).windows
-    assert says in str(judged(WhereAligned(then), reference, signature).reason)
+ANYWHERE = signature_of({"x": "a"}, {"probabilities": "b"}, RowRange(0, 40), "columns")
+"""Columns that begin at any element."""
+
+
+@faults_of_alignment
+def test_an_artifact_that_wants_more_than_the_columns_alignment_is_refused(
+    fault: Fault, says: str
+) -> None:
+    assert says in str(judged(WhereAligned(fault), rogues.reference(ANYWHERE), ANYWHERE).reason)
+
+
+def test_an_artifact_that_takes_columns_at_any_element_is_valid_in_windows() -> None:
+    report = judged(WhereAligned(lambda n, y: None), rogues.reference(ANYWHERE), ANYWHERE)
+    assert report.valid and report.windows
 
 
 def test_columns_begin_at_odd_elements_in_validation() -> None:
+    """At every size: a float32 not at a multiple of 8 bytes, a float64 not at one of 16."""
     layout = Layout([column("x", "float32"), column("y", "float64")], storage="columns")
     signature = Signature.build(
         {"jets": layout},
@@ -393,16 +434,20 @@ def test_columns_begin_at_odd_elements_in_validation() -> None:
         [Block("probabilities", "jets", ("y",))],
         {"n": RowRange(0, 40)},
     )
-    seen: dict[int, set[int]] = {}
+    odd_x, odd_y, sizes = set[int](), set[int](), set[int]()
 
     def triple(arguments: Sequence[torch.Tensor]) -> None:
         rows, x, y = arguments
         y.copy_(x * 3)
-        seen.setdefault(rows.shape[0], set()).add(x.data_ptr() % 8)
-        seen[rows.shape[0]].add(y.data_ptr() % 16 - 100)
+        n = rows.shape[0]
+        sizes.add(n)
+        if x.data_ptr() % 8 == 4:
+            odd_x.add(n)
+        if y.data_ptr() % 16 == 8:
+            odd_y.add(n)
 
     assert judged(rogues.Calls(triple), rogues.reference(signature), signature).valid
-    assert all({4, 8 - 100} <= found for n, found in seen.items() if n)
+    assert odd_x - {0} == odd_y - {0} == sizes - {0}
 
 
 def test_opaque_members_are_carried_and_never_touched(tmp_path: Path) -> None:

@@ -25,27 +25,28 @@ CLASSES = {"network": ["b", "c", "light"]}
 
 @pytest.mark.parametrize("name", ["network", "linear", "forest", "boosted", "catboost"])
 def test_a_file_gives_the_answers_of_its_library(name: str) -> None:
+    """Classes that are text become their numbers, and a note lists them."""
     notes: list[str] = []
     model = build_model(ModelSource(onnx=FILES / f"{name}.onnx"), notes.append)
     with np.load(FILES / f"{name}.npz") as stored:
         x, label, scores = stored["x"], stored["label"], stored["scores"]
     if name in CLASSES:
-        label = np.array([CLASSES[name].index(each) for each in label])
+        label = np.array([CLASSES[name].index(text) for text in label])
         assert any(", ".join(CLASSES[name]) in note for note in notes)
-    for one in (model, as_torch(model)):
-        found = one(torch.from_numpy(x))
-        assert np.array_equal(found[0].numpy(), label)
-        np.testing.assert_allclose(found[1].numpy(), scores, rtol=1e-5, atol=1e-6)
+    for network in (model, as_torch(model)):
+        outputs = network(torch.from_numpy(x))
+        assert np.array_equal(outputs[0].numpy(), label)
+        np.testing.assert_allclose(outputs[1].numpy(), scores, rtol=1e-5, atol=1e-6)
 
 
-def test_a_category_that_the_encoder_does_not_know_is_zeros() -> None:
+def test_a_category_that_the_encoder_does_not_know_has_the_answer_of_onnx_runtime() -> None:
     model = build_model(ModelSource(onnx=FILES / "network.onnx"))
     x = torch.tensor([[0.5, 0.5, 0.5, 17.0]])
-    for one, other in zip(model(x), as_torch(model)(x), strict=True):
-        torch.testing.assert_close(one, other)
+    for expected, output in zip(model(x), as_torch(model)(x), strict=True):
+        torch.testing.assert_close(output, expected)
 
 
-def test_on_engines(tmp_path: Path) -> None:
+def test_a_label_and_scores_are_valid_in_engines(tmp_path: Path) -> None:
     signature = Signature.build(
         {
             "jets": Layout([column(name, "float32") for name in "abcd"]),
@@ -59,10 +60,10 @@ def test_on_engines(tmp_path: Path) -> None:
     require_valid(model, signature, tmp_path, ("exported", "lanes"), route="none")
 
 
-def by_hand(folder: Path, kind: str, x: Array, made: list[int], **attributes: Any) -> Path:
-    """A file with one node; `made` are the dtypes of its outputs."""
-    named = [f"y{i}" for i in range(len(made))]
-    node = helper.make_node(kind, ["x"], named, domain="ai.onnx.ml", **attributes)
+def write_node(folder: Path, kind: str, x: Array, dtypes: list[int], **attributes: Any) -> Path:
+    """Writes a file with one node for x; `dtypes` are those of its outputs."""
+    names = [f"y{i}" for i in range(len(dtypes))]
+    node = helper.make_node(kind, ["x"], names, domain="ai.onnx.ml", **attributes)
     constants = []
     if kind == "ArrayFeatureExtractor":
         node.input.append("places")
@@ -72,7 +73,10 @@ def by_hand(folder: Path, kind: str, x: Array, made: list[int], **attributes: An
         [node],
         "net",
         [helper.make_tensor_value_info("x", dtype, ["n", *x.shape[1:]])],
-        [helper.make_tensor_value_info(name, made[i], None) for i, name in enumerate(named)],
+        [
+            helper.make_tensor_value_info(name, output, None)
+            for name, output in zip(names, dtypes, strict=True)
+        ],
         constants,
     )
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
@@ -80,11 +84,12 @@ def by_hand(folder: Path, kind: str, x: Array, made: list[int], **attributes: An
     return folder / "net.onnx"
 
 
-def check(folder: Path, kind: str, x: Array, made: list[int], **attributes: Any) -> None:
-    model = build_model(ModelSource(onnx=by_hand(folder, kind, x, made, **attributes)))
-    given = torch.from_numpy(x)
-    for one, other in zip(as_torch(model)(given), model(given), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7, equal_nan=True)
+def check(folder: Path, kind: str, x: Array, dtypes: list[int], **attributes: Any) -> None:
+    """Requires of a node the answers of ONNX Runtime."""
+    model = build_model(ModelSource(onnx=write_node(folder, kind, x, dtypes, **attributes)))
+    rows = torch.from_numpy(x)
+    for output, expected in zip(as_torch(model)(rows), model(rows), strict=True):
+        torch.testing.assert_close(output, expected, rtol=1e-6, atol=1e-7, equal_nan=True)
 
 
 FLOAT, INT = TensorProto.FLOAT, TensorProto.INT64
@@ -94,7 +99,7 @@ TWO = {"coefficients": [1.0, 2.0, -1.0, 0.5, -1.0, 0.25], "intercepts": [0.5, -0
 
 
 @pytest.mark.parametrize(
-    ("kind", "x", "made", "attributes"),
+    ("kind", "x", "dtype", "attributes"),
     [
         ("Scaler", SOME, FLOAT, {"offset": [1.0, 2.0, 3.0], "scale": [0.3, 3.0, 0.1]}),
         ("Scaler", WHOLE, FLOAT, {"offset": [1.5], "scale": [0.3]}),
@@ -118,27 +123,34 @@ TWO = {"coefficients": [1.0, 2.0, -1.0, 0.5, -1.0, 0.25], "intercepts": [0.5, -0
           for post in ("NONE", "SOFTMAX", "LOGISTIC")),
     ],
 )  # fmt: skip
-def test_operators(
-    kind: str, x: Array, made: int, attributes: dict[str, Any], tmp_path: Path
+def test_an_operator_gives_the_answers_of_onnx_runtime(
+    kind: str, x: Array, dtype: int, attributes: dict[str, Any], tmp_path: Path
 ) -> None:
-    check(tmp_path, kind, x, [made], **attributes)
+    check(tmp_path, kind, x, [dtype], **attributes)
 
 
 POSTS = ("NONE", "LOGISTIC", "SOFTMAX")
 
 
 @pytest.mark.parametrize("post", POSTS)
-def test_linear_classifiers(post: str, tmp_path: Path) -> None:
-    one = {"coefficients": [1.0, 2.0, -1.0], "intercepts": [0.5]}
-    for weights in (one, TWO):
-        labels = {"classlabels_ints": [10, 20], "post_transform": post}
-        check(tmp_path, "LinearClassifier", SOME[[0, 1, 3, 4]], [INT, FLOAT], **weights, **labels)
+@pytest.mark.parametrize(
+    "weights", [{"coefficients": [1.0, 2.0, -1.0], "intercepts": [0.5]}, TWO], ids=["one", "two"]
+)
+def test_linear_classifiers_have_the_answers_of_onnx_runtime(
+    post: str, weights: dict[str, Any], tmp_path: Path
+) -> None:
+    """With one score for two classes, and with a score for each."""
+    labels = {"classlabels_ints": [10, 20], "post_transform": post}
+    check(tmp_path, "LinearClassifier", SOME[[0, 1, 3, 4]], [INT, FLOAT], **weights, **labels)
 
 
 def trees(kind: str, votes: list[tuple[int, int, int, float]], mode: str, track: int) -> Any:
-    """Two trees of one branch; a vote is (tree, leaf 1 or 2, class, weight)."""
-    tree, leaf, place, weight = zip(*votes, strict=True)
-    one: dict[str, Any] = {
+    """The attributes of two trees of one branch; a vote is (tree, leaf 1 or 2, class, weight).
+
+    `track`: whether a missing value takes the branch of true (1) or of false (0).
+    """
+    tree, leaf, classes, weight = zip(*votes, strict=True)
+    nodes: dict[str, Any] = {
         "treeids": [0, 0, 0, 1, 1, 1],
         "nodeids": [0, 1, 2] * 2,
         "featureids": [0, 0, 0, 2, 0, 0],
@@ -148,12 +160,14 @@ def trees(kind: str, votes: list[tuple[int, int, int, float]], mode: str, track:
         "falsenodeids": [2, 0, 0] * 2,
         "missing_value_tracks_true": [track, 0, 0] * 2,
     }
-    parts = {"treeids": tree, "nodeids": leaf, "ids": place, "weights": weight}
-    own = {f"{kind}_{name}": value for name, value in parts.items()}
-    return {f"nodes_{name}": value for name, value in one.items()} | own
+    leaves = {"treeids": tree, "nodeids": leaf, "ids": classes, "weights": weight}
+    own = {f"{kind}_{name}": value for name, value in leaves.items()}
+    return {f"nodes_{name}": value for name, value in nodes.items()} | own
 
 
-def every(*weights: float, classes: tuple[int, ...]) -> list[tuple[int, int, int, float]]:
+def votes_of_all_leaves(
+    *weights: float, classes: tuple[int, ...]
+) -> list[tuple[int, int, int, float]]:
     """Votes of each leaf of both trees for each of the classes; the weights come round."""
     places = [(tree, leaf, c) for tree in (0, 1) for leaf in (1, 2) for c in classes]
     return [(*place, weights[i % len(weights)]) for i, place in enumerate(places)]
@@ -161,11 +175,11 @@ def every(*weights: float, classes: tuple[int, ...]) -> list[tuple[int, int, int
 
 MIXED = (0.5, -0.75, 0.125, 1.25, -0.375)
 VOTES = [
-    (every(*MIXED, classes=(0,)), [0, 1]),
-    (every(0.125, 0.5, 0.25, classes=(0,)), [10, 20]),
-    (every(*MIXED, classes=(1,)), [10, 20]),
-    (every(*MIXED, classes=(0, 1)), [10, 20]),
-    (every(*MIXED, classes=(0, 1, 2)), [10, 20, 30]),
+    (votes_of_all_leaves(*MIXED, classes=(0,)), [0, 1]),
+    (votes_of_all_leaves(0.125, 0.5, 0.25, classes=(0,)), [10, 20]),
+    (votes_of_all_leaves(*MIXED, classes=(1,)), [10, 20]),
+    (votes_of_all_leaves(*MIXED, classes=(0, 1)), [10, 20]),
+    (votes_of_all_leaves(*MIXED, classes=(0, 1, 2)), [10, 20, 30]),
     ([(0, 1, 0, 0.5), (0, 2, 0, -0.5), (1, 1, 1, 0.25), (1, 2, 1, -1.0)], [7, 8]),
 ]
 MODES = ["BRANCH_LEQ", "BRANCH_LT", "BRANCH_GT", "BRANCH_GTE"]
@@ -174,33 +188,44 @@ ROWS = np.concatenate([SOME, [[1, 0, 2], [0.9, 0, 2.1], [1.1, 0, 1.9]]]).astype(
 
 @pytest.mark.parametrize("post", POSTS)
 @pytest.mark.parametrize(("votes", "labels"), VOTES)
-def test_classifying_trees(post: str, votes: Any, labels: list[int], tmp_path: Path) -> None:
-    for base in ([], [0.25] if len(labels) == 2 else [0.25, 0.5, -0.5]):
-        told: dict[str, Any] = {"classlabels_int64s": labels, "post_transform": post}
-        told |= trees("class", votes, "BRANCH_LEQ", 0) | ({"base_values": base} if base else {})
-        check(tmp_path, "TreeEnsembleClassifier", ROWS, [INT, FLOAT], **told)
+@pytest.mark.parametrize("with_base", [False, True])
+def test_classifying_trees_have_the_answers_of_onnx_runtime(
+    post: str, votes: Any, labels: list[int], with_base: bool, tmp_path: Path
+) -> None:
+    attributes = trees("class", votes, "BRANCH_LEQ", 0)
+    attributes |= {"classlabels_int64s": labels, "post_transform": post}
+    if with_base:
+        attributes["base_values"] = [0.25] if len(labels) == 2 else [0.25, 0.5, -0.5]
+    check(tmp_path, "TreeEnsembleClassifier", ROWS, [INT, FLOAT], **attributes)
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("track", [0, 1])
-def test_branches(mode: str, track: int, tmp_path: Path) -> None:
-    votes = every(*MIXED, classes=(0,))
-    for rows in (ROWS, ROWS.astype(np.float64)):
-        told = trees("target", votes, mode, track)
-        if rows.dtype == np.float64:
-            for name in ("nodes_values", "target_weights"):
-                told[f"{name}_as_tensor"] = numpy_helper.from_array(np.array(told.pop(name)), name)
-        check(tmp_path, "TreeEnsembleRegressor", rows, [FLOAT], n_targets=1, **told)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_branches_of_every_mode_have_the_answers_of_onnx_runtime(
+    mode: str, track: int, dtype: type[np.floating[Any]], tmp_path: Path
+) -> None:
+    """Numbers of double precision are attributes of another kind."""
+    attributes = trees("target", votes_of_all_leaves(*MIXED, classes=(0,)), mode, track)
+    if dtype is np.float64:
+        for name in ("nodes_values", "target_weights"):
+            values = np.array(attributes.pop(name))
+            attributes[f"{name}_as_tensor"] = numpy_helper.from_array(values, name)
+    rows = ROWS.astype(dtype)
+    check(tmp_path, "TreeEnsembleRegressor", rows, [FLOAT], n_targets=1, **attributes)
 
 
 @pytest.mark.parametrize("post", POSTS)
-@pytest.mark.parametrize("how", ["SUM", "AVERAGE"])
-def test_regressing_trees(post: str, how: str, tmp_path: Path) -> None:
-    for outputs in (1, 2):
-        told = trees("target", every(*MIXED, classes=tuple(range(outputs))), "BRANCH_LT", 0)
-        told |= {"n_targets": outputs, "base_values": [0.5, -0.25][:outputs]}
-        told |= {"post_transform": post, "aggregate_function": how}
-        check(tmp_path, "TreeEnsembleRegressor", ROWS, [FLOAT], **told)
+@pytest.mark.parametrize("aggregate", ["SUM", "AVERAGE"])
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_regressing_trees_have_the_answers_of_onnx_runtime(
+    post: str, aggregate: str, outputs: int, tmp_path: Path
+) -> None:
+    votes = votes_of_all_leaves(*MIXED, classes=tuple(range(outputs)))
+    attributes = trees("target", votes, "BRANCH_LT", 0)
+    attributes |= {"n_targets": outputs, "base_values": [0.5, -0.25][:outputs]}
+    attributes |= {"post_transform": post, "aggregate_function": aggregate}
+    check(tmp_path, "TreeEnsembleRegressor", ROWS, [FLOAT], **attributes)
 
 
 @pytest.mark.parametrize(
@@ -211,9 +236,12 @@ def test_regressing_trees(post: str, how: str, tmp_path: Path) -> None:
         ({"post_transform": "PROBIT"}, "post_transform PROBIT"),
     ],
 )
-def test_what_is_refused(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
-    told = trees("target", every(0.5, classes=(0,)), "BRANCH_LEQ", 0) | {"n_targets": 1} | changes
-    file = by_hand(tmp_path, "TreeEnsembleRegressor", ROWS, [FLOAT], **told)
+def test_trees_that_cannot_be_read_are_refused(
+    changes: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    attributes = trees("target", votes_of_all_leaves(0.5, classes=(0,)), "BRANCH_LEQ", 0)
+    attributes |= {"n_targets": 1} | changes
+    file = write_node(tmp_path, "TreeEnsembleRegressor", ROWS, [FLOAT], **attributes)
     with pytest.raises(SourceError, match=re.escape(says)) as caught:
         as_torch(build_model(ModelSource(onnx=file)))
     assert "\n" not in str(caught.value)
@@ -222,6 +250,6 @@ def test_what_is_refused(changes: dict[str, Any], says: str, tmp_path: Path) -> 
 def test_text_as_an_input_is_refused(tmp_path: Path) -> None:
     words = np.array([["a"]], object)
     encoder = {"keys_strings": ["a"], "values_int64s": [0]}
-    file = by_hand(tmp_path, "LabelEncoder", words, [INT], **encoder)
+    file = write_node(tmp_path, "LabelEncoder", words, [INT], **encoder)
     with pytest.raises(SourceError, match="'x' is text"):
         build_model(ModelSource(onnx=file))

@@ -16,38 +16,43 @@ from stages.model import ModelSource, build_model, instead, is_program
 from tests.models import mlps
 
 
-def test_weights_alone(tmp_path: Path) -> None:
-    state = mlps.build().state_dict()
-    torch.save(state, tmp_path / "weights.pt")
-    torch.save({"state_dict": state, "epoch": 3}, tmp_path / "weights.ckpt")
-    save_file(state, tmp_path / "weights.safetensors")
-    for name in ("weights.pt", "weights.ckpt", "weights.safetensors"):
-        assert f"--weights {tmp_path / name}" in instead(tmp_path / name)
+@pytest.mark.parametrize("name", ["weights.pt", "weights.ckpt", "weights.safetensors"])
+def test_weights_alone_need_an_option(tmp_path: Path, name: str) -> None:
+    state, file = mlps.build().state_dict(), tmp_path / name
+    if file.suffix == ".safetensors":
+        save_file(state, file)
+    else:
+        torch.save(state if file.suffix == ".pt" else {"state_dict": state, "epoch": 3}, file)
+    assert f"--weights {file}" in instead(file)
+
+
+def test_weights_alone_are_no_torchscript(tmp_path: Path) -> None:
+    torch.save(mlps.build().state_dict(), tmp_path / "weights.pt")
     with pytest.raises(SourceError, match="--weights") as caught:
         build_model(ModelSource(torchscript=tmp_path / "weights.pt"))
     assert "\n" not in str(caught.value)
 
 
-def test_a_pickled_network(tmp_path: Path) -> None:
-    """The function that the message has returns it."""
+def test_the_code_for_a_pickled_network_returns_it(tmp_path: Path) -> None:
     network = mlps.build()
     torch.save(network, tmp_path / "whole.pt")
     code = re.findall(r'"([^"]*)"', instead(tmp_path / "whole.pt"))
     (tmp_path / "net.py").write_text("\n".join(code))
-    found = build_model(ModelSource(factory=f"{tmp_path / 'net.py'}:build")).state_dict()
-    assert all(torch.equal(found[key], value) for key, value in network.state_dict().items())
+    state = build_model(ModelSource(factory=f"{tmp_path / 'net.py'}:build")).state_dict()
+    assert all(torch.equal(state[key], value) for key, value in network.state_dict().items())
 
 
-def test_a_program_by_another_suffix(tmp_path: Path) -> None:
+def test_a_program_is_known_by_its_content(tmp_path: Path) -> None:
+    """Its suffix may be another one."""
     program = torch.export.export(torch.nn.Linear(2, 2), (torch.ones(3, 2),))
     torch.export.save(program, tmp_path / "net.pt2")
-    (tmp_path / "net.pt2").rename(tmp_path / "net.pt")
+    assert is_program((tmp_path / "net.pt2").rename(tmp_path / "net.pt"))
     torch.save({}, tmp_path / "none.pt")
-    assert is_program(tmp_path / "net.pt") and not is_program(tmp_path / "none.pt")
+    assert not is_program(tmp_path / "none.pt")
 
 
 @pytest.mark.parametrize("suffix", [".pkl", ".joblib", ".skops", ".cbm", ".keras", ".h5"])
-def test_other_programs(suffix: str) -> None:
+def test_the_line_for_a_file_of_another_library_writes_onnx(suffix: str) -> None:
     """A line of Python writes an ONNX file. Whether it runs is tried where those libraries are."""
     text = instead(Path(f"folder/net{suffix}"))
     (code,) = re.findall(r'python -c "([^"]*)"', text)
@@ -56,9 +61,15 @@ def test_other_programs(suffix: str) -> None:
     assert text.count("net.onnx") == 2
 
 
-def test_boosters(tmp_path: Path) -> None:
+def test_the_message_for_xgboosts_own_format_names_a_json_file(tmp_path: Path) -> None:
     assert "net.json" in instead(tmp_path / "net.model")
+
+
+def test_there_is_no_message_for_torchscript(tmp_path: Path) -> None:
     assert not instead(tmp_path / "net.ts")
+
+
+def test_trees_of_catboost_are_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "trees.json").write_text(json.dumps({"oblivious_trees": []}))
     with pytest.raises(SourceError, match="CatBoost"):
         build_model(ModelSource(trees=tmp_path / "trees.json"))

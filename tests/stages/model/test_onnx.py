@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,7 +34,7 @@ TYPES = {
     np.dtype(t) for t in ("bool", "uint8", "int8", "int16", "int32", "int64", "f2", "f4", "f8")
 }
 # Operators of which every example in ONNX's own tests is read.
-WHOLE = (
+COMPLETE = (
     "Abs Add And Ceil Clip Concat Cos Div Equal Erf Exp Expand Flatten Floor Gather Gemm "
     "Greater LeakyRelu Less Log LogSoftmax MatMul Max Mean Min Mul Neg Not Or PRelu "
     "Pow Reciprocal ReduceMean ReduceSum Relu Reshape Round Shape Sigmoid Sign Sin Softmax "
@@ -45,46 +48,75 @@ POOLS = ("averagepool", "lppool", "maxpool")
 """ONNX computes their examples in Python, which takes ten seconds."""
 
 
-@pytest.mark.parametrize("leave_out", [POOLS, pytest.param((), marks=pytest.mark.long)])
-def test_operators_give_what_onnx_says(
-    leave_out: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each of ONNX's own examples gives the right answer or is refused; all of WHOLE are read."""
-    for name in leave_out:
-        monkeypatch.setitem(sys.modules, f"{examples.__name__}.{name}", ModuleType(name))
-    read, refused, wrong = set[str](), set[str](), []
+@dataclass(frozen=True)
+class Example:
+    """One of ONNX's own tests, of one operator: a file, its inputs and outputs as arrays."""
+
+    name: str
+    operator: str
+    file: Path
+    inputs: list[Any]
+    outputs: list[Any]
+
+    def answers(self) -> list[Tensor]:
+        return list(OnnxGraph(self.file)(*(torch.from_numpy(np.array(x)) for x in self.inputs)))
+
+    def is_right(self, answers: Sequence[Tensor]) -> bool:
+        """Whether answers have the shapes and dtypes of the outputs, and nearly their values."""
+        return all(
+            answer.shape == output.shape
+            and answer.numpy().dtype == output.dtype
+            and np.allclose(answer.numpy(), output, rtol=1e-3, atol=1e-6, equal_nan=True)
+            for answer, output in zip(answers, self.outputs, strict=True)
+        )
+
+
+def onnx_examples(folder: Path) -> Iterator[Example]:
+    """The examples of one operator whose types torch has, each with a file in the folder.
+
+    They take sizes as inputs. Networks have them as constants, and so have the files.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         cases = examples.collect_testcases()
     for case in cases:
         assert case.model is not None and case.data_sets is not None
-        (node, *more), (given, expected) = case.model.graph.node, case.data_sets[0]
-        types = {getattr(x, "dtype", object) for x in (*given, *expected)}
-        if more or not types <= TYPES or case.name.endswith("_expanded"):
+        graph, (inputs, outputs) = case.model.graph, case.data_sets[0]
+        types = {getattr(x, "dtype", object) for x in (*inputs, *outputs)}
+        if len(graph.node) > 1 or not types <= TYPES or case.name.endswith("_expanded"):
             continue
-        # The examples take sizes as inputs; networks have them as constants.
-        names = [i.name for i in case.model.graph.input]
-        fixed = [x.dtype == np.int64 and x.ndim < 2 and i > 0 for i, x in enumerate(given)]
-        for name, x, constant in zip(names, given, fixed, strict=True):
-            if constant:
-                case.model.graph.initializer.append(numpy_helper.from_array(x, name))
-        onnx.save(case.model, tmp_path / "case.onnx")
+        sizes = [x.dtype == np.int64 and x.ndim < 2 and i > 0 for i, x in enumerate(inputs)]
+        for value, x, is_size in zip(graph.input, inputs, sizes, strict=True):
+            if is_size:
+                graph.initializer.append(numpy_helper.from_array(x, value.name))
+        onnx.save(case.model, folder / "case.onnx")
+        rest = [x for x, is_size in zip(inputs, sizes, strict=True) if not is_size]
+        operator = graph.node[0].op_type
+        yield Example(case.name, operator, folder / "case.onnx", rest, list(outputs))
+
+
+@pytest.mark.parametrize("leave_out", [POOLS, pytest.param((), marks=pytest.mark.long)])
+def test_operators_give_what_onnx_says(
+    leave_out: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of ONNX's own examples gives the right answer or is refused.
+
+    Those of COMPLETE are all read.
+    """
+    for name in leave_out:
+        monkeypatch.setitem(sys.modules, f"{examples.__name__}.{name}", ModuleType(name))
+    read, refused, wrong = set[str](), set[str](), list[str]()
+    for example in onnx_examples(tmp_path):
         try:
-            graph = OnnxGraph(tmp_path / "case.onnx")
-            arrays = [x for x, constant in zip(given, fixed, strict=True) if not constant]
-            found = graph(*(torch.from_numpy(np.array(x)) for x in arrays))
+            answers = example.answers()
         except Exception:  # our error, or torch's, which lacks uint16 operators
-            refused.add(node.op_type)
+            refused.add(example.operator)
             continue
-        read.add(node.op_type)
-        for one, other in zip(found, expected, strict=True):
-            same = one.shape == other.shape and np.allclose(
-                one.numpy(), other, rtol=1e-3, atol=1e-6, equal_nan=True
-            )
-            if not same or one.numpy().dtype != other.dtype:
-                wrong.append(case.name)
+        read.add(example.operator)
+        if not example.is_right(answers):
+            wrong.append(example.name)
     assert not wrong
-    assert set(WHOLE.split()) <= read - refused
+    assert set(COMPLETE.split()) <= read - refused
 
 
 class Network(nn.Module):
@@ -103,9 +135,9 @@ class Network(nn.Module):
         n = features.shape[0]
         x = torch.relu(self.batch(self.convolution(features))).transpose(1, 2) * mask.unsqueeze(2)
         x = torch.cat([self.token.expand(n, 1, 8), x], dim=1)
-        found, _ = self.attention(x, x, x, need_weights=False)
-        found = nn.functional.gelu(self.norm(found + x)).reshape(n, -1)[:, :8]
-        return torch.softmax(self.last(found), dim=1)
+        y, _ = self.attention(x, x, x, need_weights=False)
+        y = nn.functional.gelu(self.norm(y + x)).reshape(n, -1)[:, :8]
+        return torch.softmax(self.last(y), dim=1)
 
 
 PARTICLES = Signature.build(
@@ -121,34 +153,52 @@ PARTICLES = Signature.build(
 )
 
 
-def exported(model: nn.Module, file: Path, *given: Tensor, **more: Any) -> Path:
-    shapes = tuple({0: "n"} for _ in given)
+def exported(model: nn.Module, file: Path, *inputs: Tensor, **options: Any) -> Path:
+    """Writes a model as ONNX, for any number of rows."""
+    shapes = tuple({0: "n"} for _ in inputs)
     with quiet_torch():
         torch.onnx.export(
-            model.eval(), given, file, dynamo=True, dynamic_shapes=shapes, verbose=False, **more
+            model.eval(), inputs, file, dynamo=True, dynamic_shapes=shapes, verbose=False, **options
         )
     return file
 
 
-def test_a_network_on_every_engine(tmp_path: Path) -> None:
-    network = Network().eval()
-    given = torch.randn(5, 3, 4), torch.rand(5, 4)
-    file = exported(network, tmp_path / "net.onnx", *given, external_data=True)
-    source = ModelSource(onnx=file)
-    model = build_model(source)
+INPUTS = torch.randn(5, 3, 4), torch.rand(5, 4)
+
+
+@pytest.fixture(scope="module")
+def network_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The network above as ONNX, with its weights in a file of their own."""
+    file = tmp_path_factory.mktemp("network") / "net.onnx"
+    return exported(Network(), file, *INPUTS, external_data=True)
+
+
+def test_a_network_has_the_answers_of_its_module(network_file: Path) -> None:
+    """Run by ONNX Runtime, and as torch operations."""
+    model = build_model(ModelSource(onnx=network_file))
     with torch.no_grad():
-        (found,) = model(*given)
-        torch.testing.assert_close(found, network(*given), atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(as_torch(model)(*given)[0], found, atol=1e-5, rtol=1e-5)
-    before = source.fingerprint()
+        expected = Network().eval()(*INPUTS)
+        torch.testing.assert_close(model(*INPUTS)[0], expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(as_torch(model)(*INPUTS)[0], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_network_is_valid_in_engines(network_file: Path, tmp_path: Path) -> None:
+    model = build_model(ModelSource(onnx=network_file))
     require_valid(model, PARTICLES, tmp_path, ("exported", "onnxruntime"), route="none")
-    weights = tmp_path / "net.onnx.data"
+
+
+def test_the_fingerprint_is_of_weights_in_a_file_of_their_own_too(
+    network_file: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(network_file.parent, tmp_path / "copy"))
+    before = ModelSource(onnx=folder / "net.onnx").fingerprint()
+    weights = folder / "net.onnx.data"
     weights.write_bytes(b"\0" + weights.read_bytes()[1:])
-    assert ModelSource(onnx=file).fingerprint() != before
+    assert ModelSource(onnx=folder / "net.onnx").fingerprint() != before
 
 
-def by_hand(folder: Path, *nodes: Any, rows: int | str = "n", **constants: Any) -> Path:
-    """A network from x: (rows, 3) float32 to y."""
+def write_network(folder: Path, *nodes: Any, rows: int | str = "n", **constants: Any) -> Path:
+    """Writes a network from x: (rows, 3) float32 to y."""
     file = folder / "net.onnx"
     graph = helper.make_graph(
         nodes,
@@ -163,11 +213,14 @@ def by_hand(folder: Path, *nodes: Any, rows: int | str = "n", **constants: Any) 
     return file
 
 
-def node(kind: str, given: str, made: str, **more: Any) -> Any:
-    return helper.make_node(kind, given.split(), made.split(), name=f"{kind} to {made}", **more)
+def node(kind: str, inputs: str, outputs: str, **attributes: Any) -> Any:
+    """A node with the names of inputs and outputs, divided by spaces."""
+    name = f"{kind} to {outputs}"
+    return helper.make_node(kind, inputs.split(), outputs.split(), name=name, **attributes)
 
 
 def from_rows(lowest: int) -> Signature:
+    """Three columns in and three out, of at least so many rows."""
     return signature_of({"features": "a b c"}, {"found": "u v w"}, RowRange(lowest, 100))
 
 
@@ -176,7 +229,7 @@ def test_sizes_that_the_graph_computes(tmp_path: Path) -> None:
 
     ONNX Runtime itself fails there at n = 0.
     """
-    file = by_hand(
+    file = write_network(
         tmp_path,
         node("Shape", "x", "shape"),
         node("Gather", "shape zero", "rows", axis=0),
@@ -208,13 +261,13 @@ PAIRS = [
 
 def test_no_rows_are_not_asked_where_onnx_runtime_ends_the_process(tmp_path: Path) -> None:
     """ONNX Runtime 1.32 crashes at such an Einsum without rows; the engines do not."""
-    model = build_model(ModelSource(onnx=by_hand(tmp_path, *PAIRS, last=[2])))
+    model = build_model(ModelSource(onnx=write_network(tmp_path, *PAIRS, last=[2])))
 
-    def ask() -> None:
-        (found,) = model(torch.zeros(0, 3))
-        raise ValueError(f"{found.dtype} {list(found.shape)}")
+    def raise_answer() -> None:
+        (answer,) = model(torch.zeros(0, 3))
+        raise ValueError(f"{answer.dtype} {list(answer.shape)}")
 
-    assert in_a_child(ask) == "ValueError: torch.float32 [0, 3]"
+    assert in_a_child(raise_answer) == "ValueError: torch.float32 [0, 3]"
     require_valid(model, from_rows(0), tmp_path, ("exported",), route="none")
 
 
@@ -235,21 +288,23 @@ def test_some_inputs_without_rows_are_asked_of_a_process_of_its_own(tmp_path: Pa
     assert "killed by SIGFPE" in str(caught.value)
 
 
-def test_a_file_for_one_row_is_asked_row_by_row(tmp_path: Path) -> None:
-    """Also if the row is part of the graph; an operator that mixes more rows gets no artifact."""
-    given, signature = torch.randn(5, 3), from_rows(0)
+def test_a_file_for_one_row_is_run_row_by_row(tmp_path: Path) -> None:
+    """Also if the row is part of the graph."""
     view = [node("Reshape", "x one", "r"), node("Softmax", "r", "y", axis=-1)]
-    file = by_hand(tmp_path, *view, rows=1, one=np.array([1, 3]))
-    model = build_model(ModelSource(onnx=file))
-    torch.testing.assert_close(model(given)[0], given.softmax(1))
-    require_valid(model, signature, tmp_path, ("exported",), route="none")
-    other = tmp_path / "other"
-    other.mkdir()
+    file = write_network(tmp_path, *view, rows=1, one=np.array([1, 3]))
+    model, rows = build_model(ModelSource(onnx=file)), torch.randn(5, 3)
+    torch.testing.assert_close(model(rows)[0], rows.softmax(1))
+    require_valid(model, from_rows(0), tmp_path, ("exported",), route="none")
+
+
+def test_a_file_for_one_row_with_an_operator_across_rows_has_no_artifact(tmp_path: Path) -> None:
+    """Row by row the operator does nothing; in an artifact it would mix them."""
     mixing = [node("ReduceMax", "x", "most", axes=[0]), node("Add", "x most", "y")]
-    model = build_model(ModelSource(onnx=by_hand(other, *mixing, rows=1)))
-    torch.testing.assert_close(model(given)[0], 2 * given)
-    made = build(model, signature, other, ("exported",), route="none")
-    assert reasons(made)["exported"]
+    model = build_model(ModelSource(onnx=write_network(tmp_path, *mixing, rows=1)))
+    rows = torch.randn(5, 3)
+    torch.testing.assert_close(model(rows)[0], 2 * rows)
+    built = build(model, from_rows(0), tmp_path, ("exported",), route="none")
+    assert reasons(built)["exported"]
 
 
 @pytest.mark.parametrize(
@@ -263,8 +318,10 @@ def test_a_file_for_one_row_is_asked_row_by_row(tmp_path: Path) -> None:
         ([node("CumSum", "x axis", "y", reverse=1)], "n", "reverse = 1 is not known here"),
     ],
 )  # fmt: skip
-def test_what_is_refused(nodes: list[Any], rows: Any, says: str, tmp_path: Path) -> None:
-    file = by_hand(tmp_path, *nodes, rows=rows, first=[0], axis=1)
+def test_a_graph_that_torch_cannot_follow_is_refused(
+    nodes: list[Any], rows: Any, says: str, tmp_path: Path
+) -> None:
+    file = write_network(tmp_path, *nodes, rows=rows, first=[0], axis=1)
     signature = from_rows(0)
     model = build_model(ModelSource(onnx=file))
     with pytest.raises((CaptureError, SourceError), match=re.escape(says)) as caught:
@@ -274,7 +331,7 @@ def test_what_is_refused(nodes: list[Any], rows: Any, says: str, tmp_path: Path)
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_none(tmp_path: Path) -> None:
+def test_a_file_that_is_no_graph_is_refused(tmp_path: Path) -> None:
     (tmp_path / "net.onnx").write_bytes(b"none")
     with pytest.raises(SourceError, match=r"net\.onnx"):
         build_model(ModelSource(onnx=tmp_path / "net.onnx"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from stages.model.precision import in_precision
 from stages.reference.answers import Reference, random_inputs
 from stages.reference.offsets import by_rows
 from tests.models import project, rogues
-from tests.models.building import ENGINES, build, reasons, require_valid
+from tests.models.building import ENGINES, Built, build, reasons, require_valid
 
 LENGTH = 6
 
@@ -40,7 +41,9 @@ class Echo(nn.Module):
         return inputs
 
 
-def echoed(paddings: list[int | Padding], *blocks: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+def padded_both_ways(
+    paddings: list[int | Padding], *blocks: Tensor
+) -> tuple[list[Tensor], list[Tensor]]:
     """The padded inputs, by the code of the graph and by that of the reference."""
     model = Padded(Echo(), paddings)
     return list(model(*blocks)), list(by_rows(model)(*blocks))
@@ -51,24 +54,26 @@ def echoed(paddings: list[int | Padding], *blocks: Tensor) -> tuple[list[Tensor]
     length=st.integers(1, 7),
     value=st.sampled_from([0.0, -1.5]),
     dtype=st.sampled_from([torch.int32, torch.int64]),
-    order=st.randoms(),
+    random=st.randoms(),
 )
 def test_padding_is_awkwards(
-    counts: list[int], length: int, value: float, dtype: torch.dtype, order: Any
+    counts: list[int], length: int, value: float, dtype: torch.dtype, random: Any
 ) -> None:
+    """Of two features, of which the second is the first with its sign changed, in six forms."""
     array = ak.unflatten(
         np.arange(1.0, sum(counts) + 1, dtype=np.float32), np.array(counts, np.int64)
     )
     ends = np.cumsum([0, *counts])
-    rows = order.sample(range(len(counts)), len(counts))  # in any order, as in Awkward
+    rows = random.sample(range(len(counts)), len(counts))  # in any order, as in Awkward
     offsets = torch.tensor([[ends[row], ends[row + 1]] for row in rows], dtype=dtype).reshape(-1, 2)
     flat = torch.arange(1.0, sum(counts) + 1)
     items = torch.stack([flat, -flat], dim=1)
-    wanted = ak.fill_none(ak.pad_none(array[np.array(rows, np.int64)], length, clip=True), value)
-    one = torch.from_numpy(ak.to_numpy(wanted).astype(np.float32)).reshape(-1, length)
-    there = torch.arange(length) < torch.tensor(counts)[rows].unsqueeze(1)
-    other = torch.where(there, -one, value)
-    for found in echoed(
+    in_order = array[np.array(rows, np.int64)]
+    filled = ak.fill_none(ak.pad_none(in_order, length, clip=True), value)
+    first = torch.from_numpy(ak.to_numpy(filled).astype(np.float32)).reshape(-1, length)
+    exists = torch.arange(length) < torch.tensor(counts)[rows].unsqueeze(1)
+    second = torch.where(exists, -first, value)
+    for features_first, items_first, mask, flat_mask, passed, vector in padded_both_ways(
         [
             Padding(1, length, 0, value),
             Padding(1, length, 0, value, (length, 2)),
@@ -81,26 +86,28 @@ def test_padding_is_awkwards(
         offsets,
         flat.unsqueeze(1),
     ):
-        assert torch.equal(found[0], torch.stack([one, other], dim=1))
-        assert torch.equal(found[1], torch.stack([one, other], dim=2))
-        assert torch.equal(found[2], there.unsqueeze(1).float())
-        assert torch.equal(found[3], there)
-        assert found[4] is items
-        assert torch.equal(found[5], one)
+        assert torch.equal(features_first, torch.stack([first, second], dim=1))
+        assert torch.equal(items_first, torch.stack([first, second], dim=2))
+        assert torch.equal(mask, exists.unsqueeze(1).float())
+        assert torch.equal(flat_mask, exists)
+        assert passed is items
+        assert torch.equal(vector, first)
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.bfloat16])
 def test_items_keep_their_dtype_and_shape(dtype: torch.dtype) -> None:
     items = torch.tensor([[[1, 0]], [[1, 1]], [[0, 1]]]).to(dtype)
-    for (found,) in echoed([Padding(1, 3, 0)], items, torch.tensor([[0, 2], [3, 3], [2, 3]])):
-        assert found.dtype == dtype and found.shape == (3, 1, 2, 3)
-        assert found.long().tolist() == [
+    offsets = torch.tensor([[0, 2], [3, 3], [2, 3]])
+    for (padded,) in padded_both_ways([Padding(1, 3, 0)], items, offsets):
+        assert padded.dtype == dtype and padded.shape == (3, 1, 2, 3)
+        assert padded.long().tolist() == [
             [[[1, 1, 0], [0, 1, 0]]],
             [[[0, 0, 0], [0, 0, 0]]],
             [[[0, 0, 0], [1, 0, 0]]],
         ]
 
 
+# Offsets of a row, where there are three items: negative, descending, beyond, and the extremes.
 WRONG = [(-1, 2), (2, 1), (0, 4), (5, 9), (-(2**63), 2**63 - 1), (2**63 - 1, -(2**63))]
 
 
@@ -109,12 +116,12 @@ def test_a_row_with_wrong_offsets_has_no_items_and_spoils_no_other(begin: int, e
     items = torch.tensor([[1.0], [2.0], [3.0]])
     offsets = torch.tensor([[0, 2], [begin, end], [2, 3]])
     model = Padded(Echo(), [Padding(1, 2, 0)])
-    (found,) = model(items, offsets)
-    assert found.tolist() == [[[1, 2]], [[0, 0]], [[3, 0]]]
+    (padded,) = model(items, offsets)
+    assert padded.tolist() == [[[1, 2]], [[0, 0]], [[3, 0]]]
     with pytest.raises(CaptureError):  # no reference has such offsets
         by_rows(model)(items, offsets)
-    (whole,) = model(items.long(), offsets)
-    assert whole.tolist() == found.tolist()
+    (integers,) = model(items.long(), offsets)
+    assert integers.tolist() == padded.tolist()
 
 
 # -- inside an artifact ----------------------------------------------------------------------------
@@ -132,12 +139,11 @@ class Sets(nn.Module):
         self.each, self.last = nn.Conv1d(3, 8, 1), nn.Linear(17, 2)
 
     def forward(self, jets: Tensor, exists: Tensor, energy: Tensor) -> Tensor:
-        there = exists.unsqueeze(1)
-        each = torch.relu(self.each(jets))
-        each = torch.where(there, each, 0.0)
-        pooled = [each.sum(dim=2), each.amax(dim=2)]
-        found: Tensor = self.last(torch.cat([*pooled, energy], dim=1))
-        return found
+        hidden = torch.relu(self.each(jets))
+        hidden = torch.where(exists.unsqueeze(1), hidden, 0.0)
+        pooled = [hidden.sum(dim=2), hidden.amax(dim=2)]
+        scores: Tensor = self.last(torch.cat([*pooled, energy], dim=1))
+        return scores
 
 
 JETS = [column("pt", "float32"), column("eta", "float32"), column("charge", "int8")]
@@ -159,6 +165,7 @@ LOG = Features(
 
 
 def signature(storage: Storage = "columns", events: int = 70, jets: int = 500) -> Signature:
+    """Jagged jets and a number per event in, two scores per event out; at most so many rows."""
     return Signature.build(
         {
             "jets": Layout(JETS, 64 if storage == "buffer" else 1, storage),
@@ -179,11 +186,12 @@ def signature(storage: Storage = "columns", events: int = 70, jets: int = 500) -
 
 
 def model() -> nn.Module:
+    """`Sets` on the logarithms of padded jets, as an artifact computes it from the blocks."""
     return Preprocessed(Padded(Sets().eval(), PADDED), (LOG, None, None))
 
 
-def by_hand(inputs: dict[str, dict[str, Tensor]], n: int, m: int) -> Tensor:
-    """The network's answers on rows of `inputs` that Awkward padded."""
+def by_awkward(inputs: dict[str, dict[str, Tensor]], n: int, m: int) -> Tensor:
+    """The network's answers on n rows of `inputs` with m jets, which Awkward padded."""
     jets, offsets = inputs["jets"], inputs["jets_offsets"]
     begin, end = (offsets[key][:n].clamp(max=m).numpy() for key in ("begin", "end"))
     pt, eta, charge = (jets[name][:m].float() for name in ("pt", "eta", "charge"))
@@ -192,29 +200,49 @@ def by_hand(inputs: dict[str, dict[str, Tensor]], n: int, m: int) -> Tensor:
     starts, stops = ak.index.Index64(begin), ak.index.Index64(end)
     rows = ak.pad_none(ak.Array(ak.contents.ListArray(starts, stops, content)), LENGTH, clip=True)
     padded = [ak.to_numpy(ak.fill_none(rows[str(k)], 0.25)) for k in range(3)]
-    there = torch.from_numpy(end - begin).unsqueeze(1) > torch.arange(LENGTH)
+    exists = torch.from_numpy(end - begin).unsqueeze(1) > torch.arange(LENGTH)
     features = torch.from_numpy(np.stack(padded, axis=1).astype(np.float32))
     with torch.no_grad():
-        found: Tensor = Sets()(features, there, inputs["events"]["energy"][:n].unsqueeze(1))
-    return found
+        scores: Tensor = Sets()(features, exists, inputs["events"]["energy"][:n].unsqueeze(1))
+    return scores
 
 
-def test_every_engine_gives_the_answers_of_padded_rows(tmp_path: Path) -> None:
-    """`aoti` is tested in the project `lists`, which is validated when it is built."""
-    given_to = signature()
-    engines = tuple(name for name in ENGINES if name != "aoti")
-    built = build(model(), given_to, tmp_path, engines)
-    reference = Reference.load(built.capture.reference, given_to)
+SOME_ENGINES = tuple(name for name in ENGINES if name != "aoti")
+"""`aoti` is tested in the project `lists`, which is validated when it is built."""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """The padded model, and an artifact of each engine."""
+    return build(model(), signature(), tmp_path_factory.mktemp("padding"), SOME_ENGINES)
+
+
+@pytest.fixture(scope="module")
+def reference(built: Built) -> Reference:
+    """The reference of the capture, with its jagged rows."""
+    return Reference.load(built.capture.reference, built.signature)
+
+
+def test_the_reference_has_rows_of_every_length(reference: Reference) -> None:
     begin, end = reference.inputs["jets_offsets"].values()
     counts = end - begin
     assert (counts == 0).any() and (counts == LENGTH).any() and (counts > LENGTH).any()
     assert any(case["jet"] == 0 and case["n"] > 1 for case in reference.cases)
+
+
+def test_the_reference_has_the_answers_of_padded_rows(reference: Reference) -> None:
     for case, outputs in zip(reference.cases, reference.outputs, strict=True):
-        expected = by_hand(reference.inputs, case["n"], case["jet"])
+        expected = by_awkward(reference.inputs, case["n"], case["jet"])
         torch.testing.assert_close(outputs["scores"], expected, atol=1e-5, rtol=1e-4)
-    assert reasons(built) == dict.fromkeys(engines)
-    for name in engines:
-        assert_wrong_offsets_show(built.session(name))
+
+
+def test_every_engine_gives_the_answers_of_padded_rows(built: Built) -> None:
+    assert reasons(built) == dict.fromkeys(SOME_ENGINES)
+
+
+@pytest.mark.parametrize("name", SOME_ENGINES)
+def test_wrong_offsets_show_in_every_engine(built: Built, name: str) -> None:
+    assert_wrong_offsets_show(built.session(name))
 
 
 def test_wrong_offsets_show_in_aoti(lists: project.Built) -> None:
@@ -228,107 +256,127 @@ def assert_wrong_offsets_show(session: Session) -> None:
         name: session.collection(name, 10 if name == "jets" else 8)
         for name in session.signature.input_collections
     }
-    for each in inputs["jets"].layout.columns:
-        if each.dtype == "float32":
-            inputs["jets"][each.name][:] = np.arange(1, 11)
+    for member in inputs["jets"].layout.columns:
+        if member.dtype == "float32":
+            inputs["jets"][member.name][:] = np.arange(1, 11)
     (output,) = session.signature.output_collections
     first = session.layout(output).columns[0].name
-    right = [(0, 2), (2, 2), (2, 9), (9, 10), (0, 10), (5, 5), (3, 6), (10, 10)]
-    answers = []
-    wrong = [(-1, 2), (2, 1), (0, 11), (12, 15), (-(2**63), 2**63 - 1), (2**63 - 1, -(2**63))]
-    for spans in (right, [*right[:2], *wrong]):
+
+    def answers_of(spans: list[tuple[int, int]]) -> Any:
+        """The first output column of rows with these begins and ends."""
         for i, key in enumerate(("begin", "end")):
             inputs["jets_offsets"][key][:] = [span[i] for span in spans]
         scores = session.collection(output, 8)
         session.run(inputs, scores)
-        answers.append(scores[first].copy())
-    assert np.isfinite(answers[0]).all()
-    assert (answers[1][:2] == answers[0][:2]).all()
-    assert np.isnan(answers[1][2:]).all()
+        return scores[first].copy()
+
+    right = [(0, 2), (2, 2), (2, 9), (9, 10), (0, 10), (5, 5), (3, 6), (10, 10)]
+    wrong = [(-1, 2), (2, 1), (0, 11), (12, 15), (-(2**63), 2**63 - 1), (2**63 - 1, -(2**63))]
+    answers, spoilt = answers_of(right), answers_of([*right[:2], *wrong])
+    assert np.isfinite(answers).all()
+    assert (spoilt[:2] == answers[:2]).all()
+    assert np.isnan(spoilt[2:]).all()
 
 
-def test_one_buffer_of_items_will_do_and_less_precision(tmp_path: Path) -> None:
+def test_items_may_lie_in_one_buffer(tmp_path: Path) -> None:
     require_valid(model(), signature("buffer"), tmp_path, ("exported",))
-    half = in_precision(model(), "bf16")
+
+
+def test_a_padded_model_may_have_a_lower_precision() -> None:
     blocks = [torch.rand(9, 3), torch.rand(4, 1), torch.tensor([[0, 9], [2, 3], [4, 4], [1, 7]])]
-    found = half(*blocks)
-    assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.float(), model()(*blocks), atol=0.05, rtol=0.05)
+    scores = in_precision(model(), "bf16")(*blocks)
+    assert scores.dtype == torch.bfloat16
+    torch.testing.assert_close(scores.float(), model()(*blocks), atol=0.05, rtol=0.05)
 
 
 class FromBehind(Padded):
     """Keeps the last items of a row that is too long."""
 
-    def padded(self, one: Padding, inputs: Any) -> Tensor:
-        begin, end = inputs[one.offsets].unbind(1)
-        first = torch.maximum(begin, end - one.length)
+    def padded(self, padding: Padding, inputs: Any) -> Tensor:
+        begin, end = inputs[padding.offsets].unbind(1)
+        first = torch.maximum(begin, end - padding.length)
         changed = [*inputs]
-        changed[one.offsets] = torch.stack([first, end], dim=1)
-        return super().padded(one, changed)
+        changed[padding.offsets] = torch.stack([first, end], dim=1)
+        return super().padded(padding, changed)
 
 
-def test_a_mistake_in_the_padding_is_found() -> None:
-    given_to = signature()
-    wrong = Preprocessed(FromBehind(Sets().eval(), PADDED), (LOG, None, None))
+@pytest.mark.parametrize(("padded", "valid"), [(FromBehind, False), (Padded, True)])
+def test_a_mistake_in_the_padding_is_found(padded: type[Padded], valid: bool) -> None:
+    network = Preprocessed(padded(Sets().eval(), PADDED), (LOG, None, None))
+    session = Session(signature(), rogues.uncompiled(network, signature()))
+    reference = rogues.reference(signature(), network)  # by rows, without the padding of the graph
     tolerances = {"scores": Tolerance(1e-5, 1e-4)}
-    for tried, valid in ((wrong, False), (model(), True)):
-        reference = rogues.reference(given_to, tried)
-        session = Session(given_to, rogues.uncompiled(tried, given_to))
-        assert validate_session(session, "exported", reference, tolerances).valid is valid
+    assert validate_session(session, "exported", reference, tolerances).valid is valid
 
 
-def test_reference_rows_are_consistent_at_every_size() -> None:
-    for rows, items in ((2, 2), (70, 500), (70, 3), (500, 70)):
-        inputs = random_inputs(signature("columns", rows, items), 1, {})
-        begin, end = inputs["jets_offsets"]["begin"], inputs["jets_offsets"]["end"]
-        assert len(begin) == len(end) == rows
-        assert ((begin >= 0) & (begin <= end) & (end <= items)).all()
-        assert end[0] - begin[0] == min(LENGTH + 1, items)
+@pytest.mark.parametrize(("rows", "items"), [(2, 2), (70, 500), (70, 3), (500, 70)])
+def test_reference_rows_are_consistent_at_every_size(rows: int, items: int) -> None:
+    inputs = random_inputs(signature("columns", rows, items), 1, {})
+    begin, end = inputs["jets_offsets"]["begin"], inputs["jets_offsets"]["end"]
+    assert len(begin) == len(end) == rows
+    assert ((begin >= 0) & (begin <= end) & (end <= items)).all()
+    assert end[0] - begin[0] == min(LENGTH + 1, items)
 
 
 class Masked(nn.Module):
     """By the mask: the first item, the count, whether there are any, and a mean over all rows."""
 
     def forward(self, jets: Tensor, exists: Tensor) -> tuple[Tensor, ...]:
-        kept = torch.where(exists.unsqueeze(1), jets, 0.0)
+        existing = torch.where(exists.unsqueeze(1), jets, 0.0)
         count = exists.sum(1)
-        return kept[:, 0, 0], count, count.to(torch.uint8), count > 0, kept.mean()
+        return existing[:, 0, 0], count, count.to(torch.uint8), count > 0, existing.mean()
 
 
-def test_a_row_with_wrong_offsets_has_no_answer_of_any_type() -> None:
-    answers = {"first": "float32", "count": "int32", "small": "uint8", "some": "bool"}
-    given_to = Signature.build(
+ANSWERS = {"first": "float32", "count": "int32", "small": "uint8", "some": "bool"}
+Answers = Callable[[list[tuple[int, int]]], dict[str, list[Any]]]
+
+
+@pytest.fixture
+def answers_of() -> Answers:
+    """The answers of `Masked` for two rows with these begins and ends among twenty items."""
+    every_type = Signature.build(
         {
             "jets": Layout([column("pt", "float32")], 1, "columns"),
             "jets_offsets": offsets_layout(),
-            "scores": Layout([column(name, dtype) for name, dtype in answers.items()]),
+            "scores": Layout([column(name, dtype) for name, dtype in ANSWERS.items()]),
             "whole": Layout([Column("mean", "float32", "scalar")]),
         },
         [Block("jets", "jets", ("pt",)), Block("at", "jets_offsets", ("begin", "end"))],
-        [*(Block(name, "scores", (name,)) for name in answers), Block("mean", "whole", ("mean",))],
+        [*(Block(name, "scores", (name,)) for name in ANSWERS), Block("mean", "whole", ("mean",))],
         {"n": RowRange(0, 70), "jet": RowRange(0, 500)},
         {"jets": "jet"},
         jagged={"jets": LENGTH},
     )
     mask = Padding(1, LENGTH, None, 0.0, (LENGTH,), "bool")
     padded = Padded(Masked(), [Padding(1, LENGTH, 0), mask])
-    session = Session(given_to, rogues.uncompiled(padded, given_to))
+    session = Session(every_type, rogues.uncompiled(padded, every_type))
 
-    def found(spans: list[tuple[int, int]]) -> dict[str, list[Any]]:
+    def answers(spans: list[tuple[int, int]]) -> dict[str, list[Any]]:
         jets, offsets = session.collection("jets", 20), session.collection("jets_offsets", 2)
         scores, whole = session.collection("scores", 2), session.collection("whole", 2)
         jets["pt"][:] = np.arange(1, 21)
         offsets["begin"][:], offsets["end"][:] = zip(*spans, strict=True)
         session.run({"jets": jets, "jets_offsets": offsets}, {"scores": scores, "whole": whole})
-        read = {name: scores[name].tolist() for name in answers}
-        return {**read, "mean": [whole["mean"].item()]}
+        return {**{n: scores[n].tolist() for n in ANSWERS}, "mean": [whole["mean"].item()]}
 
-    right = found([(3, 5), (2, 2)])
-    assert right == {
+    return answers
+
+
+def test_rows_with_right_offsets_have_answers_of_every_type(answers_of: Answers) -> None:
+    """The mean is over all padded items of both rows: 4 and 5, and zeros."""
+    assert answers_of([(3, 5), (2, 2)]) == {
         "first": [4, 0], "count": [2, 0], "small": [2, 0], "some": [True, False],
-        "mean": [pytest.approx(9 / (2 * LENGTH))],
+        "mean": [pytest.approx((4 + 5) / (2 * LENGTH))],
     }  # fmt: skip
-    for wrong in [(20, 0), (5, 2), (-3, -3), (21, 21), *WRONG[-2:]]:
-        got = found([(3, 5), wrong])
-        assert got["first"][0] == 4 and np.isnan(got["first"][1]) and np.isnan(got["mean"][0])
-        assert (got["count"], got["small"], got["some"]) == ([2, -1], [2, 255], [True, False])
+
+
+@pytest.mark.parametrize("wrong", [(20, 0), (5, 2), (-3, -3), (21, 21), *WRONG[-2:]])
+def test_a_row_with_wrong_offsets_has_no_answer_of_any_type(
+    answers_of: Answers, wrong: tuple[int, int]
+) -> None:
+    """NaN in floats, also of an answer over all rows; the largest number, or -1, in integers."""
+    answers = answers_of([(3, 5), wrong])
+    assert answers["first"][0] == 4 and np.isnan(answers["first"][1])
+    assert np.isnan(answers["mean"][0])
+    assert (answers["count"], answers["small"]) == ([2, -1], [2, 255])
+    assert answers["some"] == [True, False]

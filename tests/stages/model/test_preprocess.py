@@ -41,26 +41,30 @@ unary = st.one_of(
 
 
 def chains(names: tuple[str, ...]) -> st.SearchStrategy[Any]:
+    """Expressions as in a config: a column, or a list of a column and operations on it."""
     columns = st.sampled_from(names)
 
     def longer(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-        binary = st.tuples(st.sampled_from(list(BINARY)), st.one_of(constants, inner)).map(
-            lambda pair: {pair[0]: pair[1]}
-        )
+        operands = st.one_of(constants, inner)
+        names_of_two = st.sampled_from(list(BINARY))
+        binary = st.builds(lambda name, operand: {name: operand}, names_of_two, operands)
         steps = st.lists(st.one_of(unary, binary), max_size=4)
-        return st.tuples(columns, steps).map(lambda found: [found[0], *found[1]])
+        return st.builds(lambda column, operations: [column, *operations], columns, steps)
 
     return st.recursive(columns, longer, max_leaves=6)
 
 
-def by_numpy(written: Any, columns: dict[str, Any]) -> Any:
-    """The same features, computed from the config with NumPy, in the columns' dtype."""
-    if isinstance(written, int | float):
-        return columns["a"].dtype.type(written)
-    if isinstance(written, str):
-        return columns[written]
-    value = columns[written[0]]
-    for step in written[1:]:
+NUMPY = {"add": np.add, "subtract": np.subtract, "multiply": np.multiply}
+
+
+def by_numpy(expression: Any, columns: dict[str, Any]) -> Any:
+    """The value of an expression of a config, computed with NumPy in the columns' dtype."""
+    if isinstance(expression, int | float):
+        return columns["a"].dtype.type(expression)
+    if isinstance(expression, str):
+        return columns[expression]
+    value = columns[expression[0]]
+    for step in expression[1:]:
         argument: Any = None
         name = step
         if isinstance(step, dict):
@@ -75,57 +79,60 @@ def by_numpy(written: Any, columns: dict[str, Any]) -> Any:
             case "above":
                 value = np.where(value > argument, 1.0, 0.0).astype(value.dtype)
             case _:
-                operation = {"add": "add", "subtract": "subtract", "multiply": "multiply"}
-                value = getattr(np, operation.get(name, "divide"))(
-                    value, by_numpy(argument, columns)
-                )
+                value = NUMPY.get(name, np.divide)(value, by_numpy(argument, columns))
     return value
 
 
+def features_by_numpy(expressions: list[Any], columns: dict[str, Any], dtype: type[Any]) -> Any:
+    """(rows, expressions, 3): one feature for each expression."""
+    in_dtype = {name: values.astype(dtype) for name, values in columns.items()}
+    shape = (len(columns["a"]), 3)
+    values = [np.broadcast_to(by_numpy(each, in_dtype), shape) for each in expressions]
+    return np.stack(values, axis=1)
+
+
 @given(
-    written=st.lists(chains(PLAIN + VECTORS), min_size=1, max_size=3),
+    expressions=st.lists(chains(PLAIN + VECTORS), min_size=1, max_size=3),
     seed=st.integers(0, 1000),
     n=st.sampled_from([0, 1, 5]),
 )
-def test_random_expressions_are_numpys(written: list[Any], seed: int, n: int) -> None:
+def test_random_expressions_are_numpys(expressions: list[Any], seed: int, n: int) -> None:
     rng = np.random.default_rng(seed)
     plain = {name: np.round(rng.normal(0, 4, (n, 1)), 3) for name in PLAIN}
     columns = plain | {name: np.round(rng.normal(0, 4, (n, 3)), 3) for name in VECTORS}
     with np.errstate(all="ignore"):
-        expected, exact = (
-            np.stack(
-                [
-                    np.broadcast_to(
-                        by_numpy(w, {k: v.astype(dtype) for k, v in columns.items()}), (n, 3)
-                    )
-                    for w in written
-                ],
-                axis=1,
-            )
-            for dtype in (np.float64, np.longdouble)
-        )
+        expected = features_by_numpy(expressions, columns, np.float64)
+        exact = features_by_numpy(expressions, columns, np.longdouble)
         # Two libraries need not agree where rounding is magnified, or decides on which side of a
         # threshold a value lies.
         assume(np.allclose(expected, exact.astype(np.float64), rtol=1e-11, atol=0, equal_nan=True))
-    block = features_of(PreprocessConfig(features=tuple(written)), MEMBERS)
-    given_ = torch.tensor(np.concatenate(list(columns.values()), axis=1))
-    found = features(block, given_)
-    assert found.shape == (n, len(written), 3)
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-9, atol=0)
+    block = features_of(PreprocessConfig(features=tuple(expressions)), MEMBERS)
+    values = features(block, torch.tensor(np.concatenate(list(columns.values()), axis=1)))
+    assert values.shape == (n, len(expressions), 3)
+    np.testing.assert_allclose(values.numpy(), expected, rtol=1e-9, atol=0)
 
 
-def test_absent_rows_and_elements_are_padded_whatever_they_hold() -> None:
-    value = Expression("v", (Operation("log"),))
-    block = Features((("v", (3,)), ("p", (3,))), (value, value), "p", -9.0)
-    v = torch.tensor([[1.0, -1.0, math.e], [math.nan, math.inf, 1.0]])
+VALUES = torch.tensor([[1.0, -1.0, math.e], [math.nan, math.inf, 1.0]])
+LOG = Expression("v", (Operation("log"),))
+
+
+def test_absent_elements_are_padded_whatever_they_hold() -> None:
+    """An element exists where the same one of column p is above zero."""
+    block = Features((("v", (3,)), ("p", (3,))), (LOG, LOG), "p", -9.0)
     p = torch.tensor([[1.0, 0.0, 2.0], [-1.0, math.nan, 1e-30]])
-    found = features(block, torch.cat([v, p], dim=1))
     expected = torch.tensor([[0.0, -9.0, 1.0], [-9.0, -9.0, 0.0]])
-    torch.testing.assert_close(found, expected.unsqueeze(1).expand(-1, 2, -1))
-    whole_row = Features((("q", ()), ("v", (3,))), (value,), "q", 0.5)
-    found = features(whole_row, torch.cat([torch.tensor([[1.0], [0.0]]), v.abs()], dim=1))
-    assert found[1].tolist() == [[0.5, 0.5, 0.5]]
-    assert not (found[0] == 0.5).any()
+    torch.testing.assert_close(
+        features(block, torch.cat([VALUES, p], dim=1)), expected.unsqueeze(1).expand(-1, 2, -1)
+    )
+
+
+def test_absent_rows_are_padded_whatever_they_hold() -> None:
+    """A row exists where its number q is above zero."""
+    block = Features((("q", ()), ("v", (3,))), (LOG,), "q", 0.5)
+    q = torch.tensor([[1.0], [0.0]])
+    values = features(block, torch.cat([q, VALUES.abs()], dim=1))
+    assert values[1].tolist() == [[0.5, 0.5, 0.5]]
+    assert not (values[0] == 0.5).any()
 
 
 @pytest.mark.parametrize(
@@ -135,11 +142,11 @@ def test_features_keep_the_shape_of_eigen_columns(
     shape: tuple[int, ...], features_shape: tuple[int, ...]
 ) -> None:
     block = Features((("x", shape),), (Expression("x"), Expression("x", (Operation("square"),))))
-    given_ = torch.randn(4, *shape) if len(shape) == 2 else torch.randn(4, math.prod(shape))
-    found = features(block, given_)
-    assert tuple(found.shape) == features_shape
-    assert torch.equal(found[:, 0].flatten(), given_.flatten())
-    assert torch.equal(found[:, 1], found[:, 0].square())
+    rows = torch.randn(4, *shape) if len(shape) == 2 else torch.randn(4, math.prod(shape))
+    values = features(block, rows)
+    assert tuple(values.shape) == features_shape
+    assert torch.equal(values[:, 0].flatten(), rows.flatten())
+    assert torch.equal(values[:, 1], values[:, 0].square())
 
 
 # -- inside an artifact ----------------------------------------------------------------------------
@@ -151,11 +158,11 @@ class Linear(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(1)
-        self.one = nn.Linear(6, 1)
+        self.linear = nn.Linear(6, 1)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        found: Tensor = self.one(x.flatten(1)) + y
-        return found
+        answer: Tensor = self.linear(x.flatten(1)) + y
+        return answer
 
 
 HITS = Layout(
@@ -186,13 +193,14 @@ BLOCK = Features(
 
 
 def by_hand(inputs: dict[str, Tensor]) -> Tensor:
+    """The answers of `Linear` on the features of BLOCK, written out."""
     u, pt = inputs["u"], inputs["pt"].unsqueeze(1)
-    one = torch.log(u.abs() + 1.0)
-    other = u * torch.log1p(inputs["count"].float()).unsqueeze(1)
-    both = torch.stack([torch.where(pt > 0, t, 0.25) for t in (one, other)], dim=1)
+    first = torch.log(u.abs() + 1.0)
+    second = u * torch.log1p(inputs["count"].float()).unsqueeze(1)
+    both = torch.stack([torch.where(pt > 0, feature, 0.25) for feature in (first, second)], dim=1)
     with torch.no_grad():
-        found: Tensor = Linear()(both, inputs["raw"].unsqueeze(1))
-    return found
+        answers: Tensor = Linear()(both, inputs["raw"].unsqueeze(1))
+    return answers
 
 
 @pytest.mark.parametrize("route", ["auto", "trace"])
@@ -203,8 +211,8 @@ def test_artifacts_take_the_raw_columns(tmp_path: Path, route: Any) -> None:
     assert built.capture.torchscript == ("scripted" if route == "auto" else "traced")
     reference = Reference.load(built.capture.reference)
     for case, outputs in zip(reference.cases, reference.outputs, strict=True):
-        first = {name: t[: case["n"]] for name, t in reference.inputs["hits"].items()}
-        torch.testing.assert_close(outputs["answer"], by_hand(first))
+        rows = {name: values[: case["n"]] for name, values in reference.inputs["hits"].items()}
+        torch.testing.assert_close(outputs["answer"], by_hand(rows))
     assert reasons(built, {"answer": Tolerance(1e-6, 1e-5)}) == dict.fromkeys(engines)
 
 
@@ -224,19 +232,22 @@ def test_a_model_from_a_file_is_preprocessed_too(tmp_path: Path, kind: str) -> N
     (tmp_path / "capture").mkdir()
     built = build_model(source)
     assert isinstance(built, Preprocessed)
-    made = capture(built, SIGNATURE, random_inputs(SIGNATURE, 1, {}), tmp_path / "capture")
-    assert made.torchscript == "scripted" or kind == "program"
-    reference = Reference.load(made.reference)
+    captured = capture(built, SIGNATURE, random_inputs(SIGNATURE, 1, {}), tmp_path / "capture")
+    assert captured.torchscript == "scripted" or kind == "program"
+    reference = Reference.load(captured.reference)
     torch.testing.assert_close(reference.outputs[-1]["answer"], by_hand(reference.inputs["hits"]))
 
 
+def fingerprint(folder: Path, block: Features | None) -> Any:
+    """The fingerprint of a model file whose first block is preprocessed so."""
+    (folder / "model.ts").write_bytes(b"a model")
+    return ModelSource(torchscript=folder / "model.ts", preprocess=(block, None)).fingerprint()
+
+
 def test_another_expression_is_another_model(tmp_path: Path) -> None:
-    file = tmp_path / "model.ts"
-    file.write_bytes(b"a model")
-    one, other = (
-        ModelSource(torchscript=file, preprocess=blocks)
-        for blocks in ((BLOCK, None), (Features(BLOCK.columns, BLOCK.values, "pt", 0.5), None))
-    )
-    without = ModelSource(torchscript=file, preprocess=(None, None))
-    prints = [source.fingerprint() for source in (one, other, without)]
-    assert prints[0] != prints[1] and "preprocess" not in prints[2]
+    other = Features(BLOCK.columns, BLOCK.values, "pt", 0.5)
+    assert fingerprint(tmp_path, BLOCK) != fingerprint(tmp_path, other)
+
+
+def test_a_fingerprint_without_expressions_has_no_key_for_them(tmp_path: Path) -> None:
+    assert "preprocess" not in fingerprint(tmp_path, None)

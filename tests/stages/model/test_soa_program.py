@@ -35,6 +35,7 @@ class Eager(Executable):
 @settings(max_examples=settings().max_examples * 3 // 2)
 @given(problems())
 def test_random_blocks_equal_row_major_eager(problem: Problem) -> None:
+    """Bit by bit. Inputs stay as they were, and nothing is written outside the output rows."""
     signature, n = problem.signature, problem.n
     session = Session(signature, Eager(problem))
     inputs = {}
@@ -42,15 +43,23 @@ def test_random_blocks_equal_row_major_eager(problem: Problem) -> None:
         inputs[name] = poisoned(signature.layouts[name], n, n + problem.spare, 0xFF)
         for member in signature.layouts[name].columns:
             inputs[name].fill(member.name, problem.inputs[name][member.name])
-    untouched = {name: c.to(c.device) for name, c in inputs.items()}
+    copies = {name: collection.to(collection.device) for name, collection in inputs.items()}
     out = poisoned(signature.layouts["out"], n, n + problem.spare, 0xFF)
     before = out.to(out.device)
     session.run(inputs, {"out": out})
     for bound, expected in zip(signature.outputs, problem.expected(), strict=True):
-        found = read_block(bound, out)
-        assert torch.equal(found, expected.to(found.dtype)), bound.block
-    assert all(same_bytes(untouched[name], inputs[name]) for name in inputs)
+        answers = read_block(bound, out)
+        assert torch.equal(answers, expected.to(answers.dtype)), bound.block
+    assert all(same_bytes(copies[name], inputs[name]) for name in inputs)
     assert not wrote_outside(signature, "out", before, out)
+
+
+class TimesTen(torch.nn.Module):
+    """Ten times its input, which it keeps."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = x.clone()
+        return x * 10
 
 
 def test_features_come_in_the_blocks_order() -> None:
@@ -62,18 +71,12 @@ def test_features_come_in_the_blocks_order() -> None:
         [Block("answers", "o", ("z", "x", "y"))],
         {"n": RowRange(0, 10)},
     )
-
-    class Same(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            seen.append(x.clone())
-            return x * 10
-
-    seen: list[torch.Tensor] = []
-    program = SoaProgram(Same(), signature)
+    model = TimesTen()
+    program = SoaProgram(model, signature)
     matrix = torch.tensor([[1.0, 1.5], [2.0, 2.5], [3.0, 3.5]])
     out = torch.zeros(3, 4)
     assert program(torch.empty(2, 0), matrix, out) == ()
-    assert torch.equal(seen[0], torch.tensor([[3.0, 1.0, 2.0], [3.5, 1.5, 2.5]]))
+    assert torch.equal(model.seen, torch.tensor([[3.0, 1.0, 2.0], [3.5, 1.5, 2.5]]))
     # z gets the first feature (c), x the second (a), y the third (b); buffer order is x, y, z.
     assert torch.equal(out[:, :2], matrix * 10)
     assert not out[:, 2:].any()
@@ -89,16 +92,18 @@ def test_a_model_returns_a_tuple_a_list_or_a_dict(result: Any) -> None:
     assert outputs_in_order(result, TWO) == [X, Y]
 
 
-def test_a_key_that_is_no_name_is_known_by_its_name_in_the_config() -> None:
+def test_a_key_of_an_output_that_is_no_name_is_known_by_its_name_in_the_config() -> None:
     odd = signature_of({"features": "a"}, {"_0": "x", "b_b": "y"})
     assert outputs_in_order({"b b": Y, "0": X}, odd) == [X, Y]
-    order = Arrangement((Order(),), (Order(),), "dict", ("p_t",))
 
+
+def test_a_key_of_an_input_that_is_no_name_is_known_by_its_name_in_the_config() -> None:
     class Reads(torch.nn.Module):
-        def forward(self, given: dict[str, torch.Tensor]) -> torch.Tensor:
-            return given["p t"]
+        def forward(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+            return inputs["p t"]
 
-    assert order.call(Reads(), [X]) is X
+    arrangement = Arrangement((Order(),), (Order(),), "dict", ("p_t",))
+    assert arrangement.call(Reads(), [X]) is X
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ FACTORY = f"{FILE}:build"
 
 
 def state_of(seed: int = 1) -> dict[str, torch.Tensor]:
+    """The weights of the model that the factory makes with this seed."""
     return {key: value.clone() for key, value in mlps.build(seed).state_dict().items()}
 
 
@@ -75,8 +77,15 @@ def encoder():
 """
 
 
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """A file with the functions above."""
+    (tmp_path / "model.py").write_text(TRAINED)
+    return tmp_path / "model.py"
+
+
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "layers"),
     [
         ("plain", None),
         ("done", None),
@@ -86,22 +95,28 @@ def encoder():
     ],
 )
 def test_layers_that_answer_otherwise_in_eval_mode_are_named(
-    tmp_path: Path, name: str, said: str | None
+    trained: Path, name: str, layers: str | None
 ) -> None:
-    (tmp_path / "model.py").write_text(TRAINED)
     notes: list[str] = []
-    model = build_model(ModelSource(factory=f"{tmp_path / 'model.py'}:{name}"), notes.append)
+    model = build_model(ModelSource(factory=f"{trained}:{name}"), notes.append)
     assert not any(layer.training for layer in model.modules())
-    assert [note.rpartition("eval mode: ")[2] for note in notes] == ([said] if said else [])
-    if name in ("mixed", "done"):
-        made = load_callable(f"{tmp_path / 'model.py'}:{name}")()
-        torch.jit.script(made).save(tmp_path / "model.ts")
-        again: list[str] = []
-        build_model(ModelSource(torchscript=tmp_path / "model.ts"), again.append)
-        assert again == notes
+    named = [note.rpartition("eval mode: ")[2] for note in notes]
+    assert named == ([] if layers is None else [layers])
 
 
-def test_a_file_sees_its_neighbours(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["mixed", "done"])
+def test_the_layers_of_torchscript_are_named_as_those_of_its_module(
+    trained: Path, name: str
+) -> None:
+    torch.jit.script(load_callable(f"{trained}:{name}")()).save(trained.with_suffix(".ts"))
+    of_module: list[str] = []
+    of_script: list[str] = []
+    build_model(ModelSource(factory=f"{trained}:{name}"), of_module.append)
+    build_model(ModelSource(torchscript=trained.with_suffix(".ts")), of_script.append)
+    assert of_script == of_module
+
+
+def test_a_model_may_import_files_beside_it(tmp_path: Path) -> None:
     (tmp_path / "my_layers_of_this_test.py").write_text("from torch import nn\nWIDTH = 7\n")
     file = tmp_path / "my_model.py"
     file.write_text(
@@ -127,7 +142,7 @@ def test_a_file_sees_its_neighbours(tmp_path: Path) -> None:
          "kwargs do not fit: got an unexpected keyword argument"),
     ],
 )  # fmt: skip
-def test_factories_that_do_not_work(source: dict[str, Any], message: str) -> None:
+def test_a_factory_that_does_not_work_is_refused(source: dict[str, Any], message: str) -> None:
     with pytest.raises(SourceError) as caught:
         build_model(ModelSource(**source))
     assert message in str(caught.value)
@@ -161,6 +176,7 @@ def test_a_file_that_fails_names_the_place_and_is_read_again(
 
 
 def with_weights(path: Path, prefix: str = "") -> torch.nn.Module:
+    """The factory's model with the weights of a file."""
     return build_model(ModelSource(factory=FACTORY, weights=path, weights_prefix=prefix))
 
 
@@ -173,12 +189,12 @@ def test_weights_are_loaded(tmp_path: Path, suffix: str, prefix: str) -> None:
         torch.save(state, path)
     else:
         save_file(state, path)
-    found = with_weights(path, prefix).state_dict()
-    assert all(torch.equal(found[key], value) for key, value in state_of().items())
-    assert not torch.equal(found["first.weight"], state_of(0)["first.weight"])
+    loaded = with_weights(path, prefix).state_dict()
+    assert all(torch.equal(loaded[key], value) for key, value in state_of().items())
+    assert not torch.equal(loaded["first.weight"], state_of(0)["first.weight"])
 
 
-def test_weights_that_do_not_fit(tmp_path: Path) -> None:
+def test_weights_that_do_not_fit_are_refused_with_each_difference(tmp_path: Path) -> None:
     path = tmp_path / "weights.safetensors"
     state = state_of()
     del state["first.bias"], state["last.bias"]
@@ -193,14 +209,14 @@ def test_weights_that_do_not_fit(tmp_path: Path) -> None:
     )
 
 
-def test_a_prefix_left_on_is_shortened(tmp_path: Path) -> None:
+def test_weights_that_differ_by_a_prefix_are_refused_with_the_prefix(tmp_path: Path) -> None:
     path = tmp_path / "weights.safetensors"
     save_file({f"mod.{key}": value for key, value in state_of().items()}, path)
     with pytest.raises(
         SourceError, match=r"missing .* and 1 more; not in the model: mod\.first"
-    ) as e:
+    ) as caught:
         with_weights(path)
-    assert str(e.value).endswith("write weights_prefix: mod.")
+    assert str(caught.value).endswith("write weights_prefix: mod.")
 
 
 def test_a_pickle_with_code_is_refused_and_does_not_run(tmp_path: Path) -> None:
@@ -214,76 +230,120 @@ def test_a_pickle_with_code_is_refused_and_does_not_run(tmp_path: Path) -> None:
         read_state(plain)
 
 
-def test_files_without_weights(tmp_path: Path) -> None:
+def test_weights_that_do_not_exist_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"no weights at .*absent\.safetensors"):
         read_state(tmp_path / "absent.safetensors")
-    for name in ("weights.safetensors", "weights.pt"):
-        path = tmp_path / name
-        path.write_bytes(b"")
-        with pytest.raises(SourceError, match=f"{name} holds no readable weights"):
-            read_state(path)
-    not_a_state = tmp_path / "list.pt"
-    torch.save([torch.zeros(2)], not_a_state)
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "weights.pt"])
+def test_an_empty_file_of_weights_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(SourceError, match=f"{name} holds no readable weights"):
+        read_state(tmp_path / name)
+
+
+def test_a_list_is_no_state_dict(tmp_path: Path) -> None:
+    torch.save([torch.zeros(2)], tmp_path / "list.pt")
     with pytest.raises(SourceError, match="is not a state dict"):
-        read_state(not_a_state)
+        read_state(tmp_path / "list.pt")
 
 
-def test_a_checkpoint(tmp_path: Path) -> None:
-    """A single state dict in it is taken; if there are several, the user has to choose."""
+OPTIMIZER = {"state": {}, "param_groups": [{"lr": 0.1}]}
+
+
+def test_the_only_state_dict_of_a_checkpoint_is_taken(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.pt"
-    optimizer = {"state": {}, "param_groups": [{"lr": 0.1}]}
-    torch.save({"state_dict": state_of(), "epoch": 3, "optimizer": optimizer}, path)
-    found = with_weights(path).state_dict()
-    assert all(torch.equal(found[key], value) for key, value in state_of().items())
-    torch.save({"model": state_of(), "ema": state_of(2), "epoch": 3}, path)
-    with pytest.raises(SourceError, match=r"2 state dicts \(model, ema\).*\['model'\]"):
-        read_state(path)
-    torch.save({"epoch": 3, "optimizer": optimizer}, path)
-    with pytest.raises(SourceError, match=r"found epoch, optimizer; save .*model\.state_dict\(\)"):
-        read_state(path)
+    torch.save({"state_dict": state_of(), "epoch": 3, "optimizer": OPTIMIZER}, path)
+    loaded = with_weights(path).state_dict()
+    assert all(torch.equal(loaded[key], value) for key, value in state_of().items())
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "problem"),
+    [
+        (
+            {"model": state_of(), "ema": state_of(2), "epoch": 3},
+            r"2 state dicts \(model, ema\).*\['model'\]",
+        ),
+        (
+            {"epoch": 3, "optimizer": OPTIMIZER},
+            r"found epoch, optimizer; save .*model\.state_dict\(\)",
+        ),
+    ],
+    ids=["several", "none"],
+)
+def test_a_checkpoint_without_one_state_dict_is_refused(
+    tmp_path: Path, checkpoint: dict[str, Any], problem: str
+) -> None:
+    torch.save(checkpoint, tmp_path / "checkpoint.pt")
+    with pytest.raises(SourceError, match=problem):
+        read_state(tmp_path / "checkpoint.pt")
 
 
 # -- model files -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["program", "torchscript"])
-def test_model_files_that_are_none(tmp_path: Path, kind: str) -> None:
-    for content in (b"", b"no model", None):
-        path = tmp_path / "model"
-        path.unlink(missing_ok=True)
-        if content is not None:
-            path.write_bytes(content)
-        with pytest.raises(SourceError, match=str(path)):
-            build_model(ModelSource(**{kind: path}))  # type: ignore[arg-type]
+@pytest.mark.parametrize("content", [b"", b"no model", None], ids=["empty", "text", "absent"])
+def test_a_file_that_is_no_model_is_refused(
+    tmp_path: Path, kind: str, content: bytes | None
+) -> None:
+    path = tmp_path / "model"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(SourceError, match=str(path)):
+        build_model(ModelSource(**{kind: path}))  # type: ignore[arg-type]
 
 
 # -- fingerprints ----------------------------------------------------------------------------------
 
 
-def test_a_fingerprint_changes_with_everything_the_model_is_made_of(tmp_path: Path) -> None:
-    file = tmp_path / "model.py"
-    weights = tmp_path / "weights.safetensors"
-    file.write_text("def build(): ...\n")
-    save_file(state_of(), weights)
-    made = [
-        ModelSource(factory=f"{file}:build", weights=weights),
-        ModelSource(factory=f"{file}:other", weights=weights),
-        ModelSource(factory=f"{file}:build", weights=weights, kwargs={"a": 1}),
-        ModelSource(factory=f"{file}:build", weights=weights, weights_prefix="mod."),
-        ModelSource(factory=f"{file}:build"),
+@pytest.fixture
+def source(tmp_path: Path) -> ModelSource:
+    """The function `build` of model.py and weights.safetensors; both files exist."""
+    (tmp_path / "model.py").write_text("def build(): ...\n")
+    save_file(state_of(), tmp_path / "weights.safetensors")
+    factory, weights = f"{tmp_path / 'model.py'}:build", tmp_path / "weights.safetensors"
+    return ModelSource(factory=factory, weights=weights)
+
+
+def test_a_fingerprint_changes_with_each_setting(source: ModelSource) -> None:
+    sources = [
+        source,
+        replace(source, factory=str(source.factory).replace(":build", ":other")),
+        replace(source, kwargs={"a": 1}),
+        replace(source, weights_prefix="mod."),
+        replace(source, weights=None),
     ]
-    prints = [source.fingerprint() for source in made]
-    file.write_text("def build(): return 1\n")
-    prints.append(made[0].fingerprint())
-    save_file(state_of(2), weights)
-    prints.append(made[0].fingerprint())
-    assert len({repr(p) for p in prints}) == len(prints)
-    (tmp_path / "plot.py").write_text("A = 1\n")  # not imported by the model
-    assert made[0].fingerprint() == prints[-1]
+    assert len({repr(changed.fingerprint()) for changed in sources}) == len(sources)
 
 
-def test_a_fingerprint_of_what_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"cannot read .*gone\.pt2"):
-        ModelSource(program=tmp_path / "gone.pt2").fingerprint()
-    with pytest.raises(SourceError, match="no_such_module cannot be imported"):
-        ModelSource(factory="no_such_module:build").fingerprint()
+def test_a_fingerprint_changes_with_the_content_of_each_file(
+    source: ModelSource, tmp_path: Path
+) -> None:
+    first = source.fingerprint()
+    (tmp_path / "model.py").write_text("def build(): return 1\n")
+    second = source.fingerprint()
+    save_file(state_of(2), tmp_path / "weights.safetensors")
+    assert len({repr(fingerprint) for fingerprint in (first, second, source.fingerprint())}) == 3
+
+
+def test_a_fingerprint_is_not_of_files_that_the_model_does_not_import(
+    source: ModelSource, tmp_path: Path
+) -> None:
+    before = source.fingerprint()
+    (tmp_path / "plot.py").write_text("A = 1\n")
+    assert source.fingerprint() == before
+
+
+@pytest.mark.parametrize(
+    ("absent", "problem"),
+    [
+        (ModelSource(program=Path("gone.pt2")), r"cannot read .*gone\.pt2"),
+        (ModelSource(factory="no_such_module:build"), "no_such_module cannot be imported"),
+    ],
+    ids=["file", "module"],
+)
+def test_what_does_not_exist_has_no_fingerprint(absent: ModelSource, problem: str) -> None:
+    with pytest.raises(SourceError, match=problem):
+        absent.fingerprint()

@@ -44,8 +44,9 @@ def probes(model: torch.nn.Module) -> Array:
 
 
 def answers(model: torch.nn.Module, x: Array) -> Array:
-    found: Array = model(torch.from_numpy(x)).numpy()
-    return found
+    """The model's answers to rows (n, 4)."""
+    predictions: Array = model(torch.from_numpy(x)).numpy()
+    return predictions
 
 
 XGBOOST: list[tuple[str, dict[str, Any]]] = [
@@ -61,20 +62,22 @@ XGBOOST: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("objective", "more"), XGBOOST)
+@pytest.mark.parametrize(("objective", "options"), XGBOOST)
 @pytest.mark.parametrize("suffix", [".json", ".ubj"])
-def test_xgboost(objective: str, more: dict[str, Any], suffix: str, tmp_path: Path) -> None:
+def test_xgboosts_answers_on_every_path(
+    objective: str, options: dict[str, Any], suffix: str, tmp_path: Path
+) -> None:
     xgboost = pytest.importorskip("xgboost", reason="needs xgboost")
     x, y = events()
     labels = y > 0 if objective.startswith("binary") else y
-    told = {"objective": objective, "max_depth": 4, "nthread": 1, "seed": 1, **more}
-    booster = xgboost.train(told, xgboost.DMatrix(x, label=labels), num_boost_round=12)
+    settings = {"objective": objective, "max_depth": 4, "nthread": 1, "seed": 1, **options}
+    booster = xgboost.train(settings, xgboost.DMatrix(x, label=labels), num_boost_round=12)
     booster.save_model(tmp_path / f"trees{suffix}")
     model = build_model(ModelSource(trees=tmp_path / f"trees{suffix}"))
-    given = probes(model)
-    expected = booster.predict(xgboost.DMatrix(given))
+    rows = probes(model)
+    expected = booster.predict(xgboost.DMatrix(rows))
     # XGBoost adds the leaves one after the other in float32.
-    np.testing.assert_allclose(answers(model, given), expected, rtol=2e-6, atol=2e-6, strict=True)
+    np.testing.assert_allclose(answers(model, rows), expected, rtol=2e-6, atol=2e-6, strict=True)
 
 
 LIGHTGBM: list[dict[str, Any]] = [
@@ -92,23 +95,27 @@ LIGHTGBM: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("more", LIGHTGBM, ids=lambda told: "-".join(map(str, told.values())))
-def test_lightgbm(more: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "options", LIGHTGBM, ids=lambda options: "-".join(map(str, options.values()))
+)
+def test_lightgbms_answers_on_every_path(options: dict[str, Any], tmp_path: Path) -> None:
     lightgbm = pytest.importorskip("lightgbm", reason="needs lightgbm")
     x, y = events()
-    labels = y > 0 if more["objective"] in ("binary", "cross_entropy_lambda") else y
-    told = {"num_leaves": 15, "num_threads": 1, "verbosity": -1, "seed": 1, **more}
-    booster = lightgbm.train(told, lightgbm.Dataset(x, labels.astype(float)), 12)
+    labels = y > 0 if options["objective"] in ("binary", "cross_entropy_lambda") else y
+    settings = {"num_leaves": 15, "num_threads": 1, "verbosity": -1, "seed": 1, **options}
+    booster = lightgbm.train(settings, lightgbm.Dataset(x, labels.astype(float)), 12)
     booster.save_model(tmp_path / "trees.txt")
     model = build_model(ModelSource(trees=tmp_path / "trees.txt"))
-    given = probes(model)
-    expected = booster.predict(given)
-    np.testing.assert_allclose(answers(model, given), expected, rtol=1e-13, atol=1e-15, strict=True)
+    rows = probes(model)
+    expected = booster.predict(rows)
+    np.testing.assert_allclose(answers(model, rows), expected, rtol=1e-13, atol=1e-15, strict=True)
 
 
-# Two trees in XGBoost's format, and the answer to each row of `x`, by hand; 0.5 is the base of the
-# margin.
 def by_hand(**changes: Any) -> dict[str, Any]:
+    """Two equal trees of one branch in XGBoost's format, with changes of a tree or of the learner.
+
+    Each gives -1 below a threshold of 2.0 in the first column, and 1 above; 0.5 is added to both.
+    """
     tree = {
         "left_children": [1, -1, -1],
         "right_children": [2, -1, -1],
@@ -130,15 +137,16 @@ def by_hand(**changes: Any) -> dict[str, Any]:
     return {"learner": learner, "version": [3, 4, 1]}
 
 
-def written(folder: Path, **changes: Any) -> Path:
+def write_trees(folder: Path, **changes: Any) -> Path:
+    """Writes the trees of `by_hand` with these changes."""
     file = folder / "trees.json"
     file.write_text(json.dumps(by_hand(**changes)))
     return file
 
 
-def test_by_hand(tmp_path: Path) -> None:
-    """Without the libraries: rows below, at and above the threshold, and a missing value."""
-    model = build_model(ModelSource(trees=written(tmp_path)))
+def test_trees_written_by_hand_have_answers_computed_by_hand(tmp_path: Path) -> None:
+    """For rows below, at and above the threshold, and for a missing value."""
+    model = build_model(ModelSource(trees=write_trees(tmp_path)))
     x = torch.tensor([[1.5, 9.0], [2.0, 9.0], [2.5, 9.0], [torch.nan, 9.0]])
     assert model(x).tolist() == [-1.5, 2.5, 2.5, -1.5]
 
@@ -157,14 +165,16 @@ def test_by_hand(tmp_path: Path) -> None:
         ({"learner_model_param": {}}, "there is no 'num_class'"),
     ],
 )
-def test_what_is_refused(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_trees_of_xgboost_that_cannot_be_read_are_refused(
+    changes: dict[str, Any], says: str, tmp_path: Path
+) -> None:
     with pytest.raises(SourceError, match=re.escape(says)) as caught:
-        build_model(ModelSource(trees=written(tmp_path, **changes)))
+        build_model(ModelSource(trees=write_trees(tmp_path, **changes)))
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["trees.json", "trees.txt", "trees.model", "none.txt"])
-def test_a_file_that_is_none(name: str, tmp_path: Path) -> None:
+def test_a_file_that_has_no_trees_is_refused(name: str, tmp_path: Path) -> None:
     if name != "none.txt":
         (tmp_path / name).write_text("tree\n")
     with pytest.raises(SourceError, match=name):
@@ -175,29 +185,39 @@ def test_a_file_that_is_none(name: str, tmp_path: Path) -> None:
     ("linear", "categories", "says"),
     [(True, [], "linear trees"), (False, [3], "categorical splits")],
 )
-def test_what_is_refused_of_lightgbm(
+def test_trees_of_lightgbm_that_cannot_be_read_are_refused(
     linear: bool, categories: list[int], says: str, tmp_path: Path
 ) -> None:
     lightgbm = pytest.importorskip("lightgbm", reason="needs lightgbm")
     draw = np.random.default_rng(1)
     x, y = draw.integers(0, 9, (500, 4)).astype(float), draw.random(500)
     y += x[:, 3] % 3
-    told = {"objective": "regression", "num_threads": 1, "verbosity": -1, "linear_tree": linear}
-    given = lightgbm.Dataset(x, y, categorical_feature=categories)
-    lightgbm.train(told, given, 2).save_model(tmp_path / "trees.txt")
+    settings = {"objective": "regression", "num_threads": 1, "verbosity": -1, "linear_tree": linear}
+    table = lightgbm.Dataset(x, y, categorical_feature=categories)
+    lightgbm.train(settings, table, 2).save_model(tmp_path / "trees.txt")
     with pytest.raises(SourceError, match=says):
         build_model(ModelSource(trees=tmp_path / "trees.txt"))
 
 
 def signature(columns: str) -> Signature:
+    """Columns of these names in, one score out."""
     return signature_of({"features": columns}, {"score": "score"})
 
 
-def test_columns_in_another_order_are_refused(tmp_path: Path) -> None:
-    model = build_model(ModelSource(trees=written(tmp_path)))
-    right, wrong = signature("b a"), signature("a b")
-    with pytest.raises(CaptureError, match="in the order b, a"):
-        capture(model, wrong, random_inputs(wrong, 1, {}), tmp_path, "none")
-    with pytest.raises(CaptureError, match=r"\(n, 2\); the block is \(n, 1\)"):
-        capture(model, signature("b"), random_inputs(wrong, 1, {}), tmp_path, "none")
-    require_valid(model, right, tmp_path, ("exported", "torchscript"))
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [("a b", "in the order b, a"), ("b", r"\(n, 2\); the block is \(n, 1\)")],
+    ids=["another order", "fewer"],
+)
+def test_columns_that_are_not_those_of_the_trees_are_refused(
+    columns: str, says: str, tmp_path: Path
+) -> None:
+    model = build_model(ModelSource(trees=write_trees(tmp_path)))
+    inputs = random_inputs(signature("a b"), 1, {})
+    with pytest.raises(CaptureError, match=says):
+        capture(model, signature(columns), inputs, tmp_path, "none")
+
+
+def test_trees_are_valid_in_engines(tmp_path: Path) -> None:
+    model = build_model(ModelSource(trees=write_trees(tmp_path)))
+    require_valid(model, signature("b a"), tmp_path, ("exported", "torchscript"))

@@ -58,6 +58,9 @@ def test_sizes_of_several_dimensions_run_side_by_side() -> None:
     assert {0, 1, 2, 31, 32, 33, 100} <= set(by_n)
     assert {0, 1, 2, 5, 31, 32, 33, 64, 70} <= set(by_m)
     assert any(n != m for n, m in zip(by_n, by_m, strict=True))
+
+
+def test_the_label_of_a_case_names_each_dimension() -> None:
     assert label({"n": 5, "m": 20}) == "n=5,m=20"
 
 
@@ -78,15 +81,18 @@ def test_the_largest_sizes_meet_and_each_dimension_is_least_alone() -> None:
 # -- inputs ----------------------------------------------------------------------------------------
 
 
-def test_random_inputs_follow_the_layout_and_the_seed() -> None:
+def test_random_inputs_follow_the_layout() -> None:
     inputs = random_inputs(SIGNATURE, 1, {})
     assert set(inputs) == {"hits"}
     shapes = {name: tuple(value.shape) for name, value in inputs["hits"].items()}
     assert shapes == {"x": (10,), "flag": (10,), "charge": (10,), "cov": (10, 2, 3), "run": ()}
     assert inputs["hits"]["run"].dtype == torch.uint32
-    again, other = random_inputs(SIGNATURE, 1, {}), random_inputs(SIGNATURE, 2, {})
-    assert all(torch.equal(inputs["hits"][k], again["hits"][k]) for k in shapes)
-    assert not torch.equal(inputs["hits"]["x"], other["hits"]["x"])
+
+
+def test_random_inputs_follow_the_seed() -> None:
+    first, again, other = (random_inputs(SIGNATURE, seed, {})["hits"] for seed in (1, 1, 2))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["x"], other["x"])
 
 
 def test_ranges_bound_the_values() -> None:
@@ -99,6 +105,7 @@ def test_ranges_bound_the_values() -> None:
 
 
 def good() -> dict[str, dict[str, Any]]:
+    """A user's own inputs; `x` has two rows more than are needed."""
     return {
         "hits": {
             "x": np.arange(12, dtype=np.float32),
@@ -118,10 +125,10 @@ def test_a_users_own_inputs_are_taken_and_cut() -> None:
 
 
 def test_a_column_that_is_missing_is_named() -> None:
-    given = good()
-    del given["hits"]["x"]
+    inputs = good()
+    del inputs["hits"]["x"]
     with pytest.raises(ReferenceDataError, match=r"reference column hits\.x is missing"):
-        check_inputs(SIGNATURE, given)
+        check_inputs(SIGNATURE, inputs)
 
 
 @pytest.mark.parametrize(
@@ -145,21 +152,20 @@ def test_a_column_that_is_missing_is_named() -> None:
     ],
 )
 def test_a_column_that_does_not_fit_is_named(column_name: str, value: Any, message: str) -> None:
-    given = good()
-    given["hits"][column_name] = value
+    inputs = good()
+    inputs["hits"][column_name] = value
     with pytest.raises(ReferenceDataError) as caught:
-        check_inputs(SIGNATURE, given)
+        check_inputs(SIGNATURE, inputs)
     assert message in str(caught.value)
 
 
-def test_a_collection_that_is_missing() -> None:
-    given: Any
-    for given in ({}, None, {"hits": None}, {"hits": [1.0]}):
-        with pytest.raises(ReferenceDataError, match="the reference has no collection 'hits'"):
-            check_inputs(SIGNATURE, given)
+@pytest.mark.parametrize("inputs", [{}, None, {"hits": None}, {"hits": [1.0]}], ids=str)
+def test_a_collection_that_is_missing_is_named(inputs: Any) -> None:
+    with pytest.raises(ReferenceDataError, match="the reference has no collection 'hits'"):
+        check_inputs(SIGNATURE, inputs)
 
 
-def test_row_major_inputs_by_hand() -> None:
+def test_row_major_inputs_have_the_columns_in_the_blocks_order() -> None:
     layout = Layout(
         [
             column("a", "float32"),
@@ -198,20 +204,20 @@ def test_row_major_inputs_by_hand() -> None:
 
 def test_a_saved_reference_loads_as_it_was(tmp_path: Path) -> None:
     signature = mlp_signature()
-    made = compute_reference(
+    computed = compute_reference(
         Triple(), signature, random_inputs(signature, 1, {}), make_cases(signature)
     )
-    made.save(tmp_path / "reference.safetensors")
+    computed.save(tmp_path / "reference.safetensors")
     read = Reference.load(tmp_path / "reference.safetensors")
-    assert read.cases == made.cases
-    for one, other in zip(read.outputs, made.outputs, strict=True):
-        assert torch.equal(one["probabilities"], other["probabilities"])
-    for name, values in made.inputs["jets"].items():
+    assert read.cases == computed.cases
+    for outputs, expected in zip(read.outputs, computed.outputs, strict=True):
+        assert torch.equal(outputs["probabilities"], expected["probabilities"])
+    for name, values in computed.inputs["jets"].items():
         assert torch.equal(read.inputs["jets"][name], values)
 
 
 @pytest.mark.parametrize("content", [b"", b"not safetensors", save({"w": torch.zeros(2)}), None])
-def test_files_that_are_no_reference(tmp_path: Path, content: bytes | None) -> None:
+def test_a_file_that_is_no_reference_is_refused(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "reference.safetensors"
     if content is not None:
         path.write_bytes(content)
@@ -219,16 +225,16 @@ def test_files_that_are_no_reference(tmp_path: Path, content: bytes | None) -> N
         Reference.load(path)
 
 
-def test_one_column_may_come_as_a_vector() -> None:
+def test_a_model_may_return_one_column_as_a_vector() -> None:
     class Vector(torch.nn.Module):
         def forward(self, x: torch.Tensor, cov: torch.Tensor) -> torch.Tensor:
             return x[:, 0] * 2
 
-    made = compute_reference(Vector(), SIGNATURE, random_inputs(SIGNATURE, 1, {}), ({"n": 3},))
-    assert made.outputs[0]["answers"].shape == (3, 1)
+    reference = compute_reference(Vector(), SIGNATURE, random_inputs(SIGNATURE, 1, {}), ({"n": 3},))
+    assert reference.outputs[0]["answers"].shape == (3, 1)
 
 
-def test_a_failure_names_the_size() -> None:
+def test_a_model_that_fails_is_refused_with_the_size_and_the_line() -> None:
     class AtThree(torch.nn.Module):
         def forward(self, x: torch.Tensor, cov: torch.Tensor) -> torch.Tensor:
             if x.shape[0] == 3:
@@ -241,16 +247,21 @@ def test_a_failure_names_the_size() -> None:
         )
 
 
+READ_AND_WRITTEN = Signature.build(
+    {"hits": Layout([column("x", "float32"), column("y", "float32"), eigen("z", "int32", 2)])},
+    [Block("features", "hits", ("x",))],
+    [Block("answers", "hits", ("y",)), Block("more", "hits", ("z",))],
+    {"n": RowRange(0, 10)},
+)
+
+
 def test_columns_that_the_model_writes_need_no_values() -> None:
-    layout = Layout([column("x", "float32"), column("y", "float32"), eigen("z", "int32", 2)])
-    signature = Signature.build(
-        {"hits": layout},
-        [Block("features", "hits", ("x",))],
-        [Block("answers", "hits", ("y",)), Block("more", "hits", ("z",))],
-        {"n": RowRange(0, 10)},
-    )
-    checked = check_inputs(signature, {"hits": {"x": np.ones(10, dtype=np.float32)}})["hits"]
+    inputs = {"hits": {"x": np.ones(10, dtype=np.float32)}}
+    checked = check_inputs(READ_AND_WRITTEN, inputs)["hits"]
     assert checked["y"].tolist() == [0.0] * 10
     assert checked["z"].shape == (10, 2)
+
+
+def test_columns_that_the_model_reads_need_values() -> None:
     with pytest.raises(ReferenceDataError, match=r"hits\.x is missing"):
-        check_inputs(signature, {"hits": {}})
+        check_inputs(READ_AND_WRITTEN, {"hits": {}})

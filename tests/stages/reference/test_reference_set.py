@@ -25,10 +25,12 @@ from tests.models.project import TARGET, Built
 
 
 def signature(minimum: int = 0, rows: RowRange | None = None) -> Signature:
+    """One column of floats, of at most ten rows unless `rows` says otherwise."""
     return signature_of({"f": "a"}, {"y": "x"}, rows or RowRange(minimum, 10, (10,)))
 
 
 def write(folder: Path, **columns: torch.Tensor) -> Path:
+    """Writes a reference set with these columns."""
     path = folder / "set.safetensors"
     save_file({f"input/rows/{name}": values for name, values in columns.items()}, path)
     return path
@@ -40,10 +42,10 @@ def write(folder: Path, **columns: torch.Tensor) -> Path:
 )
 def test_windows_cover_every_row(tmp_path: Path, rows: int, minimum: int, sizes: list[int]) -> None:
     path = write(tmp_path, a=torch.arange(float(rows)))
-    found = list(windows(signature(minimum), read_set(signature(minimum), path)))
-    assert [case["n"] for _, case in found] == sizes
-    assert all(len(arrays["rows"]["a"]) == case["n"] for arrays, case in found)
-    seen = {int(value) for arrays, _ in found for value in arrays["rows"]["a"]}
+    pieces = list(windows(signature(minimum), read_set(signature(minimum), path)))
+    assert [case["n"] for _, case in pieces] == sizes
+    assert all(len(arrays["rows"]["a"]) == case["n"] for arrays, case in pieces)
+    seen = {int(value) for arrays, _ in pieces for value in arrays["rows"]["a"]}
     assert seen == set(range(rows))
 
 
@@ -73,20 +75,32 @@ def test_every_row_of_a_file_is_run(count: int, most: int, minimum: int, unbound
     assert seen == set(range(count)) or len(pieces) == 64
 
 
-def test_files_that_do_not_fit(tmp_path: Path) -> None:
-    def said(path: Path, minimum: int = 0) -> str:
-        with pytest.raises(ReferenceDataError) as caught:
-            read_set(signature(minimum), path)
-        assert str(caught.value).startswith(str(path))
-        return str(caught.value)
+@pytest.mark.parametrize(
+    ("columns", "minimum", "says"),
+    [
+        ({"b": torch.ones(3)}, 0, "0 rows of n, at least 1 are needed"),
+        ({"a": torch.ones(3)}, 5, "3 rows of n, at least 5 are needed"),
+        (
+            {"a": torch.ones(3, dtype=torch.float64)},
+            0,
+            "the layout says float32: convert it first",
+        ),
+    ],
+    ids=["another column", "few rows", "dtype"],
+)
+def test_a_set_that_does_not_fit_is_refused(
+    tmp_path: Path, columns: dict[str, torch.Tensor], minimum: int, says: str
+) -> None:
+    path = write(tmp_path, **columns)
+    with pytest.raises(ReferenceDataError) as caught:
+        read_set(signature(minimum), path)
+    assert str(caught.value).startswith(str(path)) and says in str(caught.value)
 
-    text = tmp_path / "text"
-    text.write_text("no tensors")
-    assert "is not a reference set" in said(text)
-    assert "0 rows of n, at least 1 are needed" in said(write(tmp_path, b=torch.ones(3)))
-    assert "3 rows of n, at least 5 are needed" in said(write(tmp_path, a=torch.ones(3)), 5)
-    double = write(tmp_path, a=torch.ones(3, dtype=torch.float64))
-    assert "the layout says float32: convert it first" in said(double)
+
+def test_a_file_that_is_no_set_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no tensors")
+    with pytest.raises(ReferenceDataError, match="is not a reference set"):
+        read_set(signature(), tmp_path / "text")
 
 
 def judged(jets: Built, inputs: Path, program: Path) -> ValidationReport:
@@ -134,7 +148,7 @@ def test_a_set_whose_answers_are_all_nan_proves_nothing(jets: Built, tmp_path: P
     assert "100.00% of the portable program's answers are NaN" in (report.reason or "")
 
 
-def test_an_artifact_is_not_another_models_program(
+def test_an_artifact_of_another_model_than_the_program_is_refused(
     jets: Built, heavy: Built, tmp_path: Path
 ) -> None:
     torch.manual_seed(3)

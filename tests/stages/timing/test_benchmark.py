@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from runtime.session.session import Session
+from soa import Signature
 from soa.records import as_record
-from stages.reference.answers import filled_collections
+from stages.reference import Case
+from stages.reference.answers import filled_collections, row_major_inputs
 from stages.reports import COPIES, EAGER, BenchmarkReport, Timing
 from stages.timing.racing import (
     benchmark,
@@ -29,43 +32,59 @@ from tests.models.detector import Detector
 from tests.soa.strategies import values_of
 
 
-def test_contestants_and_sizes(mlp: Built) -> None:
+@pytest.fixture(scope="module")
+def report(mlp: Built) -> BenchmarkReport:
+    """A benchmark of every engine beside the eager model."""
     sessions = {name: mlp.session(name) for name in mlp.files}
     threads = torch.get_num_threads()
     report = benchmark(mlp.signature, sessions, mlp.inputs, mlp.model, seconds=0.01)
     assert torch.get_num_threads() == threads
+    return report
+
+
+def test_a_benchmark_has_every_contestant_at_every_size(
+    mlp: Built, report: BenchmarkReport
+) -> None:
     assert [*report.timings] == [f"n={n}" for n in (1, 10, 100, 1000, 4099, 5000)]
-    for rows in report.timings.values():
-        assert set(rows) == {*sessions, EAGER, COPIES}
-        for timing in rows.values():
+    for timings in report.timings.values():
+        assert set(timings) == {*mlp.files, EAGER, COPIES}
+    assert report.fastest in mlp.files
+
+
+def test_a_timing_has_a_median_within_its_spread(report: BenchmarkReport) -> None:
+    for timings in report.timings.values():
+        for timing in timings.values():
             assert 0 < timing.p05_us <= timing.median_us <= timing.p95_us
             assert timing.rounds >= 3
-    assert report.fastest in sessions
+
+
+def test_a_benchmark_survives_json(report: BenchmarkReport) -> None:
     assert as_record(BenchmarkReport, json.loads(json.dumps(report.to_dict()))) == report
 
 
-def test_the_fastest_is_the_fastest() -> None:
+def test_the_faster_of_two_sessions_is_chosen() -> None:
     signature = mlp_signature(typical=(3, 50))
-    sessions = {
-        "ten times slower": Session(signature, rogues.Waits(0.02)),
-        "fast": Session(signature, rogues.Waits(0.002)),
-    }
+    seconds = {"ten times slower": 0.02, "fast": 0.002}
+    sessions = {name: Session(signature, rogues.Waits(s)) for name, s in seconds.items()}
     inputs = {"jets": values_of(signature.layouts["jets"], 100, 1)}
     report = benchmark(signature, sessions, inputs, seconds=0.01)
     assert report.fastest == "fast"
     assert set(report.timings["n=3"]) == set(sessions)
-    slow, fast = (report.timings["n=50"][name].median_us for name in sessions)
-    assert slow >= 20_000 > 2_000
-    assert fast >= 2_000
+    for name, timing in report.timings["n=50"].items():
+        assert timing.median_us >= seconds[name] * 1e6  # it waits at least so long
 
 
 class Slow(torch.nn.Module):
+    """Each call takes more than 20 ms."""
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         time.sleep(0.02)
         return x[:, :3]
 
 
-def test_nobody_is_hopeless_beside_the_copies_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_candidate_is_dropped_for_being_slower_than_the_copies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The copies compute nothing, so every candidate takes more than twice as long."""
     monkeypatch.setattr("stages.timing.racing._LONG_S", 60.0)  # no round counts as long
     signature = mlp_signature(typical=(3,))
@@ -84,7 +103,9 @@ def test_nobody_is_hopeless_beside_the_copies_alone(monkeypatch: pytest.MonkeyPa
         ({"a": (5.0, 5.0)}, "a"),
     ],
 )
-def test_fastest_by_geometric_mean(medians: dict[str, tuple[float, ...]], fastest: str) -> None:
+def test_the_fastest_has_the_least_geometric_mean(
+    medians: dict[str, tuple[float, ...]], fastest: str
+) -> None:
     timings = {
         case: {name: Timing(values[i], values[i], values[i], 7) for name, values in medians.items()}
         for i, case in enumerate(["n=1", "n=1000"])
@@ -126,36 +147,60 @@ def test_another_candidate_for_few_rows(
     assert choose_by_rows(sizes, by_size, "a") == (chosen, below)
 
 
-def test_what_noise_says_once_is_not_worth_a_second_artifact() -> None:
+def test_a_gain_within_the_spread_is_not_worth_a_second_artifact() -> None:
     steady, lucky = Timing(10.0, 9.0, 12.0, 7), Timing(8.0, 8.9, 30.0, 7)
     assert choose_by_rows([1], [{"a": steady, "b": lucky}], "a") == ("a", ())
-    timings = {"n=1": {"a": Timing(10.2, 10.2, 10.2, 7), "b": Timing(10.0, 10.0, 10.0, 7)}}
-    assert fastest_overall(timings, ["a", "b"]) == "a"
-    assert fastest_overall(timings, ["b", "a"]) == "b"
 
 
-def test_the_ladder_has_every_decade() -> None:
-    assert ladder(mlp_signature(500)) == [{"n": n} for n in (1, 10, 100, 500)]
-    assert ladder(mlp_signature(500, (32,))) == [{"n": n} for n in (1, 10, 32, 100, 500)]
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_of_two_that_are_about_as_fast_the_first_is_chosen(first: str) -> None:
+    medians = {"a": 10.2, "b": 10.0}
+    timings = {"n=1": {name: Timing(us, us, us, 7) for name, us in medians.items()}}
+    second = "b" if first == "a" else "a"
+    assert fastest_overall(timings, [first, second]) == first
+
+
+@pytest.mark.parametrize(
+    ("typical", "sizes"), [((), (1, 10, 100, 500)), ((32,), (1, 10, 32, 100, 500))]
+)
+def test_the_ladder_has_every_decade_and_typical_sizes(
+    typical: tuple[int, ...], sizes: tuple[int, ...]
+) -> None:
+    assert ladder(mlp_signature(500, typical)) == [{"n": n} for n in sizes]
+
+
+def test_the_ladder_of_several_dimensions_has_typical_sizes_only() -> None:
     assert ladder(detector.signature()) == benchmark_cases(detector.signature())
 
 
-def test_a_size_that_is_lost_is_said() -> None:
-    def at(us: float) -> Timing:
+@pytest.fixture
+def lost() -> BenchmarkReport:
+    """a is chosen from 32 rows on, although b is faster at 1000 too."""
+
+    def constant(us: float) -> Timing:
         return Timing(us, us, us, 7)
 
-    report = BenchmarkReport(
+    return BenchmarkReport(
         {
-            "n=1": {"a": at(2), "b": at(1), EAGER: at(20), COPIES: at(0.1)},
-            "n=1000": {"a": at(10), "b": at(8), EAGER: at(20), COPIES: at(0.1)},
+            "n=1": {"a": constant(2), "b": constant(1), EAGER: constant(20), COPIES: constant(0.1)},
+            "n=1000": {
+                "a": constant(10), "b": constant(8), EAGER: constant(20), COPIES: constant(0.1),
+            },
         },
         "a",
         below=((32, "b"),),
-    )
-    assert (report.engine_at(31), report.engine_at(32)) == ("b", "a")
-    chosen, lost = report.lines()
-    assert "20 at n=1" in chosen and "2 at n=1000" in chosen
-    assert "n=1000" in lost and "8 µs" in lost and "10 µs" in lost and "b " in lost
+    )  # fmt: skip
+
+
+def test_an_engine_for_few_rows_is_used_below_its_limit(lost: BenchmarkReport) -> None:
+    assert (lost.engine_at(31), lost.engine_at(32)) == ("b", "a")
+
+
+def test_the_lines_of_a_report_name_gains_and_sizes_that_are_lost(lost: BenchmarkReport) -> None:
+    """The gains are those over eager: 20 times and twice."""
+    gains, losses = lost.lines()
+    assert "20 at n=1" in gains and "2 at n=1000" in gains
+    assert "n=1000" in losses and "8 µs" in losses and "10 µs" in losses and "b " in losses
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +221,7 @@ def test_each_target_has_its_own_contestants(raced: dict[str, BenchmarkReport]) 
     assert raced["high"].fastest == "y"
 
 
-def test_nobody_to_choose_from() -> None:
+def test_without_candidates_nothing_is_chosen() -> None:
     signature = mlp_signature(typical=(3,))
     inputs = {"jets": values_of(signature.layouts["jets"], 100, 1)}
     report = benchmark(signature, {}, inputs, rogues.Triple(), seconds=0.01)
@@ -195,52 +240,75 @@ def test_a_call_that_is_interrupted_does_not_shorten_the_turns(interrupted: int)
         if calls == interrupted:
             time.sleep(0.05)
 
-    found = race({"short": run}, 0.001)["short"]
-    assert calls > 100 * found.rounds
+    timing = race({"short": run}, 0.001)["short"]
+    assert calls > 100 * timing.rounds
 
 
 def test_every_contestant_runs_in_every_round() -> None:
     calls = dict.fromkeys("ab", 0)
 
-    def run(name: str) -> Any:
+    def counting(name: str) -> Callable[[], None]:
         def call() -> None:
             calls[name] += 1
 
         return call
 
-    found = race({name: run(name) for name in calls}, 0.001)
-    assert all(timing.rounds >= 7 for timing in found.values())
+    timings = race({name: counting(name) for name in calls}, 0.001)
+    assert all(timing.rounds >= 7 for timing in timings.values())
     assert min(calls.values()) > 7
 
 
-def test_sizes() -> None:
-    assert benchmark_cases(mlp_signature(500)) == [{"n": 1}, {"n": 500}]
-    assert benchmark_cases(mlp_signature(500, (10, 20, 30))) == [{"n": 10}, {"n": 20}, {"n": 30}]
-    assert benchmark_cases(mlp_signature(500, (), 500)) == [{"n": 500}]
-    assert benchmark_cases(detector.signature()) == [{"n": 33, "m": 5}, {"n": 33, "m": 64}]
+@pytest.mark.parametrize(
+    ("signature", "cases"),
+    [
+        (mlp_signature(500), [{"n": 1}, {"n": 500}]),
+        (mlp_signature(500, (10, 20, 30)), [{"n": 10}, {"n": 20}, {"n": 30}]),
+        (mlp_signature(500, (), 500), [{"n": 500}]),
+        (detector.signature(), [{"n": 33, "m": 5}, {"n": 33, "m": 64}]),
+    ],
+    ids=["none typical", "typical", "one size", "two dimensions"],
+)
+def test_typical_sizes_are_timed_or_else_the_ends_of_the_range(
+    signature: Signature, cases: list[Case]
+) -> None:
+    assert benchmark_cases(signature) == cases
 
 
-def test_the_row_major_baseline_computes_what_the_model_does() -> None:
-    """If it did not, its time would mean nothing. The model uses every plan."""
-    signature, model = detector.signature(), Detector().eval()
-    inputs = {
-        name: values_of(signature.layouts[name], signature.ranges[signature.rows_of[name]].max, 3)
-        for name in signature.input_collections
-    }
-    case = {"n": 33, "m": 5}
-    kept: list[dict[str, Any]] = []
+class Watching(torch.nn.Module):
+    """Passes its arguments to a model, and keeps them."""
 
-    class Watching(torch.nn.Module):
-        def forward(self, *arguments: torch.Tensor) -> Any:
-            kept.append({"arguments": arguments, "result": model(*arguments)})
-            return kept[-1]["result"]
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.arguments: tuple[torch.Tensor, ...] = ()
 
-    row_major_call(signature, Watching(), inputs, case)()
-    given, _ = filled_collections(signature, inputs, case, torch.device("cpu"))
-    from stages.reference.answers import row_major_inputs
+    def forward(self, *arguments: torch.Tensor) -> Any:
+        self.arguments = arguments
+        return self.model(*arguments)
 
-    expected = row_major_inputs(signature, inputs, case)
-    assert all(torch.equal(a, b) for a, b in zip(kept[0]["arguments"], expected, strict=True))
-    assert all(a.is_contiguous() for a in kept[0]["arguments"])
-    assert set(given) == set(signature.input_collections)
-    row_major_call(signature, None, inputs, case)()
+
+ALL_PLANS = detector.signature()
+"""Its blocks use every plan by which memory becomes a tensor."""
+CASE: Case = {"n": 33, "m": 5}
+ALL_INPUTS = {
+    name: values_of(ALL_PLANS.layouts[name], ALL_PLANS.ranges[ALL_PLANS.rows_of[name]].max, 3)
+    for name in ALL_PLANS.input_collections
+}
+
+
+def test_the_row_major_baseline_calls_the_model_on_its_row_major_inputs() -> None:
+    """If it did not, its time would mean nothing."""
+    watching = Watching(Detector().eval())
+    row_major_call(ALL_PLANS, watching, ALL_INPUTS, CASE)()
+    expected = row_major_inputs(ALL_PLANS, ALL_INPUTS, CASE)
+    for argument, values in zip(watching.arguments, expected, strict=True):
+        assert torch.equal(argument, values) and argument.is_contiguous()
+
+
+def test_the_copies_alone_run_without_a_model() -> None:
+    row_major_call(ALL_PLANS, None, ALL_INPUTS, CASE)()  # it does not fail
+
+
+def test_every_input_collection_is_filled_for_a_benchmark() -> None:
+    filled, _ = filled_collections(ALL_PLANS, ALL_INPUTS, CASE, torch.device("cpu"))
+    assert set(filled) == set(ALL_PLANS.input_collections)

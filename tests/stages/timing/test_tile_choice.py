@@ -17,10 +17,11 @@ from runtime.checked import Tolerance, default_tolerance
 from runtime.session import in_tiles as in_tiles_of
 from runtime.session.session import Session
 from soa import Signature
-from soa.memory import Collection, read_block
+from soa.memory import read_block
 from stages.capture import rows_are_independent
 from stages.judging.validate import Trial, validate_here, validate_session
 from stages.reference.answers import Reference, make_cases, random_inputs
+from stages.reports import ValidationReport
 from stages.timing.tile_choice import fastest_tile, tiled, tiles_of
 from tests.models import detector, mlps, project, rogues, served
 from tests.models.building import Built, build, mlp_signature
@@ -44,9 +45,9 @@ def test_whether_rows_may_share_a_run(name: str) -> None:
 
 
 def test_rows_that_see_each_other_are_refused_in_tiles(tmp_path: Path) -> None:
-    made = build(served.Coupled(), served.COUPLED, tmp_path, ("exported",), route="none")
+    built = build(served.Coupled(), served.COUPLED, tmp_path, ("exported",), route="none")
     limits = {b.name: Tolerance(1e-3, 1e-3) for b in served.COUPLED.outputs}
-    file, reference = made.files["exported"], made.capture.reference
+    file, reference = built.files["exported"], built.capture.reference
     trial = Trial("exported", file, served.COUPLED, reference, limits)
     assert validate_here(trial.to_dict())["valid"]
     refused = validate_here(replace(trial, tile=256).to_dict())
@@ -54,18 +55,19 @@ def test_rows_that_see_each_other_are_refused_in_tiles(tmp_path: Path) -> None:
 
 
 def in_tiles(mlp: Built, rows: int, threads: int = 1) -> Session:
+    """A session of aoti's library in tiles of so many rows; 0 is as a whole."""
     executable = NativeExecutable(mlp.files["aoti"], "cpu", instances=4)
     return Session(mlp.signature, in_tiles_of(executable, mlp.signature, rows, threads))
 
 
 def answers(mlp: Built, session: Session, n: int) -> torch.Tensor:
     """The answers of a binding that ran on another n before."""
-    given, written = mlp.collections({"n": n})
-    binding = session.bind(given, written)
+    inputs, outputs = mlp.collections({"n": n})
+    binding = session.bind(inputs, outputs)
     binding(n // 2)
     binding(n)
     (output,) = mlp.signature.outputs
-    return read_block(output, written["tags"])
+    return read_block(output, outputs["tags"])
 
 
 @pytest.mark.parametrize("n", [0, 1, 256, 257, 511, 512, 513, 1000, 1025, 4097])
@@ -77,15 +79,27 @@ def test_every_row_has_its_answer_and_threads_change_no_bit(mlp: Built, n: int) 
         assert torch.equal(answers(mlp, in_tiles(mlp, 256, threads), n), alone)
 
 
-@pytest.mark.parametrize("engine", ["onnxruntime", "torchscript", "exported"])
+portable_engine = pytest.mark.parametrize("engine", ["onnxruntime", "torchscript", "exported"])
+
+
+@portable_engine
 def test_every_engine_runs_in_tiles(mlp: Built, engine: str) -> None:
     whole = mlp.session(engine)
     for n in (0, 1, 511, 512, 1025):
         expected = answers(mlp, whole, n)
         torch.testing.assert_close(answers(mlp, tiled(whole, 256), n), expected)
+
+
+def validity(mlp: Built, session: Session, engine: str) -> ValidationReport:
+    """The report on a session with the tolerances of float32."""
     reference = Reference.load(mlp.capture.reference, mlp.signature)
-    tolerances = {b.name: default_tolerance("float32") for b in mlp.signature.outputs}
-    report = validate_session(tiled(whole, 256), engine, reference, tolerances)
+    tolerances = {block.name: default_tolerance("float32") for block in mlp.signature.outputs}
+    return validate_session(session, engine, reference, tolerances)
+
+
+@portable_engine
+def test_tiles_of_every_engine_are_valid(mlp: Built, engine: str) -> None:
+    report = validity(mlp, tiled(mlp.session(engine), 256), engine)
     assert report.valid, report.reason
 
 
@@ -93,61 +107,66 @@ def test_tiles_are_validated_as_a_whole_run_is(mlp: Built) -> None:
     """With poison around every column, and no byte written outside the rows of a tile."""
     reference = Reference.load(mlp.capture.reference, mlp.signature)
     assert any(case["n"] % 256 == 1 and case["n"] > 256 for case in reference.cases)
-    tolerances = {b.name: default_tolerance("float32") for b in mlp.signature.outputs}
-    report = validate_session(in_tiles(mlp, 256, 2), "aoti", reference, tolerances)
+    report = validity(mlp, in_tiles(mlp, 256, 2), "aoti")
     assert report.valid, report.reason
 
 
-def test_many_calls_in_tiles(mlp: Built) -> None:
+def test_many_calls_in_tiles_have_the_bits_of_single_ones(mlp: Built) -> None:
     session = in_tiles(mlp, 256, 2)
-    bound = []
-    outputs: list[Collection] = []
-    for n in (1, 300, 1025, 700):
-        given, written = mlp.collections({"n": n})
-        bound.append(session.bind(given, written))
-        outputs.append(written["tags"])
-    session.run_many(bound, threads=3)
-    (output,) = mlp.signature.outputs
-    for binding, tags in zip(bound, outputs, strict=True):
+    collections = [mlp.collections({"n": n}) for n in (1, 300, 1025, 700)]
+    bindings = [session.bind(inputs, outputs) for inputs, outputs in collections]
+    session.run_many(bindings, threads=3)
+    (block,) = mlp.signature.outputs
+    for binding, (_, outputs) in zip(bindings, collections, strict=True):
         expected = answers(mlp, in_tiles(mlp, 256), binding.rows["n"])
-        assert torch.equal(read_block(output, tags), expected)
+        assert torch.equal(read_block(block, outputs["tags"]), expected)
 
 
 @pytest.mark.parametrize("kinds", ["", "n", "nm", "ccc", "xyz", "nmmm"])
-def test_kinds_that_are_not_those_of_the_arguments(mlp: Built, kinds: str) -> None:
+def test_kinds_that_are_not_those_of_the_arguments_are_refused(mlp: Built, kinds: str) -> None:
     executable = NativeExecutable(mlp.files["aoti"], "cpu").in_tiles(kinds, 256)
     with pytest.raises(RunError, match="kind"):
         Session(mlp.signature, executable).bind(*mlp.collections({"n": 3}))
 
 
-def test_which_tiles_are_tried(mlp: Built) -> None:
-    assert tiles_of(mlp_signature(127)) == ()
-    assert tiles_of(mlp_signature(128)) == (64,)
-    assert tiles_of(mlp.signature) == (64, 256, 1024)
-    assert tiles_of(served.EVENT) == () and detector.signature().tile_kinds is None
+@pytest.mark.parametrize(
+    ("signature", "tiles"),
+    [
+        (mlp_signature(127), ()),
+        (mlp_signature(128), (64,)),
+        (mlp_signature(5000, (1000, 4099)), (64, 256, 1024)),
+        (served.EVENT, ()),
+    ],
+    ids=["127 rows", "128 rows", "5000 rows", "two dimensions"],
+)
+def test_tiles_of_at_most_half_of_the_rows_are_tried(
+    signature: Signature, tiles: tuple[int, ...]
+) -> None:
+    assert tiles_of(signature) == tiles
+
+
+def test_rows_of_several_dimensions_have_no_tiles() -> None:
+    assert detector.signature().tile_kinds is None
 
 
 def test_the_reference_has_more_rows_than_two_tiles(mlp: Built) -> None:
     assert {"n": 2049} in make_cases(mlp.signature)
 
 
-def test_the_fastest_tile_is_one_of_those_tried(mlp: Built) -> None:
-    for engine in ("aoti", "exported"):
-        assert fastest_tile(mlp.session(engine), mlp.inputs) in (None, 64, 256, 1024)
+@pytest.mark.parametrize("engine", ["aoti", "exported"])
+def test_the_fastest_tile_is_one_of_those_tried(mlp: Built, engine: str) -> None:
+    assert fastest_tile(mlp.session(engine), mlp.inputs) in (None, 64, 256, 1024)
 
 
-def test_a_session_takes_the_tile_of_its_artifact(jets: project.Built, tmp_path: Path) -> None:
-    def edit(engine: str) -> Any:
-        def edited(_: Path, manifest: dict[str, Any]) -> None:
-            record = manifest["targets"][project.TARGET]
-            record["candidates"][engine]["tile"] = 256
-            record["chosen"], record["below"] = engine, []
+@pytest.mark.parametrize(("engine", "threads"), [("aoti", 1), ("aoti", 2), ("torchscript", 1)])
+def test_a_session_takes_the_tile_of_its_artifact(
+    jets: project.Built, tmp_path: Path, engine: str, threads: int
+) -> None:
+    def edit(_: Path, manifest: dict[str, Any]) -> None:
+        record = manifest["targets"][project.TARGET]
+        record["candidates"][engine]["tile"] = 256
+        record["chosen"], record["below"] = engine, []
 
-        return edited
-
-    tiled = project.resealed(jets.bundle, tmp_path / "tiled", edit("aoti"))
-    for threads in (1, 2):
-        with_tiles = pipeline.load(tiled.path, mode="test", threads=threads)
-        project.require_right(with_tiles, "aoti", n=601)
-    other = project.resealed(jets.bundle, tmp_path / "other", edit("torchscript"))
-    project.require_right(pipeline.load(other.path, mode="test"), "torchscript", n=601)
+    with_tile = project.resealed(jets.bundle, tmp_path / "tiled", edit)
+    session = pipeline.load(with_tile.path, mode="test", threads=threads)
+    project.require_right(session, engine, n=601)
