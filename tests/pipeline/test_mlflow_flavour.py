@@ -410,7 +410,7 @@ def test_a_column_that_does_not_fit_is_an_invalid_parameter(
 
 def test_a_scalar_may_be_a_number(event: Bundle) -> None:
     case = {"nodes": NODE_ROWS, "edges": 9}
-    columns = arrays(event, case)
+    columns: dict[str, Any] = dict(arrays(event, case))
     columns["nodes.z"] = np.float32(columns["nodes.z"][0])
     assert_equal(event_model(event).predict(columns), expected(event, case))
 

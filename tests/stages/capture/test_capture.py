@@ -447,7 +447,7 @@ def test_a_range_of_one_row_count_is_captured(tmp_path: Path) -> None:
 
 def test_torchscript_that_is_not_wanted_is_not_made(tmp_path: Path) -> None:
     result = captured(mlps.PointwiseFirst(), tmp_path, "none", mlp_signature(8, (), 8))
-    assert result.torchscript is result.script is None
+    assert (result.torchscript, result.script) == (None, None)
     assert result.torchscript_note == "not wanted"
     assert not (tmp_path / "model.ts").exists()
 
