@@ -88,10 +88,8 @@ class AotiBuild:
 def settings_for(target: Target, options: Mapping[str, Any]) -> dict[str, Any]:
     """Inductor's settings for a target; the user's options override them."""
     threads = {"cpp.threads": 1} if target.device == "cpu" else {}
-    settings = {**cpu_code(target), **threads, **options}
-    if "threads" in options:  # our short name
-        settings["cpp.threads"] = settings.pop("threads")
-    return settings
+    renamed = {"cpp.threads" if name == "threads" else name: v for name, v in options.items()}
+    return {**cpu_code(target), **threads, **renamed}
 
 
 def _constants(program: ExportedProgram, library: Path) -> dict[str, torch.Tensor] | None:

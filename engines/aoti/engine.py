@@ -104,11 +104,10 @@ class _TorchRunner(Executable):
 
 
 def _load_libtorch(artifact: Path, device: torch.device) -> None:
-    """Load the libraries of torch that the artifact is linked with, unless torch is imported."""
-    if "torch" in sys.modules:
-        return
-    if device.type != "cpu" or not _libtorch_without_python(artifact):
-        import torch as torch
+    """Load the libraries of torch that the artifact is linked with."""
+    imported = "torch" in sys.modules
+    if imported or device.type != "cpu" or not _libtorch_without_python(artifact):
+        import torch as torch  # also if it is imported: another thread may be doing it now
 
 
 def _libtorch_without_python(artifact: Path) -> bool:

@@ -25,11 +25,11 @@ def fold_linear(program: ExportedProgram) -> None:
         if node.target is not aten.linear.default:
             continue
         source, *weight_and_bias = node.args
-        features, shape = sizes(source)[-1], sizes(node)
-        if len(shape) < 3 or not all(isinstance(size, int) for size in shape[1:]):
+        inner, shape = sizes(source), sizes(node)
+        if len(inner) < 3 or not all(isinstance(size, int) for size in shape[1:]):
             continue  # the result is reshaped to `shape`, of which one size may be left to torch
         with graph.inserting_before(node):
-            matrix = insert(graph, aten.reshape.default, source, [-1, features])
+            matrix = insert(graph, aten.reshape.default, source, [-1, inner[-1]])
             product = insert(graph, aten.linear.default, matrix, *weight_and_bias)
             linear = insert(graph, aten.reshape.default, product, [-1, *shape[1:]])
         node.replace_all_uses_with(linear)

@@ -76,12 +76,16 @@ def _problem(error: ErrorDetails, root: type[BaseModel], data: Any) -> Problem:
     return at, f"found {shown(found)}; {error['msg'].replace('Input should', 'it should')}"
 
 
+_NUMBERS = {"int_type": r"[-+]?\d+", "float_type": r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?"}
+
+
 def _quotes(kind: str, found: object) -> str:
     """Advice for a value that would be right with quotes, or without; "" for others."""
     if kind == "string_type" and isinstance(found, bool | int | float):
         return " (quote it)"
-    if kind in ("int_type", "float_type") and isinstance(found, str):
-        return " (without quotes)" if re.fullmatch(r"[-+.\deE]+", found) else ""
+    number = _NUMBERS.get(kind)
+    if number is not None and isinstance(found, str) and re.fullmatch(number, found):
+        return " (without quotes)"
     return ""
 
 

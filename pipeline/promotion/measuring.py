@@ -226,8 +226,10 @@ def _worst_of_all(
 ) -> Mapping[str, Worst]:
     """The worst deviation of each output over the engines of one target, from new validations. An
     output that an engine lacks is left out."""
-    reports = [revalidate(opened, target, engine, say) for engine in engines]
-    deviations = [_worst_deviations(opened, target, report) for report in reports]
+    deviations = [
+        _worst_deviations(opened, target, revalidate(opened, target, engine, say))
+        for engine in engines
+    ]
     return {
         name: max((of_engine[name] for of_engine in deviations), key=_badness)
         for name in deviations[0]

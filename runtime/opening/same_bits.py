@@ -139,9 +139,10 @@ def _inputs(stored: Any, name: str, layout: Layout, n: int) -> Collection:
 
 
 def check_bits(opened: Opened, executable: Executable, target: str) -> None:
-    """At the first load of an artifact for a CPU on this host: log a warning if its bits differ.
+    """Log a warning if an artifact for a CPU gives other bits here than where it was validated.
 
-    The result is kept in this host's cache, for this kind of processor.
+    The bits are computed at the first load, and kept in this host's cache for this kind of
+    processor. A version with bfloat16 inputs has none on record.
     """
     manifest = opened.bundle.manifest
     name = opened.opening.engine_name or str(manifest.targets[target].chosen)

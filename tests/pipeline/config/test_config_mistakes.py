@@ -104,6 +104,13 @@ def test_a_mistake_is_named_with_its_line(
     assert any(p.startswith(f"{line}: ") and says in p for p in problems), problems
 
 
+@pytest.mark.parametrize("text", ["1.5", "e", "..", "-"])
+def test_without_its_quotes_this_text_is_no_whole_number_either(folder: Path, text: str) -> None:
+    (problem,) = refused(folder, FULL.replace("max: 4096", f'max: "{text}"'))
+    assert text in problem
+    assert "without quotes" not in problem
+
+
 def test_all_mistakes_are_listed_in_the_order_of_the_file(folder: Path) -> None:
     text = FULL.replace("max: 4096", "max: many").replace("model:", "modle:")
     assert refused(folder, text) == [
