@@ -273,9 +273,7 @@ def test_a_record_with_a_wrong_field_is_refused(
         as_record(AnnexRecord, as_data(annex.record) | {field: value})
 
 
-def test_an_annex_that_names_a_file_that_nobody_has_is_refused(
-    bundle: Bundle, tmp_path: Path
-) -> None:
+def test_an_annex_that_names_a_missing_file_is_refused(bundle: Bundle, tmp_path: Path) -> None:
     candidates = {"aoti": {"status": "valid", "files": ["reference.safetensors"]}}
     record = {"status": "verified", "chosen": "aoti", "candidates": candidates}
     annex = write_annex(tmp_path / "annex", bundle, V4, record=record)

@@ -169,7 +169,7 @@ def test_damage(make_bundle: MakeBundle, tmp_path: Path, verify: bool) -> None:
     """Without digests, only a change of a file's content is not seen."""
     path = make_bundle()
     damages = [item for item in damage.of_files(path) if verify or not item.only_content]
-    kinds = damage.refused(path, tmp_path, damages, lambda copy: Bundle.open(copy, verify=verify))
+    kinds = damage.refusals(path, tmp_path, damages, lambda copy: Bundle.open(copy, verify=verify))
     assert {"missing", "added", "symbolic link", "pipe", "path", "listed twice"} <= kinds.keys()
 
 
