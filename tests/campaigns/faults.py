@@ -150,7 +150,7 @@ FAULTS = (
         "a promotion without any gate's decision is accepted",
         "passed = bool(decisions) and all(",
         "passed = all(",
-        ("test_refused_changes_nothing",),
+        ("test_a_promotion_without_a_decision_is_refused",),
     ),
     Fault(
         "a promotion passes although the gates did not apply a policy of the registry",
@@ -180,7 +180,7 @@ FAULTS = (
         "any gate can be overridden",
         'NEVER_OVERRIDDEN = frozenset({"digests", "signature"})',
         "NEVER_OVERRIDDEN = frozenset[str]()",
-        ("test_override",),
+        ("test_an_override_takes_a_gate_that_was_asked_and_a_reason",),
     ),
     Fault(
         "a version that has an alias is removed",
@@ -241,7 +241,7 @@ FAULTS = (
         "an unverified target is excused although a policy names it",
         "return target in self.allow_unverified - self.needed.named_targets",
         "return target in self.allow_unverified",
-        ("test_unverified_passes_only_by_name",),
+        ("test_an_unverified_target_that_a_policy_names_does_not_pass",),
     ),
     Fault(
         "a promotion covers targets that its gates did not check",
