@@ -281,12 +281,12 @@ def pulled(jets: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("'pulled'", "jets runs on torch ("),
-        ("'pulled'", "pip install torch"),
-        ("'pulled', engine_name='aoti'", "runs on torch, which is not installed here"),
-        ("'pulled', mode='test'", "test mode compares with the portable program"),
-        ("'pulled', device='cuda'", "without torch, which is not installed, use 'cpu'"),
-        ("'pulled', trusted_keys='release.pem'", "pip install 'soa-runtime[sign]'"),
+        ("'./pulled'", "jets runs on torch ("),
+        ("'./pulled'", "pip install torch"),
+        ("'./pulled', engine_name='aoti'", "runs on torch, which is not installed here"),
+        ("'./pulled', mode='test'", "test mode compares with the portable program"),
+        ("'./pulled', device='cuda'", "without torch, which is not installed, use 'cpu'"),
+        ("'./pulled', trusted_keys='release.pem'", "pip install 'soa-runtime[sign]'"),
         (
             "'jets@production', registry='sqlite:///store/registry.db'",
             "No module named 'mlflow'",
