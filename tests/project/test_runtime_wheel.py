@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+import pipeline
 import soa_pipeline
 from engines.kinds import host_cpu_levels
 from examples.nanoaod import data
@@ -193,9 +194,8 @@ def test_a_worker_without_torch(worker: Path, bare_jets: Built, tmp_path: Path) 
     assert first["present"] == []
     assert Path(first["modules"]).is_relative_to(worker.parents[1])
     assert first["rss_mb"] < 60  # the figures are in benchmarks/RESULTS.md
-    # The worker also loads a version that another process has cached on this host.
-    import pipeline
 
+    # The worker also loads a version that another process has cached on this host.
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PIPELINE_CACHE", env["PIPELINE_CACHE"])
         session = pipeline.load(

@@ -142,7 +142,7 @@ def test_a_target_of_the_bundle_that_is_not_verified_is_superseded(
     assert registry.open(extended, annexes=()).manifest.targets[ROCM].status == status
 
 
-def test_an_annex_of_another_bundle(
+def test_an_annex_of_another_bundle_is_refused(
     registry: Registry, version: Version, make_bundle: MakeBundle, tmp_path: Path
 ) -> None:
     other = Bundle.open(make_bundle(seed=1))

@@ -144,7 +144,7 @@ def test_a_bundle_opened_by_a_relative_path_outlives_a_change_of_folder(
     assert bundle.file(MODEL).is_file()
 
 
-def test_altered_byte(make_bundle: MakeBundle) -> None:
+def test_an_altered_byte_is_refused_unless_nothing_is_verified(make_bundle: MakeBundle) -> None:
     path = make_bundle()
     names = sorted(Bundle.open(path).files.keys() - {"manifest.json"})
     assert MODEL in names
@@ -165,7 +165,7 @@ def test_altered_manifest_is_refused_in_any_case(make_bundle: MakeBundle) -> Non
 
 
 @pytest.mark.parametrize("verify", [True, False])
-def test_damage(make_bundle: MakeBundle, tmp_path: Path, verify: bool) -> None:
+def test_any_damage_is_refused(make_bundle: MakeBundle, tmp_path: Path, verify: bool) -> None:
     """Without digests, only a change of a file's content is not seen."""
     path = make_bundle()
     damages = [item for item in damage.of_files(path) if verify or not item.only_content]

@@ -60,7 +60,7 @@ def test_a_card_with_more_rows_than_its_tiles_is_refused(jets: Built, tmp_path: 
         resealed(jets.bundle, tmp_path / "other", tiled(rows=1001))
 
 
-def test_windows_that_were_not_validated(jets: Built, tmp_path: Path) -> None:
+def test_a_card_must_agree_on_which_windows_were_validated(jets: Built, tmp_path: Path) -> None:
     def edit(_: Path, manifest: dict[str, Any]) -> None:
         manifest["targets"][TARGET]["candidates"]["aoti"]["windows"] = False
 

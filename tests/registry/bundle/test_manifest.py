@@ -63,7 +63,7 @@ def test_a_newer_schema_is_refused_whatever_else_it_has(manifest_data: dict[str,
          {"aoti": "below 5 rows and from 50 rows on", "ort": "from 5 to 49 rows"}),
     ],
 )  # fmt: skip
-def test_at_which_rows_each_engine_runs(
+def test_the_spans_of_rows_name_the_engine_that_runs(
     limits: list[tuple[int, str]], spans: dict[str, str]
 ) -> None:
     """The text names exactly one engine for every row count, and it is the one that runs there."""

@@ -35,7 +35,7 @@ def replace(path: Path, content: bytes) -> None:
     other.replace(path)
 
 
-def test_the_same_bytes_where_engines_look_for_them(bundle: Bundle) -> None:
+def test_pinned_files_are_the_bundles_beside_each_other(bundle: Bundle) -> None:
     pinned = Pinned(bundle, [MODEL, BESIDE])
     for name in (MODEL, BESIDE):
         assert pinned.file(name).read_bytes() == (bundle.path / name).read_bytes()
@@ -82,7 +82,9 @@ def flip_a_bit(path: Path) -> None:
         pytest.param(lambda path: replace(path, b"other"), id="replaced"),
     ],
 )
-def test_changed_before(bundle: Bundle, spoil: Callable[[Path], None]) -> None:
+def test_a_file_that_was_changed_before_cannot_be_pinned(
+    bundle: Bundle, spoil: Callable[[Path], None]
+) -> None:
     before = descriptors()
     spoil(bundle.path / MODEL)
     with pytest.raises(BundleError, match=r"model\.pt2 was changed after its digest was checked"):

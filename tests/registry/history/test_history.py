@@ -142,7 +142,9 @@ def test_a_record_longer_than_a_tag_is_read_back(registry: Registry, three: list
     assert event.decisions == tuple(many)
 
 
-def test_alias_that_others_moved(registry: Registry, three: list[Version]) -> None:
+def test_an_alias_that_others_moved_is_recorded_as_found(
+    registry: Registry, three: list[Version]
+) -> None:
     registry.promote(three[0], "production", PASSED)
     client_of(registry).set_registered_model_alias("jets", "production", "3")
     registry.promote(three[1], "production", PASSED)
@@ -166,7 +168,7 @@ def test_the_way_back_leads_where_a_gate_let_production_be(
     assert [event.kind for event in registry.history("jets")][3:] == ["found"]
 
 
-def test_a_rollback_from_what_others_put_into_production(
+def test_a_rollback_skips_what_others_put_into_production(
     registry: Registry, promoted: list[Version]
 ) -> None:
     """@previous becomes the version that the gates let into production last."""
@@ -330,7 +332,9 @@ VOID_OF_TWO = replace(event_at(7, "promotion", "staging", 2, TWO), state="void",
         pytest.param((*PROMOTED_BACK, VOID_OF_TWO), 1, 6, id="a void promotion replaces nothing"),
     ],
 )
-def test_since_when_in_staging(events: Sequence[Event], version: int, number: int | None) -> None:
+def test_a_version_is_in_staging_since_its_promotion_there(
+    events: Sequence[Event], version: int, number: int | None
+) -> None:
     """It is the time of the promotion that brought the version there, as long as it stays."""
     since = None if number is None else events[number - 1].time
     assert promoted_since(events, "staging", version) == since

@@ -127,7 +127,7 @@ def test_lease_keeps_writers_apart(registry: Registry, client: MlflowClient) -> 
     assert model_names(client) == []
 
 
-def test_a_lease_that_ends_while_it_is_read(client: MlflowClient) -> None:
+def test_a_lease_that_ends_while_it_is_read_ends_no_other_one(client: MlflowClient) -> None:
     """A waiting process must not end the lease of the next owner.
 
     MLflow reads a model and then its tags: if the lease is released in between, it returns a model

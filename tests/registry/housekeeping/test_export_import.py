@@ -249,7 +249,7 @@ def test_an_archive_that_reaches_outside_is_refused(
     [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE],
     ids=["symbolic link", "hard link", "pipe"],
 )
-def test_an_archive_of_links(away: Registry, tmp_path: Path, kind: bytes) -> None:
+def test_an_archive_of_links_is_refused(away: Registry, tmp_path: Path, kind: bytes) -> None:
     message = refusal_of_archive(away, tmp_path, ["export.json"], kind)
     assert "export.json is not a plain file" in message
 

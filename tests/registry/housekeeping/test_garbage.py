@@ -147,7 +147,7 @@ def test_a_file_that_is_written_during_the_removal_is_removed_too(
     assert stored_files(registry) == []
 
 
-def test_a_registration_that_is_at_work(
+def test_a_registration_whose_files_were_collected_makes_no_version(
     registry: Registry, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If its files were collected, it makes no version of them, and says why."""

@@ -84,10 +84,9 @@ def test_a_model_whose_last_version_is_removed_keeps_its_history(
 
 
 @pytest.mark.parametrize(("number", "alias"), [(1, "previous"), (2, "production")])
-def test_a_version_with_an_alias(
+def test_a_version_with_an_alias_is_not_removed(
     registry: Registry, promoted: list[Version], number: int, alias: str
 ) -> None:
-    """It is not removed."""
     with pytest.raises(RegistryError, match=f"jets/{number} is @{alias}"):
         remove(registry, Ref("jets", number))
     assert len(registry.history("jets")) == 2

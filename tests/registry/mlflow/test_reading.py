@@ -163,7 +163,9 @@ def answers_of_registry(registry: Registry) -> dict[str, Any]:
     return answers
 
 
-def test_sqlite(filled: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sqlite_gives_the_answers_of_mlflows_client(
+    filled: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Tables are read by us, or by MLflow's client where its release is untested."""
     ours = answers_of_registry(filled)
     require_answers_of_the_client(filled)

@@ -170,7 +170,7 @@ def test_a_database_needs_a_place_for_files() -> None:
     ],
     ids=["the server knows it", "a folder", "a bucket"],
 )
-def test_the_place_for_files_of_a_model(
+def test_files_of_a_model_go_to_the_place_for_artifacts(
     uri: str, artifacts: str | Path | None, location: str | None
 ) -> None:
     assert access.Access(uri, artifacts).artifact_location("jets") == location

@@ -291,8 +291,9 @@ def test_a_version_must_have_been_in_staging_for_a_time(
     [([], "missing: Ada, Bob"), (["Ada"], "missing: Bob"), (["Bob", "Ada", "Eve"], "")],
     ids=["nobody", "one", "both and another"],
 )
-def test_approvals(ask: Ask, approved_by: list[str], missing: str) -> None:
-    """All of those that a policy names must have approved."""
+def test_all_whom_a_policy_names_must_approve(
+    ask: Ask, approved_by: list[str], missing: str
+) -> None:
     gate = ask(approvals=("Ada", "Bob"), approved_by=approved_by)["approvals"]
     assert gate.passed is (missing == "")
     assert missing in gate.detail

@@ -437,14 +437,16 @@ def test_default_registry_leaves_nothing_else(
     cache = ("PIPELINE_CACHE", "XDG_CACHE_HOME")
     for name in ("MLFLOW_DISABLE_TELEMETRY", "CI", "PYTEST_CURRENT_TEST", *cache):
         environment.pop(name, None)
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(make_bundle()), str(tmp_path)],
         cwd=own_working_folder,
         env=environment,
         capture_output=True,
         text=True,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "jets/1\n", "")
+    assert process.returncode == 0
+    assert process.stdout == "jets/1\n"
+    assert process.stderr == ""
     assert os.listdir(own_working_folder) == ["pipeline-registry"]
     assert sorted(os.listdir("pipeline-registry")) == [
         "artifacts",

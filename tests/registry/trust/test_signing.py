@@ -401,7 +401,9 @@ def test_an_empty_path_is_not_the_working_folder(
 # With a certificate
 
 
-def test_the_root_vouches(certified: Path, house: House, tmp_path: Path) -> None:
+def test_a_signature_is_accepted_by_the_root_of_its_certificate(
+    certified: Path, house: House, tmp_path: Path
+) -> None:
     key, root = (
         read_trusted(path) for path in (make_keys(tmp_path, "other").public, house.root.pem)
     )

@@ -27,7 +27,7 @@ def deviation_of(
     )
 
 
-def test_absolute_relative_and_outside_by_hand() -> None:
+def test_a_deviation_is_what_one_counts_by_hand() -> None:
     # gaps 0, 0.5, 0.25, 0.0625; relative 0, 0.5, 0.0625, 0.03125
     deviation = deviation_of([1.0, 1.5, 4.25, -2.0625], [1.0, 1.0, 4.0, -2.0])
     assert (deviation.elements, deviation.max_abs, deviation.max_rel) == (4, 0.5, 0.5)
@@ -65,14 +65,14 @@ each_float = pytest.mark.parametrize(
 
 
 @each_float
-def test_units_in_the_last_place_near_one(dtype: torch.dtype, step: float) -> None:
+def test_units_in_the_last_place_are_counted_near_one(dtype: torch.dtype, step: float) -> None:
     deviation = deviation_of([1 + 3 * step, 1 - step, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0], dtype)
     assert (deviation.ulp_p50, deviation.ulp_max) == (0.0, 3.0)
     assert deviation_of([1 - step], [1.0], dtype).ulp_max == 2.0
 
 
 @each_float
-def test_units_in_the_last_place_across_zero(dtype: torch.dtype, step: float) -> None:
+def test_units_in_the_last_place_are_counted_across_zero(dtype: torch.dtype, step: float) -> None:
     """The smallest positive number is one step from 0, and so is its negative."""
     smallest = torch.finfo(dtype).smallest_normal * step
     assert deviation_of([smallest], [-smallest], dtype).ulp_max == 2.0
@@ -92,7 +92,7 @@ def each_number_of_steps() -> Deviation:
     return compare(reference + torch.arange(101) * 2.0**-52, reference, LOOSE, False)
 
 
-def test_quantiles_of_units_in_the_last_place() -> None:
+def test_quantiles_of_units_in_the_last_place_are_exact() -> None:
     deviation = each_number_of_steps()
     assert (deviation.ulp_p50, deviation.ulp_p99, deviation.ulp_max) == (50.0, 99.0, 100.0)
 
@@ -150,7 +150,7 @@ def test_only_some_pairs_of_classes_are_kept() -> None:
         ([1.0, 3e38], [1.0, INF], 1, 1),
     ],
 )
-def test_nan_and_infinity(
+def test_nan_and_infinity_agree_only_with_themselves(
     output: list[float], reference: list[float], mismatches: int, worst_row: int | None
 ) -> None:
     """They are equal only to themselves, and have no distance from other numbers."""

@@ -280,7 +280,7 @@ def test_text_that_is_no_version_and_no_folder_is_refused(registry: Registry, re
         ({"target": "cpu/486"}, "unknown target 'cpu/486'"),
     ],
 )
-def test_options_that_this_version_or_host_refuses(
+def test_an_option_that_cannot_be_met_is_refused(
     pulled: Path, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises((LoadError, TargetError), match=message):

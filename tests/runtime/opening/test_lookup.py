@@ -289,8 +289,9 @@ def record(registry: Registry, tmp_path: Path) -> Path:
     ],
     ids=["another version", "cut off", "a list"],
 )
-def test_a_damaged_record(registry: Registry, record: Path, damage: Callable[[str], str]) -> None:
-    """It is refused."""
+def test_a_damaged_record_is_refused(
+    registry: Registry, record: Path, damage: Callable[[str], str]
+) -> None:
     record.write_text(damage(record.read_text()))
     with pytest.raises(RegistryError, match=r"\.json: damaged: "):
         load(NAME, registry=registry, lookup="offline")

@@ -330,14 +330,16 @@ class TestSignatures:
         assert deploy(registry, str(pulled), tmp_path / "out").service.target == TARGET
 
 
-def test_a_target_of_the_registry_that_no_signature_covers(registry: Registry) -> None:
+def test_targets_that_were_not_promoted_or_signed_are_withheld(registry: Registry) -> None:
     version = replace(registry.find("jets/1"), annexes={"cpu/aarch64": "a" * 64, "cpu/x": "b" * 64})
     promotion = version.promotion("production")
     assert promotion is not None
     promotion = replace(promotion, annexes={"cpu/aarch64": "a" * 64})
+
     usable, withheld = usable_annexes(version, promotion, signed=False)
     assert usable == ["cpu/aarch64"]
     assert "promote" in withheld["cpu/x"]
+
     usable, withheld = usable_annexes(version, promotion, signed=True)
     assert usable == []
     assert "signed" in withheld["cpu/aarch64"]

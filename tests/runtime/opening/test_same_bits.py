@@ -177,7 +177,7 @@ def test_a_promotion_passes_if_all_ways_give_the_same_bits(jets: Built, tmp_path
     assert decision["passed"] == same, decision
 
 
-def test_two_threads_in_the_child_of_a_process_that_imported_the_native_runner(
+def test_a_child_measures_with_several_threads_after_the_runner_was_imported(
     bare_jets: Built, tmp_path: Path
 ) -> None:
     bundle = bare_jets.bundle

@@ -107,7 +107,7 @@ def floats(names: Sequence[str]) -> list[Any]:
         (Layout(floats("abcdef"), storage="columns"), " is stored as 'columns' and aligned to 1"),
     ],
 )
-def test_layouts_that_are_not_the_models(layout: Layout, message: str) -> None:
+def test_a_layout_that_is_not_the_models_is_refused(layout: Layout, message: str) -> None:
     assert refusal(Collection(layout, 5), tags()).startswith(f"collection 'jets'{message}")
 
 
@@ -186,7 +186,7 @@ def test_collections_of_one_dimension_with_different_rows_are_refused() -> None:
 
 
 @pytest.mark.parametrize("n", [0, 1, 101])
-def test_rows_outside_the_compiled_range(n: int) -> None:
+def test_rows_outside_the_compiled_range_are_refused(n: int) -> None:
     message = refusal(jets(n), tags(n))
     assert message.startswith(f"n = {n} is outside the compiled range 2 … 100: ")
     assert "rows: unbounded" in message
@@ -430,7 +430,7 @@ def test_other_memory_brings_its_own_rows(mlp: Built, of_33: Bound) -> None:
 
 
 @pytest.mark.parametrize("n", [-1, 1, 51, 10**12])
-def test_other_rows_beyond_the_memory_or_the_range(n: int) -> None:
+def test_other_rows_beyond_the_memory_or_the_range_are_refused(n: int) -> None:
     binding = SESSION.bind(jets(5, capacity=50), tags(5, capacity=60))
     with pytest.raises(BindError) as caught:
         binding(n)

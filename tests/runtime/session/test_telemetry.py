@@ -141,11 +141,12 @@ def test_native_calls_and_those_of_run_many_are_counted(set_up: SetUp, mlp: Buil
 
 
 def test_a_file_of_this_process(set_up: SetUp, tmp_path: Path) -> None:
+    """`{pid}` in its name becomes the number of the process."""
     set_up(str(tmp_path / "soa-{pid}.prom"))
     bound(Session(mlp_signature(), rogues.honest(), origin=ORIGIN))()
-    there = telemetry()
-    assert there is not None
-    there.write()
+    exporter = telemetry()
+    assert exporter is not None
+    exporter.write()
     (file,) = tmp_path.iterdir()
     assert re.fullmatch(r"soa-\d+\.prom", file.name)
     assert samples(file.read_text())["soa_rows_total"] == 7

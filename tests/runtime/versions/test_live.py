@@ -386,7 +386,9 @@ class Load:
         return seen
 
 
-def test_a_swap_under_load(registry: Registry, second: Bundle, both: list[torch.Tensor]) -> None:
+def test_a_swap_under_load_never_goes_back_to_the_old_version(
+    registry: Registry, second: Bundle, both: list[torch.Tensor]
+) -> None:
     """A watcher swaps the version while events run in every way at once."""
     session = live_session(registry)
     work = Load(session, both)

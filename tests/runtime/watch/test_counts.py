@@ -70,7 +70,7 @@ def test_denormal_numbers_are_zero_where_a_thread_takes_them_for_it() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint32"])
-def test_edges_between_whole_numbers_and_beyond_them(dtype: str) -> None:
+def test_whole_numbers_are_counted_between_any_edges(dtype: str) -> None:
     limits = np.iinfo(dtype)
     values = np.array([limits.min, 1, 2, 3, limits.max], dtype)
     edges = np.array([limits.min - 0.5, 1.5, 2.5, limits.max + 0.5, 1e30, math.inf])

@@ -76,14 +76,14 @@ def test_helm_itself_refuses_values_of_another_type(tmp_path: Path) -> None:
         loaded.render(values=wrong)
 
 
-def test_values_of_a_cpu() -> None:
+def test_values_for_cpus_ask_for_no_gpu() -> None:
     cpu = helm_values(CPU)["triton"]
     assert "nvidia.com/gpu" not in cpu["resources"]["limits"]
     assert cpu["tolerations"] == []
     assert cpu["modelRepository"]["pvc"] == {"claimName": "models"}
 
 
-def test_values_of_nvidias_gpus() -> None:
+def test_values_for_nvidia_ask_for_its_gpus() -> None:
     nvidia = helm_values(NVIDIA)["triton"]
     assert nvidia["resources"]["limits"]["nvidia.com/gpu"] == 2
     assert nvidia["nodeSelector"] == {
@@ -94,7 +94,7 @@ def test_values_of_nvidias_gpus() -> None:
     assert "--model-repository=/cvmfs/cms.example.org/models" in nvidia["args"]
 
 
-def test_values_of_amds_gpus() -> None:
+def test_values_for_amd_ask_for_its_gpus() -> None:
     amd = helm_values(AMD)["triton"]
     assert amd["resources"]["requests"][amd["tolerations"][0]["key"]] == 1
     nfs = {"server": "files.example.org", "path": "/export/models"}
@@ -108,7 +108,7 @@ def test_servers_are_added_by_the_time_that_requests_wait() -> None:
     assert values["serverLoadThreshold"] == CPU.queue_ms
 
 
-def test_values_of_a_prometheus_of_its_own() -> None:
+def test_values_name_the_accounts_of_a_prometheus_of_its_own() -> None:
     """The chart's templates fail with any other names."""
     prometheus = installed(helm_values(CPU))["prometheus"]
     assert prometheus["enabled"]
@@ -116,7 +116,7 @@ def test_values_of_a_prometheus_of_its_own() -> None:
     assert prometheus["serviceAccounts"]["server"]["name"] == "jets-prometheus-sa"
 
 
-def test_values_of_a_prometheus_outside() -> None:
+def test_values_give_the_address_of_a_prometheus_outside() -> None:
     prometheus = installed(helm_values(AMD))["prometheus"]
     assert not prometheus["enabled"]
     assert prometheus["external"] == {

@@ -81,7 +81,7 @@ def test_a_native_file_gives_the_references_answers(
     assert list(tmp_path.iterdir()) == [native.file]  # it includes its weights
 
 
-def test_every_dtype_and_kind_of_column(mixed: Bundle, tmp_path: Path) -> None:
+def test_every_dtype_and_kind_of_column_is_answered(mixed: Bundle, tmp_path: Path) -> None:
     source = Portable(mixed.file(mixed.manifest.program), None)
     engine("onnxruntime").compile(source, Target.parse("cpu"), {}, tmp_path)
     (tmp_path / "out").mkdir()
@@ -102,7 +102,9 @@ def test_a_wrong_answer_is_not_valid(event: Bundle, event_onnx: Path, tmp_path: 
     assert not validated(event, "rows", off).valid
 
 
-def test_a_dtype_that_pytorchs_backend_does_not_carry(event_script: Path, tmp_path: Path) -> None:
+def test_a_dtype_that_pytorchs_backend_does_not_carry_is_refused(
+    event_script: Path, tmp_path: Path
+) -> None:
     with pytest.raises(ServingError, match=r"parts\.hits is uint16, which it does not support"):
         make_native(event_script, "pytorch", served.MIXED, Wire.of(served.MIXED), tmp_path)
     assert not list(tmp_path.iterdir())

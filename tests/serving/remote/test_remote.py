@@ -421,8 +421,9 @@ SMALL = replace(QUICK, message_bytes=HEADERS + 6 * 4 * 300)
 """A message carries 300 rows of six float32 columns: 1000 rows go in four."""
 
 
-def test_more_rows_than_a_message_carries(shop: Shop, server: Server, url: str) -> None:
-    """They are sent in several messages."""
+def test_more_rows_than_a_message_carries_are_sent_in_several(
+    shop: Shop, server: Server, url: str
+) -> None:
     session = connect(shop, url, SMALL)
     inputs, outputs = shop.event("jets", session, 1000)
     before = server.requests

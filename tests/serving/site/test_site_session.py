@@ -722,7 +722,7 @@ def test_a_server_that_comes_back_in_another_form_is_used_again(
             until(is_used)
 
 
-def test_tls_that_fails(tags: Tags, local: Session, one: Server) -> None:
+def test_a_server_whose_tls_fails_gets_nothing(tags: Tags, local: Session, one: Server) -> None:
     """The server gets nothing: without TLS it is another one."""
     with one.listening() as url:
         data = site(url).model_dump()

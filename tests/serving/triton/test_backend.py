@@ -258,7 +258,7 @@ def test_another_bundle_was_asked_for(mlp: Built) -> None:
     assert str(wrong) == f"asked for bundle {'b' * 12}, this server runs {'a' * 12}"
 
 
-def test_rows_outside_the_compiled_range(event: Session) -> None:
+def test_rows_outside_the_compiled_range_are_answered_with_an_error(event: Session) -> None:
     core = Core(event, merge=False)
     (error,) = core.answer([random_request(event, {"nodes": 61, "edges": 3}, 0)])
     assert str(error) == "nodes = 61 is outside the compiled range 0 … 60"
