@@ -342,7 +342,7 @@ def test_a_key_needs_its_certificate(tags: Tags, with_tls: WithTls) -> None:
 
 
 def altered(tags: Tags, folder: Path) -> str:
-    """Registers a version whose reference has other answers than its network."""
+    """Register a version whose reference has other answers than its network."""
 
     def edit(path: Path, manifest: dict[str, Any]) -> None:
         file = path / "reference.safetensors"
@@ -358,65 +358,109 @@ def altered(tags: Tags, folder: Path) -> str:
     return tags.registry.promote(version, "production", PASSED).ref
 
 
-@pytest.mark.long
-def test_versions_come_and_go(
-    real_triton: None, tags: Tags, local: Session, tmp_path: Path
-) -> None:
-    wrong = altered(tags, tmp_path / "altered")
-    (tmp_path / "empty").mkdir()
+@dataclass(frozen=True)
+class Running:
+    """A Triton that runs already. Each test unloads what it has loaded."""
+
+    tags: Tags
+    local: Session
+    url: str
+    stack: ExitStack
+
+    def serve(self, ref: str, *options: str) -> Any:
+        """Run the command; returns the versions that are there afterwards."""
+        words = ("serve", ref, "--to", self.url, *options)
+        return answer(*words, registry=self.tags.registry)["versions"]
+
+    def refusal(self, ref: str, *options: str) -> str:
+        """The error of the command."""
+        return refusal_of(self.tags, "serve", ref, "--to", self.url, *options)
+
+    def session(self, ref: str) -> Session:
+        """A session of a version on the server, which is closed with the server."""
+        session = pipeline.load(ref, device=self.url, registry=self.tags.registry)
+        self.stack.callback(session.close)
+        return session
+
+    def require_right(self, session: Session, number: int) -> None:
+        """Run one event, and compare its answers with those of a session in this process."""
+        event = Event.make(session, number, 9)
+        session.run(event.given, event.found)
+        event.require_right(self.local, exact=False)
+
+
+@pytest.fixture(scope="module")
+def running(
+    real_triton: None, tags: Tags, local: Session, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    """A server without any version."""
+    options = ServerOptions(extra=EXPLICIT)
     with ExitStack() as stack:
-        server = TritonServer(tmp_path / "empty", ServerOptions(extra=EXPLICIT))
-        url = stack.enter_context(server).url
+        server = stack.enter_context(TritonServer(tmp_path_factory.mktemp("empty"), options))
+        yield Running(tags, local, server.url, stack)
 
-        def serve(ref: str, *options: str) -> Any:
-            """The versions that are there after the command."""
-            return answer("serve", ref, "--to", url, *options, registry=tags.registry)["versions"]
 
-        def opened(ref: str) -> Session:
-            session = pipeline.load(ref, device=url, registry=tags.registry)
-            stack.callback(session.close)
-            return session
+@pytest.mark.long
+def test_versions_come_and_go(running: Running) -> None:
+    assert running.serve(f"{NAME}/1") == [1]
+    one = running.session(f"{NAME}/1")
+    running.require_right(one, 1)
+    assert running.serve(f"{NAME}/2") == [1, 2]
+    two = running.session(f"{NAME}/2")
+    running.require_right(one, 2)
+    running.require_right(two, 3)
+    assert running.serve(f"{NAME}/2", "--unload") == [1]
+    running.require_right(one, 4)
+    assert running.serve(f"{NAME}/2") == [1, 2]
+    assert running.serve(f"{NAME}/1", "--unload") == [2]
+    running.require_right(running.session(f"{NAME}/2"), 5)
+    assert running.serve(f"{NAME}/1", "--replace", "--requests", "rows") == [1]
+    running.require_right(running.session(f"{NAME}/1"), 6)
+    assert running.serve(f"{NAME}/1", "--unload") == []
 
-        def require_right(session: Session, number: int) -> None:
-            event = Event.make(session, number, 9)
-            session.run(event.given, event.found)
+
+@pytest.mark.long
+def test_a_version_that_answers_wrongly_is_not_served(running: Running, tmp_path: Path) -> None:
+    """The version that is there goes on."""
+    wrong = altered(running.tags, tmp_path / "altered")
+    running.serve(f"{NAME}/1")
+    one = running.session(f"{NAME}/1")
+    message = running.refusal(wrong)
+    assert message.startswith("the server's answers are not the reference's: output 'score' at")
+    running.require_right(one, 1)
+    assert running.serve(f"{NAME}/1", "--unload") == []
+
+
+@pytest.mark.long
+def test_a_version_with_other_inputs_is_not_served_beside_another(running: Running) -> None:
+    running.serve(f"{NAME}/1")
+    message = running.refusal(f"{NAME}/2", "--requests", "rows")
+    assert "tagged/1 and 2 together, which have other inputs: --replace changes over" in message
+    assert running.serve(f"{NAME}/1", "--unload") == []
+
+
+@pytest.mark.long
+def test_a_canary_that_is_unloaded_loses_no_call(running: Running, local: Session) -> None:
+    running.serve(f"{NAME}/1")
+    assert running.serve(f"{NAME}/2") == [1, 2]
+    both: dict[str, Any] = {"device": running.url, "canary": f"{NAME}/2", "share": 0.5}
+    with pipeline.load(f"{NAME}/1", registry=running.tags.registry, **both) as session:
+        for number in range(4):
+            running.require_right(session, number)
+        events = [Event.make(session, number, 9) for number in range(4)]
+        session.run_many([session.bind(event.given, event.found) for event in events[:2]])
+        futures = [session.run_async(event.given, event.found) for event in events[2:]]
+        for future in futures:
+            future.result()
+        for event in events:
             event.require_right(local, exact=False)
+        assert (session.seen.canary_calls, session.seen.production_calls) == (4, 4)
 
-        assert serve(f"{NAME}/1") == [1]
-        one = opened(f"{NAME}/1")
-        require_right(one, 1)
-        message = refusal_of(tags, "serve", wrong, "--to", url)
-        assert message.startswith("the server's answers are not the reference's: output 'score' at")
-        require_right(one, 2)
-        message = refusal_of(tags, "serve", f"{NAME}/2", "--to", url, "--requests", "rows")
-        assert "tagged/1 and 2 together, which have other inputs: --replace changes over" in message
-        assert serve(f"{NAME}/2") == [1, 2]
-        two = opened(f"{NAME}/2")
-        require_right(one, 3)
-        require_right(two, 4)
-        both: dict[str, Any] = {"device": url, "canary": f"{NAME}/2", "share": 0.5}
-        with pipeline.load(f"{NAME}/1", registry=tags.registry, **both) as session:
-            for number in range(4):
-                require_right(session, number)
-            events = [Event.make(session, number, 9) for number in range(4)]
-            session.run_many([session.bind(event.given, event.found) for event in events[:2]])
-            futures = [session.run_async(event.given, event.found) for event in events[2:]]
-            for future in futures:
-                future.result()
-            for event in events:
-                event.require_right(local, exact=False)
-            assert (session.seen.canary_calls, session.seen.production_calls) == (4, 4)
-            assert serve(f"{NAME}/2", "--unload") == [1]
-            for number in range(4):  # the canary is gone: production answers, and no call is lost
-                require_right(session, number)
-            assert session.withdrawn
-        assert serve(f"{NAME}/2") == [1, 2]
-        assert serve(f"{NAME}/1", "--unload") == [2]
-        two = opened(f"{NAME}/2")
-        require_right(two, 5)
-        assert serve(f"{NAME}/1", "--replace", "--requests", "rows") == [1]
-        require_right(opened(f"{NAME}/1"), 6)
-        assert serve(f"{NAME}/1", "--unload") == []
+        assert running.serve(f"{NAME}/2", "--unload") == [1]
+        for number in range(4):
+            running.require_right(session, number)  # production answers
+        assert session.withdrawn
+    assert running.serve(f"{NAME}/1", "--unload") == []
 
 
 @pytest.mark.long
