@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -542,42 +542,69 @@ def test_memory_that_does_not_fit_leaves_the_binding_as_it_was(
     assert binding.rows == {"n": 5}
 
 
-@pytest.mark.parametrize("kind", ["plain", "ranged", "checked"])
-def test_two_threads_on_one_binding_are_refused(kind: str) -> None:
+@dataclass(frozen=True)
+class InUse:
+    """A binding of 7 rows, which another thread is using until `finish` is called."""
+
+    session: Session
+    binding: Binding
+    finish: Callable[[], None]
+
+
+@pytest.fixture(params=["plain", "ranged", "checked"])
+def in_use(request: pytest.FixtureRequest) -> Iterator[InUse]:
     inside, leave = threading.Event(), threading.Event()
 
     def wait(arguments: Sequence[torch.Tensor]) -> None:
         inside.set()
-        leave.wait(60)
+        leave.wait(10)  # so that a use that waits, instead of being refused, ends too
 
     slow = rogues.Calls(wait)
-
     signature = mlp_signature(100, (), 2)
     session = {
         "plain": Session(signature, slow),
         "ranged": Session(signature, RangedExecutable([(6, Records())], slow)),
         "checked": CheckedSession(signature, slow, Records(), {"probabilities": ANYTHING}),
-    }[kind]
+    }[request.param]
     binding = session.bind(jets(5, 50), tags(5, 50))
     binding.resize(7)
     other = threading.Thread(target=binding)
+
+    def finish() -> None:
+        leave.set()
+        other.join()
+
     other.start()
-    assert inside.wait(60)
-    uses: list[Callable[[], object]] = [
-        binding,
-        lambda: session.run_many([binding]),
-        lambda: binding(8),
-        lambda: binding.resize(8),
-        lambda: binding.rebind(jets(), tags()),
-    ]
-    for use in uses:
-        with pytest.raises(RunError, match="another thread is using this binding"):
-            use()
-    leave.set()
-    other.join()
-    assert binding.rows == {"n": 7}
-    binding.rebind(jets(6), tags(6))
-    assert binding.rows == {"n": 6}
+    try:
+        assert inside.wait(60)
+        yield InUse(session, binding, finish)
+    finally:
+        finish()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        pytest.param(lambda session, binding: binding(), id="call"),
+        pytest.param(lambda session, binding: session.run_many([binding]), id="run_many"),
+        pytest.param(lambda session, binding: binding(8), id="call with rows"),
+        pytest.param(lambda session, binding: binding.resize(8), id="resize"),
+        pytest.param(lambda session, binding: binding.rebind(jets(), tags()), id="rebind"),
+    ],
+)
+def test_two_threads_on_one_binding_are_refused(
+    in_use: InUse, use: Callable[[Session, Binding], object]
+) -> None:
+    with pytest.raises(RunError, match="another thread is using this binding"):
+        use(in_use.session, in_use.binding)
+    in_use.finish()
+    assert in_use.binding.rows == {"n": 7}
+
+
+def test_a_binding_is_free_again_after_its_call(in_use: InUse) -> None:
+    in_use.finish()
+    in_use.binding.rebind(jets(6), tags(6))
+    assert in_use.binding.rows == {"n": 6}
 
 
 # -- windows ---------------------------------------------------------------------------------------
