@@ -270,10 +270,10 @@ def test_the_config_page_loads_and_names_every_key(tmp_path: Path) -> None:
 
 def test_the_jagged_collections_of_the_config_page_load(tmp_path: Path) -> None:
     _, jagged = configs()
-    rest = "name: t\nmodel: {factory: model.py:build}\n"
-    rest += "outputs: [{name: o, collection: t, columns: [y]}]\n"
+    other_keys = "name: t\nmodel: {factory: model.py:build}\n"
+    other_keys += "outputs: [{name: o, collection: t, columns: [y]}]\n"
     output = "collections:\n  t: {columns: [{name: y, dtype: float32}]}\n"
-    config = load_text(rest + jagged.replace("collections:\n", output), tmp_path)
+    config = load_text(other_keys + jagged.replace("collections:\n", output), tmp_path)
     assert config.signature().jagged == {"jets": 16}
 
 
@@ -344,26 +344,26 @@ class Desk:
 
     def page(self, page: Path) -> Path:
         """The page's working folder; its snippets run there one after another."""
-        place = self.folder / page.relative_to(ROOT).with_suffix("")
-        if place.exists():
-            return place
-        place.mkdir(parents=True)
+        folder = self.folder / page.relative_to(ROOT).with_suffix("")
+        if folder.exists():
+            return folder
+        folder.mkdir(parents=True)
         for name in ("configs", "examples"):
-            (place / name).symlink_to(ROOT / name)
+            (folder / name).symlink_to(ROOT / name)
         for snippet in SNIPPETS:
             if snippet.page == page and snippet.marker == "file":
-                (place / snippet.value).write_text(snippet.text)
+                (folder / snippet.value).write_text(snippet.text)
         jets = pa.Table.from_batches([to_arrow(Collection(self.layout, 40))])
-        pq.write_table(jets, place / "jets.parquet")
-        (place / "policy.yaml").write_text("max_slowdown: 1000\n")
-        (place / "site.yaml").write_text("local: {devices: [cpu]}\n")
-        certify(place, "release")
-        root = certify(place, "root", authority=True)
-        office = certify(place, "office", root, authority=True)
-        certify(place, "ada", office)
+        pq.write_table(jets, folder / "jets.parquet")
+        (folder / "policy.yaml").write_text("max_slowdown: 1000\n")
+        (folder / "site.yaml").write_text("local: {devices: [cpu]}\n")
+        certify(folder, "release")
+        root = certify(folder, "root", authority=True)
+        office = certify(folder, "office", root, authority=True)
+        certify(folder, "ada", office)
         for name in ("root", "office", "ada"):
-            (place / f"{name}.crt.pem").rename(place / f"{name}.pem")
-        return place
+            (folder / f"{name}.crt.pem").rename(folder / f"{name}.pem")
+        return folder
 
     def names(self, text: str) -> dict[str, Any]:
         """The names that the pages use without defining them.

@@ -96,7 +96,7 @@ def test_each_class_has_a_code_of_its_own() -> None:
 
 
 def test_a_more_special_code_begins_with_that_of_its_class() -> None:
-    seen = 0
+    checked = 0
     for node in nodes():
         call = node.exc if isinstance(node, ast.Raise) else None
         if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
@@ -104,8 +104,8 @@ def test_a_more_special_code_begins_with_that_of_its_class() -> None:
         for code in (text_of(word.value) for word in call.keywords if word.arg == "code"):
             if code not in ("", *ANYWHERE):
                 assert code.startswith(f"{CLASSES[call.func.id].code}-"), code
-                seen += 1
-    assert seen > 40
+                checked += 1
+    assert checked > 40
 
 
 def test_each_code_has_one_section_and_each_section_is_of_a_code() -> None:

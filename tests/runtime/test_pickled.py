@@ -75,10 +75,10 @@ def test_a_closed_session_is_opened_again_once(registry: Registry) -> None:
     before = answers(session, {"a": np.ones(3)})
     blob = pickle.dumps(session)
     session.close()
-    again = pickle.loads(blob)
-    assert again is not session
-    assert pickle.loads(blob) is again
-    assert np.array_equal(answers(again, {"a": np.ones(3)})["x"], before["x"])
+    restored = pickle.loads(blob)
+    assert restored is not session
+    assert pickle.loads(blob) is restored
+    assert np.array_equal(answers(restored, {"a": np.ones(3)})["x"], before["x"])
 
 
 def test_the_sessions_used_last_are_kept(registry: Registry) -> None:
@@ -129,10 +129,10 @@ def test_a_session_is_opened_again_as_it_was_loaded(
     pull(registry, "jets@production", tmp_path / "pulled")
     monkeypatch.chdir(tmp_path)
     session = load(ref, registry=registry, **options)
-    again = pickle.loads(pickle.dumps(session))
-    assert type(again) is kind
-    assert again is not session
-    assert artifact_of(again) == artifact_of(session)
+    restored = pickle.loads(pickle.dumps(session))
+    assert type(restored) is kind
+    assert restored is not session
+    assert artifact_of(restored) == artifact_of(session)
 
 
 def artifact_of(session: Session) -> tuple[str, str | None] | None:

@@ -92,8 +92,9 @@ class Server(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
         return service_pb2.ServerReadyResponse(ready=False)
 
     def ModelReady(self, request: Any, context: Any) -> Any:
-        known = request.name == self.service.name and request.version == str(self.service.number)
-        return service_pb2.ModelReadyResponse(ready=known and self.ready)
+        version = (self.service.name, str(self.service.number))
+        is_served = (request.name, request.version) == version
+        return service_pb2.ModelReadyResponse(ready=is_served and self.ready)
 
     def ModelMetadata(self, request: Any, context: Any) -> Any:
         number = str(self.service.number)

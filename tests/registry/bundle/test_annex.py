@@ -234,10 +234,10 @@ def test_a_copy_that_is_registered_leaves_its_annexes_behind(
 ) -> None:
     """An annex belongs to the version to which it was added, not to a copy."""
     copy = registry.fetch(extended, tmp_path / "copy")
-    again = registry.register(copy, "again")
-    assert (again.digest, again.annexes, list(again.targets)) == (version.digest, {}, [V3])
-    assert list(registry.open(again).manifest.targets) == [V3]
-    assert list(registry.fetch(again, tmp_path / "third").manifest.targets) == [V3]
+    copied = registry.register(copy, "again")
+    assert (copied.digest, copied.annexes, list(copied.targets)) == (version.digest, {}, [V3])
+    assert list(registry.open(copied).manifest.targets) == [V3]
+    assert list(registry.fetch(copied, tmp_path / "third").manifest.targets) == [V3]
     assert not (tmp_path / "third" / "annexes").exists()
 
 

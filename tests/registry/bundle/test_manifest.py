@@ -16,9 +16,9 @@ V3 = "cpu/x86-64-v3"
 
 def test_json_round_trip_is_stable(manifest: Manifest) -> None:
     text = manifest.to_json()
-    again = Manifest.from_json(text)
-    assert again == manifest
-    assert again.to_json() == text
+    restored = Manifest.from_json(text)
+    assert restored == manifest
+    assert restored.to_json() == text
     keys = list(json.loads(text))
     assert keys == sorted(keys)
 

@@ -164,8 +164,8 @@ class Campaign:
         finally:
             (self.path / name).write_bytes(content)
         key = read_trusted(self.keys.public)
-        again = Bundle.open(self.path)
-        assert require_signature(again, [key]) == key and again.digest == self.bundle.digest
+        reopened = Bundle.open(self.path)
+        assert require_signature(reopened, [key]) == key and reopened.digest == self.bundle.digest
         return False
 
     def require_nothing_loaded(self) -> None:

@@ -346,8 +346,8 @@ class _Campaign:
                 result = attempt(operation, write)
             except BaseException:
                 last_write = self.place.folder / "write"
-                where = last_write.read_text() if last_write.exists() else "none"
-                print(f"{attempt.__name__} at write {write}, {where}:", file=sys.stderr)
+                last_written = last_write.read_text() if last_write.exists() else "none"
+                print(f"{attempt.__name__} at write {write}, {last_written}:", file=sys.stderr)
                 raise
             if result is None:
                 # With a lease, writers are paused where they ask for the lock; `sign` takes no
@@ -437,8 +437,8 @@ class _Campaign:
                 invariants.check_always(registry, model.name, {}, ())
         if place.lease:
             with registry.client() as client:
-                held = model_of(client, f"soa-pipeline lock {NAME}")
-            assert held is None, "a lease was left behind"
+                lock_model = model_of(client, f"soa-pipeline lock {NAME}")
+            assert lock_model is None, "a lease was left behind"
         return _STATES[happened]
 
 

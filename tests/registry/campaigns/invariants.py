@@ -187,9 +187,9 @@ def check_clean(registry: Registry, name: str, cache: Path) -> None:
         if local is None:
             return  # a server keeps the files
         root = local.parent
-        there = {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
+        files = {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
         # The page is written last, and need not be there.
-        assert there - {"report.html"} == _files_of(version, registry.open(version))
+        assert files - {"report.html"} == _files_of(version, registry.open(version))
     assert versions
     runs_there = {path.name for path in root.parent.parent.iterdir() if any(path.rglob("*.*"))}
     assert runs_there == {str(version.run_id) for version in versions}
@@ -204,8 +204,8 @@ def _files_of(version: Version, bundle: Bundle) -> set[str]:
     for (target, digest), annex in zip(
         version.annexes.items(), bundle.annexes.values(), strict=True
     ):
-        place = annex_place(target, digest)
-        files |= {f"{place}/{name}" for name in (*annex.files, SUMS)}
+        folder = annex_place(target, digest)
+        files |= {f"{folder}/{name}" for name in (*annex.files, SUMS)}
     return files
 
 

@@ -119,10 +119,10 @@ class Restarts(Campaign):
 
     def run(self, kills: int, writers: int) -> Counter[str]:
         workers.warm_up(self.lease_s)
-        place = binaries()
-        if place is None:
+        programs = binaries()
+        if programs is None:
             raise SystemExit("no PostgreSQL on this host: on Debian, apt install postgresql")
-        database = PostgreSQL(place)
+        database = PostgreSQL(programs)
         server: MlflowServer | None = None
         try:
             database.start()

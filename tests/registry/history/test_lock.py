@@ -305,7 +305,7 @@ def test_after_a_lost_answer_a_writer_takes_a_lease_of_another_token(
 ) -> None:
     first = unanswered.token
     unanswered.try_acquire()
-    held = unanswered.try_acquire()
-    assert held is not None
-    held.check()
+    acquired_it = unanswered.try_acquire()
+    assert acquired_it is not None
+    acquired_it.check()
     assert owner(client) == unanswered.token != first

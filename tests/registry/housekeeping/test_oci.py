@@ -133,10 +133,10 @@ def test_other_programs_read_it(server: OciServer, pulled: Path, tmp_path: Path)
     """`oras pull` makes the same folder, and `model_signing` verifies its signature."""
     keys = make_keys(tmp_path, "release")
     sign(Bundle.open(pulled), keys.private)
-    place = f"{server.host}/physics/read-by-others:1"
-    oci.push(pulled, f"oci://{place}")
+    image = f"{server.host}/physics/read-by-others:1"
+    oci.push(pulled, f"oci://{image}")
     folder = tmp_path / "stock"
-    oras.client.OrasClient(insecure=True).pull(place, outdir=str(folder))
+    oras.client.OrasClient(insecure=True).pull(image, outdir=str(folder))
     assert files_of(folder) == files_of(pulled)
 
     shutil.move(folder / "bundle.sig", tmp_path / "bundle.sig")
@@ -148,9 +148,9 @@ def test_other_programs_read_it(server: OciServer, pulled: Path, tmp_path: Path)
 
 
 def test_an_artifact_is_a_model_of_the_cncf_format(server: OciServer, pulled: Path) -> None:
-    place = f"{server.host}/physics/cncf:1"
-    _, bundle = oci.push(pulled, f"oci://{place}")
-    manifest = oras.client.OrasClient(insecure=True).get_manifest(place)
+    image = f"{server.host}/physics/cncf:1"
+    _, bundle = oci.push(pulled, f"oci://{image}")
+    manifest = oras.client.OrasClient(insecure=True).get_manifest(image)
     assert manifest["artifactType"] == "application/vnd.cncf.model.manifest.v1+json"
     assert manifest["config"]["mediaType"] == "application/vnd.cncf.model.config.v1+json"
     config = json.loads(server.blob(manifest["config"]["digest"][7:]).read_bytes())
@@ -237,9 +237,9 @@ def test_a_pull_that_broke_off_is_completed_by_the_next_one(
     assert oci.pull(f"oci://{server.host}/jets:1", back)[1].digest == bundle.digest
     assert files_of(back) == files_of(folder)
     assert beside(back) == ["back"]
-    asked = " ".join(server.asked("GET")[earlier:])
-    assert bundle.files["program.pt2"] in asked
-    assert sha((folder / "manifest.json").read_bytes()) not in asked, "it was there already"
+    requests = " ".join(server.asked("GET")[earlier:])
+    assert bundle.files["program.pt2"] in requests
+    assert sha((folder / "manifest.json").read_bytes()) not in requests, "it was there already"
 
 
 @dataclass(frozen=True)

@@ -89,8 +89,8 @@ def test_the_origin_of_a_pushed_version_is_recorded(registry: Registry, pulled: 
 
 def test_a_second_push_makes_no_version(registry: Registry, pulled: Path) -> None:
     first = push(registry, pulled).version
-    again = push(registry, pulled)
-    assert (again.version, again.new) == (first, False)
+    second = push(registry, pulled)
+    assert (second.version, second.new) == (first, False)
     assert len(registry.versions("jets")) == 1
 
 

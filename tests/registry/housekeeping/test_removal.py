@@ -155,15 +155,15 @@ def test_a_removal_that_was_killed_has_happened_or_not(
     `states`: what the history says of the removal, before and after the next writer.
     """
     kill_before(lambda: remove(registry, Ref("jets", 3)), killed_at)
-    gone = states == ["done"]
-    assert [v.number for v in registry.versions("jets")] == ([1, 2] if gone else [1, 2, 3])
+    removed = states == ["done"]
+    assert [v.number for v in registry.versions("jets")] == ([1, 2] if removed else [1, 2, 3])
     assert run_of(promoted[2]).exists() is (killed_at != "delete_run")
     assert [event.state for event in registry.history("jets")[2:]] == states
 
     collected = collect(registry)
-    assert [item.kind for item in collected] == (["removed version"] if gone else [])
+    assert [item.kind for item in collected] == (["removed version"] if removed else [])
     assert [event.state for event in registry.history("jets")[2:]] == states
-    assert run_of(promoted[2]).exists() is not gone
+    assert run_of(promoted[2]).exists() is not removed
     assert collect(registry) == []
 
 

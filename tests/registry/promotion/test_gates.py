@@ -153,9 +153,9 @@ def test_a_target_that_only_compiles_reaches_nothing_unless_it_is_allowed(ask: A
     data["targets"][ARM] |= {"status": "compiles"}
     data["targets"][ARM]["candidates"]["lanes"]["status"] = "compiles"
     manifest = as_record(Manifest, data)
-    asked: dict[str, Any] = {"targets": (V3, ARM), "production": False}
-    assert refusals(ask(manifest, **asked)) == {"verified", "tolerance"}
-    assert refusals(ask(manifest, **asked, allow_unverified=frozenset({ARM}))) == set()
+    options: dict[str, Any] = {"targets": (V3, ARM), "production": False}
+    assert refusals(ask(manifest, **options)) == {"verified", "tolerance"}
+    assert refusals(ask(manifest, **options, allow_unverified=frozenset({ARM}))) == set()
 
 
 @pytest.mark.parametrize("target", [ROCM, V3])

@@ -148,19 +148,19 @@ def test_a_fetch_after_one_that_was_killed_at_any_write_is_whole(host: Host) -> 
     while (code := ended(partial(fetch, kills))) != 0:
         assert code == -signal.SIGKILL
         kills += 1
-        held = host.hold(host.source)
-        assert Bundle.open(held.path).digest == host.source.digest
+        entry = host.hold(host.source)
+        assert Bundle.open(entry.path).digest == host.source.digest
         assert host.left_over() == []
-        held.release()
+        entry.release()
         assert host.shrink(0) == [host.source.digest]
     assert kills > 20  # nine files are created and then filled, beside the folders
 
 
 def leave_unused(host: Host, bundle: Bundle, used_at: float) -> None:
     """Puts an entry into the cache that was used last at a time in the past."""
-    held = host.hold(bundle)
-    held.release()
-    os.utime(held.path, (used_at, used_at))
+    entry = host.hold(bundle)
+    entry.release()
+    os.utime(entry.path, (used_at, used_at))
 
 
 def test_the_entry_unused_for_longest_is_removed_first(host: Host, make_bundle: MakeBundle) -> None:
@@ -202,9 +202,9 @@ def test_a_fetch_makes_room(
     monkeypatch.setenv("PIPELINE_CACHE_SIZE", "1kB")
     host.hold(host.source).release()
     other = Bundle.open(make_bundle(seed=1))
-    held = host.hold(other)
+    entry = host.hold(other)
     assert host.digests() == [other.digest]  # in use: it stays
-    held.release()
+    entry.release()
 
 
 def test_an_empty_cache_is_not_made_without_a_fetch(host: Host) -> None:
@@ -226,8 +226,8 @@ def test_a_fetch_that_fails_leaves_nothing(host: Host) -> None:
 
 def test_an_empty_folder_in_the_cache_is_filled(host: Host) -> None:
     (host.cache.root / host.source.digest).mkdir(parents=True)
-    held = host.hold(host.source)
-    assert Bundle.open(held.path).digest == host.source.digest
+    entry = host.hold(host.source)
+    assert Bundle.open(entry.path).digest == host.source.digest
 
 
 def test_a_fetch_of_another_process_that_does_not_end_is_given_up(
@@ -322,10 +322,10 @@ class TestOfARegistry:
         with pytest.raises(BundleError, match=r"program\.pt2 is truncated or altered"):
             registry.open(version, fetch=False)
         with caplog.at_level(logging.WARNING, "soa-pipeline"):
-            again = registry.open(version, in_place=False)
+            reopened = registry.open(version, in_place=False)
         assert "a damaged copy, which is fetched again" in caplog.text
-        assert again.file("program.pt2").read_bytes() == bundle.file("program.pt2").read_bytes()
-        assert registry.open(version, fetch=False) == again
+        assert reopened.file("program.pt2").read_bytes() == bundle.file("program.pt2").read_bytes()
+        assert registry.open(version, fetch=False) == reopened
 
 
 @pytest.mark.parametrize(

@@ -50,8 +50,8 @@ def test_a_file_that_was_replaced_by_an_equal_one_is_opened(
     shutil.copy(file, tmp_path / "same")
     os.replace(tmp_path / "same", file)
     open_artifact(copy, TARGET, name, CPU)
-    taken = copy_artifact(copy, TARGET, name, tmp_path / "taken")
-    assert taken.read_bytes() == file.read_bytes()
+    copied = copy_artifact(copy, TARGET, name, tmp_path / "taken")
+    assert copied.read_bytes() == file.read_bytes()
 
 
 @pytest.mark.parametrize("name", ENGINES)

@@ -59,9 +59,9 @@ def samples(text: str) -> dict[str, float]:
 
 def served() -> str:
     """What Prometheus gets from this process."""
-    there = telemetry()
-    assert there is not None and there.port is not None
-    with urlopen(f"http://127.0.0.1:{there.port}/metrics") as answer:
+    exporter = telemetry()
+    assert exporter is not None and exporter.port is not None
+    with urlopen(f"http://127.0.0.1:{exporter.port}/metrics") as answer:
         text: str = answer.read().decode()
     return text
 
@@ -167,10 +167,10 @@ def test_the_dashboard_asks_for_what_is_there(set_up: SetUp) -> None:
     bound(Session(mlp_signature(), rogues.honest(), origin=ORIGIN))()
     board = json.loads((ROOT / "docs" / "grafana.json").read_text())
     targets = [target for panel in board["panels"] for target in panel["targets"]]
-    wanted = {name for target in targets for name in re.findall(r"soa_\w+", target["expr"])}
+    named = {name for target in targets for name in re.findall(r"soa_\w+", target["expr"])}
     available = {sample.name for family in families(served()) for sample in family.samples}
-    assert "soa_rows_total" in wanted
-    assert wanted - available <= {"soa_failures_total"}  # absent until the first failure
+    assert "soa_rows_total" in named
+    assert named - available <= {"soa_failures_total"}  # absent until the first failure
 
 
 _WRITTEN = """

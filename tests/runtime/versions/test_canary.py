@@ -96,10 +96,10 @@ def test_a_share_is_exact_in_every_round(share: Any, rounds: int) -> None:
 def test_a_share_is_not_in_step_with_a_loop() -> None:
     """A loop of any short period gives the canary calls of each of its turns."""
     takes = Share(0.25).takes
-    taken = [call for call in range(4000) if takes()]
-    assert len(taken) == 1000
+    canary_calls = [call for call in range(4000) if takes()]
+    assert len(canary_calls) == 1000
     for period in (2, 3, 4, 5, 8, 16):
-        by_turn = Counter(call % period for call in taken)
+        by_turn = Counter(call % period for call in canary_calls)
         assert len(by_turn) == period
         assert min(by_turn.values()) > 0.5 * 1000 / period
 
@@ -121,8 +121,8 @@ def test_keys_are_the_same_in_another_process() -> None:
 
 def test_another_canary_takes_other_keys() -> None:
     first, second = Share(0.05, "salt"), Share(0.05, "another canary")
-    taken = ([key for key in range(20000) if share.takes(key)] for share in (first, second))
-    assert next(taken) != next(taken)
+    keys = ([key for key in range(20000) if share.takes(key)] for share in (first, second))
+    assert next(keys) != next(keys)
 
 
 def test_a_key_is_a_whole_number_or_bytes() -> None:

@@ -160,8 +160,8 @@ def _session(
     servers.append({"name": "liar", "url": liar})
     for server in servers:
         server["message_bytes"] = HEADERS + _ROWS * tagged.ROW_BYTES
-    where = {"servers": servers, "local": {"fall_back": fall_back}, "policy": POLICY}
-    return pipeline.load("tagged/1", site=Site.model_validate(where), registry=tags.registry)
+    described = {"servers": servers, "local": {"fall_back": fall_back}, "policy": POLICY}
+    return pipeline.load("tagged/1", site=Site.model_validate(described), registry=tags.registry)
 
 
 def _recovered(session: SiteSession) -> bool:

@@ -161,10 +161,10 @@ def test_a_binding_runs_again_and_on_fewer_rows(shop: Shop, remote: RemoteSessio
     whole = outputs["tags"]["x"].copy()
     outputs["tags"]["x"][:] = -1
     binding(10)
-    part = outputs["tags"].span("x").tensor()
+    column_memory = outputs["tags"].span("x").tensor()
     # Another engine may run fewer rows, so the bits may differ.
-    torch.testing.assert_close(part[:10], torch.from_numpy(whole[:10]))
-    assert (part[10:40] == -1).all()
+    torch.testing.assert_close(column_memory[:10], torch.from_numpy(whole[:10]))
+    assert (column_memory[10:40] == -1).all()
 
 
 @pytest.mark.parametrize(
@@ -324,11 +324,11 @@ def test_an_outage_that_is_reported_late_is_not_taken_for_a_slow_answer(
     shop: Shop, server: Server, remote: RemoteSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After it no time is left for another try."""
-    gone = aborts(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+    broken = aborts(grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
     def late(answer: Any, context: Any) -> Any:
         time.sleep(1.0)
-        return gone(answer, context)
+        return broken(answer, context)
 
     monkeypatch.setattr("serving.client.calls._FIRST_PAUSE_S", QUICK.deadline_s - 0.5)
     server.fault = late

@@ -401,7 +401,7 @@ def test_without_falling_back_it_waits_for_a_server(
 
 def test_lower_preferences_come_first(tags: Tags, one: Server, two: Server) -> None:
     with one.listening() as a, two.listening() as b:
-        where = Site.model_validate(
+        chosen = Site.model_validate(
             {
                 "servers": [
                     {"name": "far", "url": a, "preference": 2},
@@ -410,7 +410,7 @@ def test_lower_preferences_come_first(tags: Tags, one: Server, two: Server) -> N
                 "policy": POLICY,
             }
         )
-        session = load(tags, where)
+        session = load(tags, chosen)
         event = Event.make(session, 1, 5)
         for _ in range(5):
             session.run(event.given, event.found)
@@ -418,8 +418,8 @@ def test_lower_preferences_come_first(tags: Tags, one: Server, two: Server) -> N
 
 
 def test_a_device_of_this_host_is_a_place(tags: Tags, local: Session) -> None:
-    where = Site.model_validate({"local": {"devices": ["cpu"], "fall_back": False}})
-    session = load(tags, where)
+    chosen = Site.model_validate({"local": {"devices": ["cpu"], "fall_back": False}})
+    session = load(tags, chosen)
     answered(session, local)
     assert session.report().place("cpu").answered == 1
 
@@ -507,9 +507,9 @@ def test_what_the_site_decides_is_not_the_callers(
 
 
 def test_a_site_has_no_device_auto(tags: Tags) -> None:
-    where = Site.model_validate({"local": {"devices": ["auto"]}})
+    chosen = Site.model_validate({"local": {"devices": ["auto"]}})
     with pytest.raises(LoadError, match="device 'auto' in a site"):
-        load(tags, where)
+        load(tags, chosen)
 
 
 class Metrics:

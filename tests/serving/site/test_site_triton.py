@@ -25,8 +25,10 @@ def test_requests_in_parts_survive_a_server_that_is_killed(real_triton: None, ta
             {"name": name, "url": server.url, "message_bytes": HEADERS + ROWS * ROW_BYTES}
             for name, server in (("columns", columns), ("rows", rows))
         ]
-        where = {"servers": servers, "policy": POLICY, "local": {"fall_back": False}}
-        session = pipeline.load("tagged/1", site=Site.model_validate(where), registry=tags.registry)
+        described = {"servers": servers, "policy": POLICY, "local": {"fall_back": False}}
+        session = pipeline.load(
+            "tagged/1", site=Site.model_validate(described), registry=tags.registry
+        )
         events = [Event.make(session, i, 200 - i) for i in range(150)]
         futures = [session.run_async(event.given, event.found) for event in events]
         wait(futures[:40])

@@ -72,9 +72,9 @@ def test_a_client_that_names_no_version_sees_the_digest_of_the_first_one(three: 
 
 
 def test_without_the_first_version_the_next_one_is_the_first(three: Any) -> None:
-    left = without(three, [2, 5], 1)
-    assert list(left.version_policy.specific.versions) == [2, 5]
-    assert fact(left, "digest") == fact(left, "digest", 1) == "2" * 64
+    remaining = without(three, [2, 5], 1)
+    assert list(remaining.version_policy.specific.versions) == [2, 5]
+    assert fact(remaining, "digest") == fact(remaining, "digest", 1) == "2" * 64
 
 
 def test_each_version_has_its_target_and_form(tags: Tags, three: Any) -> None:
@@ -443,8 +443,8 @@ def test_a_version_with_other_inputs_is_not_served_beside_another(running: Runni
 def test_a_canary_that_is_unloaded_loses_no_call(running: Running, local: Session) -> None:
     running.serve(f"{NAME}/1")
     assert running.serve(f"{NAME}/2") == [1, 2]
-    both: dict[str, Any] = {"device": running.url, "canary": f"{NAME}/2", "share": 0.5}
-    with pipeline.load(f"{NAME}/1", registry=running.tags.registry, **both) as session:
+    options: dict[str, Any] = {"device": running.url, "canary": f"{NAME}/2", "share": 0.5}
+    with pipeline.load(f"{NAME}/1", registry=running.tags.registry, **options) as session:
         for number in range(4):
             running.require_right(session, number)
         events = [Event.make(session, number, 9) for number in range(4)]
