@@ -249,7 +249,7 @@ def load_text(text: str, folder: Path) -> Config:
 def test_the_config_page_loads_and_names_every_key(tmp_path: Path) -> None:
     text, _ = configs()
     config = load_text(text, tmp_path)
-    assert [b.plan.kind for b in config.signature().inputs] == [
+    assert [block.plan.kind for block in config.signature().inputs] == [
         "matrix",
         "matrix",
         "matrix",

@@ -43,7 +43,9 @@ def test_the_refusal_is_also_a_type_error() -> None:
 @pytest.mark.parametrize("load", [pipeline.load, runtime.load])
 def test_the_signature_names_each_option(load: Any) -> None:
     parameters = inspect.signature(load).parameters
-    assert inspect.Parameter.VAR_KEYWORD not in {p.kind for p in parameters.values()}
+    assert inspect.Parameter.VAR_KEYWORD not in {
+        parameter.kind for parameter in parameters.values()
+    }
     assert {field.name for field in fields(Opening)} <= {*parameters}
 
 

@@ -36,7 +36,7 @@ def execute(
     *command: str | Path, cwd: Path, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a command without variables such as PYTHONPATH, which could lead to this checkout."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     return subprocess.run(
         list(map(str, command)),
         cwd=cwd,
@@ -193,7 +193,9 @@ def test_pyproject_lists_the_packages_whose_origin_is_checked() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
     included = settings["setuptools"]["packages"]["find"]["include"]
     assert [name for name in included if "." not in name] == list(soa_pipeline.PACKAGES)
-    assert [name for name in included if "." in name] == [f"{p}.*" for p in soa_pipeline.PACKAGES]
+    assert [name for name in included if "." in name] == [
+        f"{package}.*" for package in soa_pipeline.PACKAGES
+    ]
     known = settings["ruff"]["lint"]["isort"]["known-first-party"]
     assert known == ["soa_pipeline", *soa_pipeline.PACKAGES]
 

@@ -344,7 +344,7 @@ def test_other_processors_give_the_same_bits(bare_jets: Built, tmp_path: Path) -
     from stages.judging.reproducing import reproduce
 
     opened = open_version(Opening(bare_jets.bundle.path, mode="test"))
-    bits = {b.how: b for b in reproduce(opened, "cpu/x86-64-v3", NAME, tmp_path)}
+    bits = {way.how: way for way in reproduce(opened, "cpu/x86-64-v3", NAME, tmp_path)}
     expected = bits["where it was built"].digest
     assert expected is not None
     for how in ("here", *(f"on qemu's {processor}" for processor in PROCESSORS)):

@@ -24,7 +24,7 @@ forms = pytest.mark.parametrize("form", FORMS)
 
 def wire_of(signature: Signature, form: Form) -> Wire:
     """The wire of a signature in this form; refusals are tested elsewhere."""
-    dtypes = {c.dtype for layout in signature.layouts.values() for c in layout.columns}
+    dtypes = {column.dtype for layout in signature.layouts.values() for column in layout.columns}
     assume(dtypes <= set(TRITON_DTYPES))
     try:
         return Wire.of(signature, form)

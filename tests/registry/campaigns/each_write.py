@@ -171,7 +171,7 @@ def _promoted(_: Place, registry: Registry) -> bool:
 
 def _rolled_back(_: Place, registry: Registry) -> bool:
     """Two rollbacks lead back to the start."""
-    rollbacks = [e for e in _done(registry, "rollback") if e.version in (1, 2)]
+    rollbacks = [event for event in _done(registry, "rollback") if event.version in (1, 2)]
     production, previous = (2, 1) if len(rollbacks) % 2 == 0 else (1, 2)
     assert _aliases(registry)["production"] == production
     assert _aliases(registry)["previous"] == previous
@@ -283,7 +283,9 @@ def _aliases(registry: Registry) -> dict[str, int]:
 
 
 def _done(registry: Registry, kind: str) -> list[Event]:
-    return [e for e in registry.history(NAME) if (e.kind, e.state) == (kind, "done")]
+    return [
+        event for event in registry.history(NAME) if (event.kind, event.state) == (kind, "done")
+    ]
 
 
 @dataclass

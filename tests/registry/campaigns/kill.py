@@ -105,7 +105,7 @@ class Turn:
                 return {"built": annex.digest}
             case "removal":
                 return self._remove(
-                    choice.choice([v for v in versions if not v.aliases] or [version])
+                    choice.choice([other for other in versions if not other.aliases] or [version])
                 )
             case "gc":
                 collect(registry, older_than=timedelta(0), cache=self.folder / "cache")

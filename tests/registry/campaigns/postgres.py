@@ -162,7 +162,7 @@ class Restarts(Campaign):
     def _wait_for_work(self) -> None:
         """Returns once as many more operations have returned as there are writers."""
         begun, end = len(self.journal()), time.monotonic() + 600
-        while sum("label" in e for e in self.journal()[begun:]) < len(self.writers):
+        while sum("label" in entry for entry in self.journal()[begun:]) < len(self.writers):
             for pid in self.writers:
                 if os.waitpid(pid, os.WNOHANG)[0]:
                     self.writers.remove(pid)

@@ -75,8 +75,8 @@ def imported(source: Registry, away: Registry, tmp_path: Path) -> Registry:
 
 def test_versions_are_imported_with_their_annexes(source: Registry, imported: Registry) -> None:
     old, new = source.versions("jets"), imported.versions("jets")
-    assert [v.digest for v in new] == [v.digest for v in old]
-    assert [v.annexes for v in new] == [v.annexes for v in old]
+    assert [one.digest for one in new] == [one.digest for one in old]
+    assert [one.annexes for one in new] == [one.annexes for one in old]
     for version in new:
         imported.open(version).verify()
 

@@ -53,7 +53,7 @@ def pulled(away: Registry, other_site: Path, tmp_path: Path) -> Path:
 
 def files_of(version: Version) -> set[str]:
     folder = registries.folder_of(version)
-    return {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_folder_becomes_a_version(registry: Registry, pulled: Path, bundle: Bundle) -> None:

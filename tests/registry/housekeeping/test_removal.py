@@ -35,7 +35,7 @@ def version(
 
 
 def test_all_files_of_a_version_are_removed(registry: Registry, version: Version) -> None:
-    size = sum(p.stat().st_size for p in run_of(version).rglob("*") if p.is_file())
+    size = sum(file.stat().st_size for file in run_of(version).rglob("*") if file.is_file())
     removed = remove(registry, Ref("jets", 3))
     assert (removed.version, removed.bytes) == (version, size)
     assert not run_of(version).exists()
@@ -156,7 +156,8 @@ def test_a_removal_that_was_killed_has_happened_or_not(
     """
     kill_before(lambda: remove(registry, Ref("jets", 3)), killed_at)
     removed = states == ["done"]
-    assert [v.number for v in registry.versions("jets")] == ([1, 2] if removed else [1, 2, 3])
+    numbers = [version.number for version in registry.versions("jets")]
+    assert numbers == ([1, 2] if removed else [1, 2, 3])
     assert run_of(promoted[2]).exists() is (killed_at != "delete_run")
     assert [event.state for event in registry.history("jets")[2:]] == states
 

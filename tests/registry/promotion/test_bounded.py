@@ -30,7 +30,7 @@ def decision_on(measured: Measured) -> Decision:
 
 def test_there_is_no_gate_where_there_is_no_bound() -> None:
     manifest = as_record(Manifest, manifest_data())
-    gates = [d.gate for d in decide(findings(manifest))]
+    gates = [decision.gate for decision in decide(findings(manifest))]
     assert not {"latency", "memory", "size", "metrics", "shadow"} & {*gates}
 
 

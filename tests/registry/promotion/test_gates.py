@@ -253,7 +253,10 @@ def test_a_speed_that_was_not_measured_is_refused(ask: Ask) -> None:
 def test_a_speed_up_to_the_limit_passes(ratio: float, limit: float) -> None:
     manifest = as_record(Manifest, manifest_data())
     speed = SpeedComparison("m/1", (SpeedPoint(V3, 1, ratio, 1.0),))
-    decisions = {d.gate: d for d in decide(findings(manifest, speed=speed, max_slowdown=limit))}
+    decisions = {
+        decision.gate: decision
+        for decision in decide(findings(manifest, speed=speed, max_slowdown=limit))
+    }
     assert decisions["speed"].passed is (ratio <= limit)
 
 

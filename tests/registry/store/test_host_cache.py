@@ -121,10 +121,12 @@ def test_many_processes_fetch_once(host: Host) -> None:
 
 
 def test_an_entry_has_the_size_of_its_files(host: Host) -> None:
-    held = host.hold(host.source)
+    cached = host.hold(host.source)
     (entry,) = host.cache.entries()
     assert (entry.digest, entry.in_use) == (host.source.digest, True)
-    assert entry.size == sum(p.stat().st_size for p in held.path.rglob("*") if p.is_file())
+    assert entry.size == sum(
+        file.stat().st_size for file in cached.path.rglob("*") if file.is_file()
+    )
 
 
 def test_a_process_that_waits_fetches_instead_of_a_killed_one(host: Host) -> None:

@@ -125,7 +125,7 @@ class TestRegister:
         with pytest.raises(RegistryError, match="No space left on device"):
             registry.register(bundle)
         monkeypatch.undo()
-        files = {p.name for p in (tmp_path / "store").rglob("*") if p.is_file()}
+        files = {file.name for file in (tmp_path / "store").rglob("*") if file.is_file()}
         assert files == {"registry.db", "registry.db.lock"}
         (run,) = client_of(registry).search_runs(["1"])
         assert run.info.status == "FAILED"

@@ -184,7 +184,7 @@ def test_a_bundle_is_signed_and_verified(
     assert after.digest == before.digest
     accepted = require_signature(after, [read_trusted(key.public)])
     assert accepted.fingerprint == signature.fingerprint
-    assert sorted(p.name for p in path.parent.iterdir()) == [path.name]
+    assert sorted(file.name for file in path.parent.iterdir()) == [path.name]
 
 
 def test_a_signature_of_the_standard_command_is_taken(

@@ -66,11 +66,11 @@ def event(value: float, n: int = 5) -> tuple[Collection, Collection]:
 
 def test_every_event_is_answered_once_with_its_own_answer(mlp: Built) -> None:
     session = mlp.session("aoti")
-    events = [mlp.collections({"n": 1 + k % 60}, spare=k % 7) for k in range(400)]
+    events = [mlp.collections({"n": 1 + i % 60}, spare=i % 7) for i in range(400)]
     # Makes the values of all events differ, not only their row counts.
-    for k, (inputs, _) in enumerate(events):
+    for i, (inputs, _) in enumerate(events):
         for column in JETS.columns:
-            inputs["jets"].tensor(column.name).add_(k / 400)
+            inputs["jets"].tensor(column.name).add_(i / 400)
     with Scheduler([session, mlp.session("aoti")], queue=3, workers=2) as scheduler:
         futures = [scheduler.submit(inputs, outputs) for inputs, outputs in events]
     assert all(future.done() and future.exception() is None for future in futures)
@@ -84,7 +84,7 @@ def test_every_event_is_answered_once_with_its_own_answer(mlp: Built) -> None:
 def test_events_are_shared_equally_by_equal_sessions() -> None:
     gates = [Gate(), Gate(), Gate()]
     scheduler = Scheduler([Session(SIGNATURE, gate) for gate in gates], queue=10)
-    futures = [scheduler.submit(*event(k)) for k in range(9)]
+    futures = [scheduler.submit(*event(i)) for i in range(9)]
     for gate in gates:
         assert gate.entered.acquire(timeout=60)
     assert scheduler.waiting == [2, 2, 2]
@@ -151,7 +151,7 @@ def test_data_that_lies_on_no_sessions_device_goes_to_the_least_busy() -> None:
     for gate in gates:
         gate.open.set()
     with Scheduler([Elsewhere(gate) for gate in gates]) as scheduler:
-        events = [event(k) for k in range(6)]
+        events = [event(i) for i in range(6)]
         wait([scheduler.submit(jets, tags) for jets, tags in events])
     assert sum(gate.events for gate in gates) == 6
     assert [float(tags.tensor("y")[0]) for _, tags in events] == [0, 3, 6, 9, 12, 15]
@@ -167,7 +167,7 @@ def test_memory_that_does_not_fit_is_refused_at_once() -> None:
 def test_a_failure_is_its_events_own() -> None:
     fails = Session(SIGNATURE, rogues.Fails())
     with Scheduler([fails]) as scheduler:
-        futures = [scheduler.submit(*event(k)) for k in range(3)]
+        futures = [scheduler.submit(*event(i)) for i in range(3)]
     for future in futures:
         with pytest.raises(RuntimeError, match="illegal memory access"):
             future.result()

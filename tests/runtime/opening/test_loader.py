@@ -464,8 +464,8 @@ def test_the_manifest_chooses_the_engine_by_rows(
     assert session.origin is not None
     assert session.origin.engine == "torchscript (aoti below 50 rows)"
     inputs = session.collection("jets", n)
-    for k, column in enumerate(inputs.layout.columns):
-        inputs.tensor(column.name).copy_(torch.linspace(1, 9 + k, n))
+    for i, column in enumerate(inputs.layout.columns):
+        inputs.tensor(column.name).copy_(torch.linspace(1, 9 + i, n))
     bits = {
         name: output_bytes(load(folder, mode="test", engine_name=name), inputs)
         for name in ("aoti", "torchscript")

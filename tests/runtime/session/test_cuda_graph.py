@@ -16,8 +16,8 @@ from tests.models.building import Built, mlp_signature
 def bound(session: Session, n: int, capacity: int) -> GraphBinding:
     """A binding to jets whose columns hold 1, 2, 3, …; the answers are three times as large."""
     jets = session.collection("jets", n, capacity)
-    for k, column in enumerate(jets.layout.columns):
-        jets.span(column.name).tensor().fill_(k + 1)
+    for i, column in enumerate(jets.layout.columns):
+        jets.span(column.name).tensor().fill_(i + 1)
     binding = session.bind(jets, session.collection("tags", n, capacity), graph=True)
     assert isinstance(binding, GraphBinding)
     return binding

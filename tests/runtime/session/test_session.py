@@ -29,8 +29,8 @@ def test_a_session_makes_collections_of_its_layouts() -> None:
 def test_collections_are_given_alone_or_by_name(by_name: bool) -> None:
     session = Session(mlp_signature(), rogues.honest())
     jets, tags = session.collection("jets", 3), session.collection("tags", 3)
-    for k, name in enumerate(FEATURES):
-        jets.tensor(name).fill_(k + 1)
+    for i, name in enumerate(FEATURES):
+        jets.tensor(name).fill_(i + 1)
     if by_name:
         session.run({"jets": jets}, {"tags": tags})
     else:

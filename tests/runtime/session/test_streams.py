@@ -86,14 +86,14 @@ def test_outputs_are_ready_in_stream_order() -> None:
     jets, tags = session.collection("jets", 4096), session.collection("tags", 4096)
     binding = session.bind(jets, tags)
     side = torch.cuda.Stream(device)
-    for k, stream in enumerate((side, side.cuda_stream), start=1):
+    for i, stream in enumerate((side, side.cuda_stream), start=1):
         with torch.cuda.stream(side):
             torch.cuda._sleep(20_000_000)  # ticks: a run on another stream would come too early
-            jets.tensor("a").fill_(k)
+            jets.tensor("a").fill_(i)
             binding(stream=stream)
             answer = tags.tensor("x").clone()
         side.synchronize()
-        assert answer.eq(3 * k).all()
+        assert answer.eq(3 * i).all()
 
 
 @pytest.mark.cuda

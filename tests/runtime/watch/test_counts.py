@@ -135,8 +135,8 @@ def counts(digest: str, values: list[int]) -> Counts:
 
 
 def test_files_of_one_version_add_up(tmp_path: Path) -> None:
-    for k in range(3):
-        (tmp_path / f"{k}.json").write_text(counts("a", [k] * 6).to_json())
+    for i in range(3):
+        (tmp_path / f"{i}.json").write_text(counts("a", [i] * 6).to_json())
     total = read_counts(sorted(tmp_path.glob("*.json")), "a")
     assert (total.calls, total.columns) == (3, {"jets/pt": [0 + 1 + 2] * 6})
 

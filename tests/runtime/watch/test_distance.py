@@ -29,7 +29,7 @@ def drawn(seed: int, rows: int = ROWS) -> dict[str, Array]:
         lambda: random.poisson(3.0, rows),
         lambda: np.where(random.random(rows) < 0.6, 0.0, random.normal(5.0, 1.0, rows)),
     ]
-    shape_of = {f"c/{k}": k % len(shapes) for k in range(COLUMNS)} | {SHIFTED: 0}
+    shape_of = {f"c/{i}": i % len(shapes) for i in range(COLUMNS)} | {SHIFTED: 0}
     return {key: shapes[shape]().astype(np.float32) for key, shape in shape_of.items()}
 
 
@@ -99,8 +99,8 @@ def test_of_unchanged_files_none_is_reported(rows: int) -> None:
 
     def draw(total: int) -> dict[str, list[int]]:
         return {
-            f"c/{k}": [0] * len(KINDS) + random.multinomial(total, own).tolist()
-            for k, own in enumerate(shares)
+            f"c/{i}": [0] * len(KINDS) + random.multinomial(total, own).tolist()
+            for i, own in enumerate(shares)
         }
 
     for _ in range(100):

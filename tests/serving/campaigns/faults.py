@@ -100,7 +100,10 @@ def run(
         }
         if "direct" in tritons:
             kinds["direct"] = tritons["direct"].faults()
-        sessions = [_session(tags, tritons, proxy, address, fall_back=b) for b in (True, False)]
+        sessions = [
+            _session(tags, tritons, proxy, address, fall_back=fall_back)
+            for fall_back in (True, False)
+        ]
         for session in sessions:
             stack.callback(session.close)
         threads = [
@@ -183,7 +186,7 @@ def _report(
     done = Counter[str]()
     for thread in threads:
         done += thread.done
-    say(f"faults {done.total()}: " + ", ".join(f"{k} {n}" for k, n in sorted(done.items())))
+    say(f"faults {done.total()}: " + ", ".join(f"{fault} {n}" for fault, n in sorted(done.items())))
     for label, session in zip(("falling back", "not falling back"), sessions, strict=True):
         report = session.report()
         say(

@@ -285,7 +285,7 @@ def test_a_run_that_fails_is_an_error_of_its_requests(mlp: Built) -> None:
 
 def tensors(request: Request) -> Request:
     """The request with torch's tensors in place of arrays."""
-    return Request({k: torch.from_numpy(array.copy()) for k, array in request.inputs.items()})
+    return Request({name: torch.from_numpy(array.copy()) for name, array in request.inputs.items()})
 
 
 def require_equal(answer: object, expected: object) -> None:
@@ -350,7 +350,7 @@ def test_requests_on_a_gpu_are_answered_there(tmp_path: Path) -> None:
     expected = Core(here, merge=True, requests="columns").answer(arrays)
 
     def on_gpu(request: Request) -> Request:
-        return Request({k: tensor.to(gpu) for k, tensor in tensors(request).inputs.items()})
+        return Request({name: tensor.to(gpu) for name, tensor in tensors(request).inputs.items()})
 
     answers = core.answer([on_gpu(arrays[0]), arrays[1], on_gpu(arrays[2]), arrays[3]])
     for answer, wanted in zip(answers, expected, strict=True):

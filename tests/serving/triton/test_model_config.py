@@ -42,7 +42,7 @@ def test_a_configuration_is_read_back_as_it_was_meant(
     data: st.DataObject, instances: int, delay: int, preferred: set[int], form: Form
 ) -> None:
     signature = data.draw(problems(one_dtype=form != "columns")).signature
-    dtypes = {c.dtype for layout in signature.layouts.values() for c in layout.columns}
+    dtypes = {column.dtype for layout in signature.layouts.values() for column in layout.columns}
     assume(dtypes <= set(TRITON_DTYPES))
     try:
         wire = Wire.of(signature, form)
