@@ -294,7 +294,8 @@ def test_the_wheel_works_from_another_folder(empty_venv: Path, tmp_path: Path) -
     )
     assert Path(module.strip()).is_relative_to(empty_venv)
     usage = succeeded(execute(empty_venv / "bin" / "pipeline", "--help", cwd=tmp_path))
-    assert "run" in usage and "promote" in usage
+    assert "run" in usage
+    assert "promote" in usage
     assert not list(tmp_path.iterdir())
 
 

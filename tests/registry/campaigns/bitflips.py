@@ -136,7 +136,8 @@ class Campaign:
                 os.pwrite(handle, good, offset)
         finally:
             os.close(handle)
-        assert "\n" not in message and str(self.path) in message, message
+        assert "\n" not in message, message
+        assert str(self.path) in message, message
         twice = [file for file, count in counts.items() if count > 1]
         assert not twice, f"{name}: {twice} opened again after {message}"
 
@@ -165,7 +166,8 @@ class Campaign:
             (self.path / name).write_bytes(content)
         key = read_trusted(self.keys.public)
         reopened = Bundle.open(self.path)
-        assert require_signature(reopened, [key]) == key and reopened.digest == self.bundle.digest
+        assert require_signature(reopened, [key]) == key
+        assert reopened.digest == self.bundle.digest
         return False
 
     def require_nothing_loaded(self) -> None:

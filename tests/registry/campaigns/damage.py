@@ -51,7 +51,8 @@ def refusals(
         try:
             load(copy)
         except damage.error as error:
-            assert "\n" not in str(error) and damage.named in str(error), (damage, error)
+            assert "\n" not in str(error), (damage, error)
+            assert damage.named in str(error), (damage, error)
             counts[damage.kind] += 1
         else:
             raise AssertionError(f"{damage} was not refused")

@@ -115,7 +115,8 @@ def test_an_answer_that_is_off() -> None:
         session.run(inputs, outputs)
     message = str(caught.value)
     assert message.startswith("triple/2 (by hand, cpu/x86-64-v3): output 'probabilities', row 4 of")
-    assert "deviation 0.01" in message and message.endswith("outside atol 1e-05 + rtol 1e-05")
+    assert "deviation 0.01" in message
+    assert message.endswith("outside atol 1e-05 + rtol 1e-05")
     assert session.report.events == 1
     assert session.report.worst["probabilities"].max_abs == pytest.approx(1e-2, rel=1e-3)
 

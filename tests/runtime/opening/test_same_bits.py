@@ -70,7 +70,8 @@ def test_a_host_that_gives_other_bits_says_so_at_every_load(
         load(elsewhere.path, mode="test").close()
         messages = [text for text in warnings(caplog) if "gives other bits" in text]
         assert len(messages) == times
-        assert "jets" in messages[0] and TARGET in messages[0]
+        assert "jets" in messages[0]
+        assert TARGET in messages[0]
         assert len(list(notes.iterdir())) == 1  # the second load reads the note of the first
 
 
