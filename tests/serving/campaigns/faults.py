@@ -22,13 +22,14 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pipeline
 from runtime.loader import load as load_here
+from runtime.session.session import Session
 from serving.client.options import HEADERS
 from serving.site.options import Site
 from serving.site.site_session import SiteSession
@@ -100,10 +101,10 @@ def run(
         }
         if "direct" in tritons:
             kinds["direct"] = tritons["direct"].faults()
-        sessions = [
-            _session(tags, tritons, proxy, address, fall_back=fall_back)
-            for fall_back in (True, False)
-        ]
+        sessions = (
+            _session(tags, tritons, proxy, address, fall_back=True),
+            _session(tags, tritons, proxy, address, fall_back=False),
+        )
         for session in sessions:
             stack.callback(session.close)
         threads = [
@@ -111,22 +112,13 @@ def run(
             for name, count in plan.items()
         ]
         tally = Tally()
-        clients = [
-            Client(sessions[falls], local, tally, seed * 100 + i, ahead=ahead, patient=bool(falls))
-            for i, (falls, ahead) in enumerate(
-                [(0, False), (0, False), (0, False), (0, True), (1, False)]
-            )
-        ]
+        clients = _clients(*sessions, local, tally, seed * 100)
         for thread in (*clients, *threads):
             thread.start()
         for thread in threads:
             thread.join()
         recovered = all([_recovered(session) for session in sessions])
-        for client in clients:
-            client.ended.set()
-        for client in clients:
-            client.join(60)
-        stuck = sum(client.is_alive() for client in clients)
+        stuck = _end(clients)
         _report(say, threads, sessions, tally)
         say(f"{time.monotonic() - begun:.0f} s")
     broken = [thread.error for thread in threads if thread.error]
@@ -139,6 +131,25 @@ def run(
         if extent:
             say(f"{problem}: {extent}")
     return tally.clean and not any(problems.values())
+
+
+def _clients(
+    falling_back: SiteSession, waiting: SiteSession, local: Session, tally: Tally, seed: int
+) -> list[Client]:
+    """Clients of both sessions. One has calls ahead; one waits for the servers."""
+    usual = [
+        Client(falling_back, local, tally, seed + i, ahead=i == 3, patient=False) for i in range(4)
+    ]
+    return [*usual, Client(waiting, local, tally, seed + 4, ahead=False, patient=True)]
+
+
+def _end(clients: Sequence[Client]) -> int:
+    """End the clients; returns how many still run after a minute each."""
+    for client in clients:
+        client.ended.set()
+    for client in clients:
+        client.join(60)
+    return sum(client.is_alive() for client in clients)
 
 
 def _plan(faults: int) -> dict[str, int]:
@@ -180,7 +191,7 @@ def _recovered(session: SiteSession) -> bool:
 
 
 def _report(
-    say: Callable[[str], None], threads: list[Faults], sessions: list[SiteSession], tally: Tally
+    say: Callable[[str], None], threads: list[Faults], sessions: Sequence[SiteSession], tally: Tally
 ) -> None:
     """Says how often each fault came, and what the sessions and clients counted."""
     done = Counter[str]()
