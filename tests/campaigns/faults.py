@@ -25,7 +25,7 @@ FAULTS = (
         "one file's digest is not checked",
         "names = [name for name in listed if verify and name != main]",
         'names = [n for n in listed if verify and n != main and not n.endswith("/weights.bin")]',
-        ("test_altered_byte",),
+        ("test_an_altered_byte_is_refused_unless_nothing_is_verified",),
     ),
     Fault(
         "the manifest's digest is not checked",
@@ -37,7 +37,7 @@ FAULTS = (
         "files that SHA256SUMS does not list are accepted",
         "if extra := sorted(present - listed.keys() - _BESIDE):",
         "if extra := []:",
-        ("test_bundle.test_damage",),
+        ("test_bundle.test_any_damage_is_refused",),
     ),
     Fault(
         "the registry's digest is not compared with the files'",
@@ -49,7 +49,7 @@ FAULTS = (
         "a file that was replaced after it was hashed is not hashed again",
         "if self._bundle.hashed.get(name, now) != now:",
         "if False:",
-        ("test_changed_before",),
+        ("test_a_file_that_was_changed_before_cannot_be_pinned",),
     ),
     Fault(
         "a file is not checked again after an engine has opened it",
@@ -61,7 +61,7 @@ FAULTS = (
         "an archive may hold links",
         "        if not plain_file and not member.isdir():",
         "        if False:",
-        ("test_an_archive_of_links",),
+        ("test_an_archive_of_links_is_refused",),
     ),
     # Which code may be run
     Fault(
@@ -81,7 +81,7 @@ FAULTS = (
         "a target that the signature does not cover is run",
         "withheld = dict.fromkeys(passed, NOT_SIGNED) if signed else {}",
         "withheld: dict[str, str] = {}",
-        ("test_a_target_of_the_registry_that_no_signature_covers",),
+        ("test_targets_that_were_not_promoted_or_signed_are_withheld",),
     ),
     Fault(
         "production loads a version that was not promoted",
@@ -132,7 +132,7 @@ FAULTS = (
         "a damaged record of a lookup is used",
         'if record.get("sha256") != _digest(content):',
         "if False:",
-        ("test_a_damaged_record",),
+        ("test_a_damaged_record_is_refused",),
     ),
     Fault(
         "the record of a lookup in test mode is used in production",
@@ -150,7 +150,7 @@ FAULTS = (
         "a promotion without any gate's decision is accepted",
         "passed = bool(decisions) and all(",
         "passed = all(",
-        ("test_refused_changes_nothing",),
+        ("test_a_promotion_without_a_decision_is_refused",),
     ),
     Fault(
         "a promotion passes although the gates did not apply a policy of the registry",
@@ -174,25 +174,25 @@ FAULTS = (
         "a promotion that is void counts for the time in staging",
         'elif since is None and event.kind == "promotion" and event.state != "void":',
         'elif since is None and event.kind == "promotion":',
-        ("test_since_when_in_staging",),
+        ("test_a_version_is_in_staging_since_its_promotion_there",),
     ),
     Fault(
         "any gate can be overridden",
         'NEVER_OVERRIDDEN = frozenset({"digests", "signature"})',
         "NEVER_OVERRIDDEN = frozenset[str]()",
-        ("test_override",),
+        ("test_an_override_takes_a_gate_that_was_asked_and_a_reason",),
     ),
     Fault(
         "a version that has an alias is removed",
         "    if version.aliases:\n        aliases",
         "    if False:\n        aliases",
-        ("test_a_version_with_an_alias",),
+        ("test_a_version_with_an_alias_is_not_removed",),
     ),
     Fault(
         "an annex of another bundle is attached",
         "if record.base != bundle.digest or record.name != bundle.manifest.name:",
         "if record.name != bundle.manifest.name:",
-        ("test_an_annex_of_another_bundle",),
+        ("test_an_annex_of_another_bundle_is_refused",),
     ),
     # Gates, history and rollback
     Fault(
@@ -209,7 +209,7 @@ FAULTS = (
         "        if holder != other_than and self._was_let_in(holder):",
         "        if holder != other_than:",
         (
-            "test_alias_that_others_moved",
+            "test_an_alias_that_others_moved_is_recorded_as_found",
             "test_a_promotion_over_what_no_gate_saw_leaves_no_way_back_to_it",
         ),
     ),
@@ -235,13 +235,13 @@ FAULTS = (
         "one of several required approvals is enough",
         'yield Decision("approvals", not missing, approved, needed, detail)',
         'yield Decision("approvals", approved != "none", approved, needed, detail)',
-        ("test_approvals",),
+        ("test_all_whom_a_policy_names_must_approve",),
     ),
     Fault(
         "an unverified target is excused although a policy names it",
         "return target in self.allow_unverified - self.needed.named_targets",
         "return target in self.allow_unverified",
-        ("test_unverified_passes_only_by_name",),
+        ("test_an_unverified_target_that_a_policy_names_does_not_pass",),
     ),
     Fault(
         "a promotion covers targets that its gates did not check",
@@ -277,7 +277,7 @@ FAULTS = (
         "a deleted version is read from the database's tables",
         "AND v.current_stage <> 'Deleted_Internal'",
         "",
-        ("test_sqlite",),
+        ("test_sqlite_gives_the_answers_of_mlflows_client",),
     ),
     Fault(
         "an event may be older than the one before it",
@@ -335,13 +335,13 @@ FAULTS = (
         "a lease that ended while it was read counts as that of a dead writer",
         "owner, now = lease.tags.get(_OWNER), time.monotonic()",
         'owner, now = lease.tags.get(_OWNER, ""), time.monotonic()',
-        ("test_a_lease_that_ends_while_it_is_read",),
+        ("test_a_lease_that_ends_while_it_is_read_ends_no_other_one",),
     ),
     Fault(
         "a version is registered although `gc` has removed its files",
         "                    upload.require_open(self, client, run, bundle)\n",
         "",
-        ("test_a_registration_that_is_at_work",),
+        ("test_a_registration_whose_files_were_collected_makes_no_version",),
     ),
     # Shadows, pickled sessions, and the cache of a host
     Fault(
@@ -544,13 +544,13 @@ FAULTS = (
         "only a thousandth of a deviation is compared with the tolerance",
         "gap > tolerance.atol + tolerance.rtol",
         "gap / 1000 > tolerance.atol + tolerance.rtol",
-        ("test_absolute_relative_and_outside_by_hand",),
+        ("test_a_deviation_is_what_one_counts_by_hand",),
     ),
     Fault(
         "NaN agrees with anything",
         "mismatch = ~finite & ~same",
         "mismatch = ~finite & ~same & ~found64.isnan()",
-        ("test_nan_and_infinity",),
+        ("test_nan_and_infinity_agree_only_with_themselves",),
     ),
     Fault(
         "test mode accepts every answer",
@@ -595,14 +595,14 @@ FAULTS = (
         "    if found == wanted:\n        return\n",
         "    if [c.name for c in found.columns] == [c.name for c in wanted.columns]:\n"
         "        return\n",
-        ("test_layouts_that_are_not_the_models",),
+        ("test_a_layout_that_is_not_the_models_is_refused",),
     ),
     Fault(
         "the alignment of a layout is not checked",
         "    if found == wanted:\n        return\n",
         "    if (found.columns, found.storage) == (wanted.columns, wanted.storage):\n"
         "        return\n",
-        ("test_layouts_that_are_not_the_models",),
+        ("test_a_layout_that_is_not_the_models_is_refused",),
     ),
     Fault(
         "the alignment of memory is not checked",
@@ -701,13 +701,13 @@ FAULTS = (
         "n above the compiled range is bound",
         "    _check_range(signature, rows)\n    return rows",
         "    return rows",
-        ("test_binding.test_rows_outside_the_compiled_range",),
+        ("test_binding.test_rows_outside_the_compiled_range_are_refused",),
     ),
     Fault(
         "a call may go beyond the bound memory",
         "limits[dim] = min(limits[dim], collection.capacity)",
         "pass",
-        ("test_other_rows_beyond_the_memory_or_the_range",),
+        ("test_other_rows_beyond_the_memory_or_the_range_are_refused",),
     ),
     Fault(
         "two threads may use one binding",
@@ -819,7 +819,7 @@ FAULTS = (
         "if False:",
         (
             "test_what_an_artifact_takes_follows_from_the_manifest",
-            "test_windows_that_were_not_validated",
+            "test_a_card_must_agree_on_which_windows_were_validated",
         ),
     ),
     Fault(
@@ -948,13 +948,13 @@ FAULTS = (
         "the next part of a request begins where the last one did",
         "        self.at += rows or 0\n",
         "        self.at += 0\n",
-        ("test_more_rows_than_a_message_carries",),
+        ("test_more_rows_than_a_message_carries_are_sent_in_several",),
     ),
     Fault(
         "a connection is made without TLS although the options ask for TLS",
         "return grpc.ssl_channel_credentials(root, key, chain)",
         "return None",
-        ("test_tls_that_fails",),
+        ("test_a_server_whose_tls_fails_gets_nothing",),
     ),
     # Jobs on files
     Fault(

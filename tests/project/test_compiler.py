@@ -12,12 +12,12 @@ import pytest
 
 COMPILER = Path(__file__).parents[1] / "models" / "compiler" / "g++"
 # Notes each call, and writes the content of all its inputs as the output.
-REAL = """#!/bin/sh
+REAL_COMPILER = """#!/bin/sh
 [ "$*" = --version ] && { cat "$0.version"; exit; }
-echo asked >> "$0.log"
+echo called >> "$0.log"
 case "$*" in *-broken*) exit 3 ;; esac
-while [ "$1" != -o ]; do given="$given $(cat "$1" 2>/dev/null || echo "$1")"; shift; done
-echo "$given" > "$2"
+while [ "$1" != -o ]; do inputs="$inputs $(cat "$1" 2>/dev/null || echo "$1")"; shift; done
+echo "$inputs" > "$2"
 """
 
 Compile = Callable[..., tuple[int, str]]
@@ -27,7 +27,7 @@ Compile = Callable[..., tuple[int, str]]
 def compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compile:
     """Compile a text to a file; returns the calls of the real compiler so far, and the output."""
     real = tmp_path / "real"
-    real.write_text(REAL)
+    real.write_text(REAL_COMPILER)
     real.chmod(0o755)
     (tmp_path / "real.version").write_text("12")
     (tmp_path / "torch" / "include").mkdir(parents=True)
@@ -36,74 +36,92 @@ def compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compile:
     monkeypatch.setenv("TESTS_CXX", str(real))
     monkeypatch.setenv("TESTS_COMPILED", str(tmp_path / "kept"))
 
-    def compiled(
-        text: str, *flags: str, source: str = "x.wrapper.cpp", made: str = "x.wrapper.o"
+    def run(
+        text: str, *flags: str, source: str = "x.wrapper.cpp", output: str = "x.wrapper.o"
     ) -> tuple[int, str]:
         (tmp_path / source).write_text(text)
-        (tmp_path / made).unlink(missing_ok=True)
+        (tmp_path / output).unlink(missing_ok=True)
         file, include = str(tmp_path / source), f"-I{tmp_path}/torch/include"
         # As Inductor and lanes call it.
-        given = [source] if source == "network.cpp" else [file, include]
-        out = made if made.startswith("part") else str(tmp_path / made)
-        command = [str(COMPILER), *given, *flags, "-o", out]
-        done = subprocess.run(command, check=False, cwd=tmp_path)
-        assert done.returncode == (3 if "-broken" in flags else 0)
-        times = len((tmp_path / "real.log").read_text().splitlines())
-        return times, (tmp_path / made).read_text() if done.returncode == 0 else ""
+        inputs = [source] if source == "network.cpp" else [file, include]
+        out = output if output.startswith("part") else str(tmp_path / output)
+        command = [str(COMPILER), *inputs, *flags, "-o", out]
+        status = subprocess.run(command, check=False, cwd=tmp_path).returncode
+        assert status == (3 if "-broken" in flags else 0)
+        calls = len((tmp_path / "real.log").read_text().splitlines())
+        return calls, (tmp_path / output).read_text() if status == 0 else ""
 
-    return compiled
+    return run
 
 
-def test_the_same_once(compile: Compile) -> None:
+@pytest.mark.parametrize("names", [{"source": "y.wrapper.cpp"}, {"output": "y.wrapper.o"}])
+def test_the_same_code_is_compiled_once(compile: Compile, names: dict[str, str]) -> None:
+    """Comments, blank lines and the names of the files do not matter."""
     first = compile("int a;", "-O0")
     assert first[0] == 1
-    assert compile("// another day\n\nint a;\n", "-O0", source="y.wrapper.cpp") == first
-    assert compile("// another day\n\nint a;\n", "-O0", made="y.wrapper.o") == first
+    assert compile("// another day\n\nint a;\n", "-O0", **names) == first
 
 
-def test_another_compilation(compile: Compile, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("text", "flags"), [("int b;", []), ("int a;", ["-O3"])])
+def test_other_code_or_flags_are_compiled_anew(
+    compile: Compile, text: str, flags: list[str]
+) -> None:
     assert compile("int a;")[0] == 1
-    assert compile("int b;")[0] == 2
-    assert compile("int b;", "-O3")[0] == 3
-    (tmp_path / "real.version").write_text("13")
-    assert compile("int b;", "-O3")[0] == 4
-    (tmp_path / "torch" / "version.py").write_text("another torch")
-    assert compile("int b;", "-O3")[0] == 5
-    assert compile("int b;", "-O3")[0] == 5
+    assert compile(text, *flags)[0] == 2
 
 
-def test_a_library_of_other_objects(compile: Compile) -> None:
-    library = {"source": "x.kernel.o", "made": "x.wrapper.so"}
+@pytest.mark.parametrize("changed", ["real.version", "torch/version.py"])
+def test_another_compiler_or_torch_compiles_anew(
+    compile: Compile, tmp_path: Path, changed: str
+) -> None:
+    assert compile("int a;")[0] == 1
+    (tmp_path / changed).write_text("another version")
+    assert compile("int a;")[0] == 2
+    assert compile("int a;")[0] == 2
+
+
+def test_a_library_is_linked_anew_for_other_objects(compile: Compile) -> None:
+    """An object has no comments: each of its bytes matters."""
+    library = {"source": "x.kernel.o", "output": "x.wrapper.so"}
     assert compile("1", **library)[0] == 1
     assert compile("// 2", **library)[0] == 2
     assert compile("1", **library)[0] == 2
 
 
-@pytest.mark.parametrize("made", ["network.so", "part1.o"])
-def test_a_library_of_lanes(compile: Compile, tmp_path: Path, made: str) -> None:
-    """It is kept by its source, its weights and its headers; so is each part of a large one."""
+@pytest.mark.parametrize("output", ["network.so", "part1.o"])
+def test_a_library_of_lanes_is_kept_by_all_its_inputs(
+    compile: Compile, tmp_path: Path, output: str
+) -> None:
+    """Its source, its weights and its headers; so is each part of a large library."""
     headers = tmp_path / "lanes" / "headers"
     headers.mkdir(parents=True)
 
     def library(text: str, weights: str, header: str) -> tuple[int, str]:
         (headers / "lanes.h").write_text(header)
         (tmp_path / "weights.bin").write_text(weights)
-        return compile(text, "-I", str(headers), source="network.cpp", made=made)
+        return compile(text, "-I", str(headers), source="network.cpp", output=output)
 
     first = library("int a;", "1", "h")
-    assert first[0] == 1 and library("int a;", "1", "h") == first
+    assert first[0] == 1
+    assert library("int a;", "1", "h") == first
     assert library("int b;", "1", "h")[0] == 2
     assert library("int a;", "2", "h")[0] == 3
     assert library("int a;", "1", "g")[0] == 4
     assert library("int a;", "1", "h") == (4, first[1])
 
 
-def test_what_is_not_remembered(compile: Compile, tmp_path: Path) -> None:
+def test_a_failed_compilation_is_not_kept(compile: Compile) -> None:
     assert [compile("int a;", "-broken")[0] for _ in range(2)] == [1, 2]
-    # Inductor gives its files other names.
-    assert [compile("int a;", made="x.o")[0] for _ in range(2)] == [3, 4]
+
+
+def test_a_file_that_is_not_of_inductor_is_not_kept(compile: Compile) -> None:
+    """Inductor's files are known by their names."""
+    assert [compile("int a;", output="x.o")[0] for _ in range(2)] == [1, 2]
+
+
+def test_nothing_is_kept_without_a_folder(compile: Compile, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "kept")
-    assert [compile("int a;")[0] for _ in range(2)] == [5, 6]
+    assert [compile("int a;")[0] for _ in range(2)] == [1, 2]
 
 
 @dataclass(frozen=True)
@@ -113,7 +131,7 @@ class Objects:
     folder: Path
 
     @property
-    def kept(self) -> int:
+    def count(self) -> int:
         """How many objects are kept."""
         return len([*(self.folder / "kept").iterdir()])
 
@@ -131,14 +149,14 @@ class Objects:
 
     def code(self, value: str, source: str = "a.cpp", *flags: str) -> str:
         """The machine code of the function, as assembly."""
-        done = self.compile(value, source, *flags)
-        assert done.returncode == 0, done.stderr
+        compiled = self.compile(value, source, *flags)
+        assert compiled.returncode == 0, compiled.stderr
         assert "value.h" in (self.folder / f"{source}.d").read_text()
-        listed = subprocess.run(
+        listing = subprocess.run(
             ["objdump", "-d", self.folder / f"{source}.o"],
             check=True, capture_output=True, text=True,
         )  # fmt: skip
-        return listed.stdout.partition("<_Z1fv>:")[2]
+        return listing.stdout.partition("<_Z1fv>:")[2]
 
 
 @pytest.fixture
@@ -150,20 +168,21 @@ def objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Objects:
 
 
 def test_the_same_content_under_another_name_is_one_object(objects: Objects) -> None:
-    assert "0x11" in (first := objects.code("17"))
+    first = objects.code("17")
+    assert "0x11" in first
     assert objects.code("17", "b.cpp") == first
-    assert objects.kept == 1
+    assert objects.count == 1
 
 
 def test_another_header_or_flag_gives_another_object(objects: Objects) -> None:
     first = objects.code("17")
     assert "0x12" in objects.code("18")
     objects.code("18", "a.cpp", "-O2")
-    assert objects.kept == 3
+    assert objects.count == 3
     assert objects.code("17") == first
-    assert objects.kept == 3
+    assert objects.count == 3
 
 
 def test_a_file_that_does_not_compile_is_not_kept(objects: Objects) -> None:
     assert objects.compile("nothing", "a.cpp").returncode == 1
-    assert objects.kept == 0
+    assert objects.count == 0

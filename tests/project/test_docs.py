@@ -47,6 +47,7 @@ from pipeline.cli.main import main
 from pipeline.config import Config, load_config
 from pipeline.config.schema import RowsConfig
 from pipeline.deployment.repository import deploy
+from registry.bundle import Bundle
 from registry.mlflow.mlmodel import fields
 from registry.store.registry import Registry
 from serving.local.fleet import find_envoy
@@ -64,11 +65,12 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "exa
 RESULTS = ROOT / "benchmarks/RESULTS.md"
 API = ROOT / "docs/reference/api.md"
 NO_EXAMPLE = {"pipeline.building.run_config.RunResult", "soa.memory.jagged.from_jagged"}
+"""The public names without an example of their own."""
 SOURCES = "\n".join(
     path.read_text() for name in (*PACKAGES, "tests") for path in ROOT.glob(f"{name}/**/*.py")
 )
-NAMED = r"\bPIPELINE_[A-Z_]+\b|\b[A-Z]\w+Error\b"
-NAMES = set(re.findall(NAMED, SOURCES))
+VARIABLE_OR_ERROR = r"\bPIPELINE_[A-Z_]+\b|\b[A-Z]\w+Error\b"
+VARIABLES_AND_ERRORS = set(re.findall(VARIABLE_OR_ERROR, SOURCES))
 LANGUAGES = {"sh", "python", "yaml", "dockerfile", "text", "toml", "cpp", "fortran"}
 NAME = "jet-tagger"
 
@@ -98,18 +100,19 @@ class Snippet:
 def snippets(page: Path) -> Iterator[Snippet]:
     text = page.read_text()
     fence = r"(?:^<!-- (needs|tried|file|from): (.+?) -->\n)?^```(\w*)\n(.*?)^```$"
-    for found in re.finditer(fence, text, re.DOTALL | re.MULTILINE):
-        marker, value, language, inside = found.groups("")
-        line = text.count("\n", 0, found.start(4))
+    for match in re.finditer(fence, text, re.DOTALL | re.MULTILINE):
+        marker, value, language, inside = match.groups("")
+        line = text.count("\n", 0, match.start(4))
         yield Snippet(page, line, language, inside, marker, value)
 
 
 SNIPPETS = [snippet for page in PAGES for snippet in snippets(page)]
 
 
-def there(look: Callable[[], object]) -> bool:
+def installed(find: Callable[[], object]) -> bool:
+    """Whether `find` finds its program on this host."""
     try:
-        look()
+        find()
     except SoaPipelineError:
         return False
     return True
@@ -117,25 +120,37 @@ def there(look: Callable[[], object]) -> bool:
 
 NEEDS: dict[str, Callable[[], bool]] = {
     "gpu": torch.cuda.is_available,
-    "triton": lambda: there(find_triton),
-    "envoy": lambda: there(find_envoy),
+    "triton": lambda: installed(find_triton),
+    "envoy": lambda: installed(find_envoy),
 }
+"""What a snippet may need, and whether this host has it."""
 
 
 # -- names and commands in the text --------------------------------------------------------------
 
 
-def test_each_fence_says_what_it_is() -> None:
-    assert {s.language for s in SNIPPETS} == LANGUAGES
+def test_each_fence_is_read_as_a_snippet() -> None:
     for page in PAGES:
         assert 2 * len(list(snippets(page))) == page.read_text().count("```"), page
-    assert {need for s in SNIPPETS for need in s.needs} == {*NEEDS, "minutes"}
-    for snippet in SNIPPETS:
-        if snippet.marker == "tried":
-            file, _, test = snippet.value.partition("::")
-            assert f"def {test}" in (ROOT / file).read_text(), snippet
-        if snippet.marker == "from":
-            assert snippet.text in (ROOT / snippet.value).read_text(), snippet
+
+
+def test_each_fence_names_a_language_that_we_know() -> None:
+    assert {snippet.language for snippet in SNIPPETS} == LANGUAGES
+
+
+def test_each_need_of_a_snippet_is_one_that_we_know() -> None:
+    assert {need for snippet in SNIPPETS for need in snippet.needs} == {*NEEDS, "minutes"}
+
+
+def test_each_test_that_tries_a_snippet_exists() -> None:
+    for snippet in (s for s in SNIPPETS if s.marker == "tried"):
+        file, _, test = snippet.value.partition("::")
+        assert f"def {test}" in (ROOT / file).read_text(), snippet
+
+
+def test_each_snippet_from_a_file_is_in_that_file() -> None:
+    for snippet in (s for s in SNIPPETS if s.marker == "from"):
+        assert snippet.text in (ROOT / snippet.value).read_text(), snippet
 
 
 def complaint(words: list[str]) -> str | None:
@@ -181,8 +196,11 @@ def test_links_lead_to_files(page: Path) -> None:
 @every_page
 def test_commands_and_their_options_exist(page: Path) -> None:
     ours = ("pipeline ", "python -m ", "make ")
-    named = [shlex.split(code) for code in inline(page) if code.startswith(ours)]
-    for words in [*named, *(w for s in snippets(page) if s.language == "sh" for w in s.commands)]:
+    commands = [shlex.split(code) for code in inline(page) if code.startswith(ours)]
+    for snippet in snippets(page):
+        if snippet.language == "sh":
+            commands += snippet.commands
+    for words in commands:
         assert complaint(words) is None, (words, complaint(words))
 
 
@@ -195,7 +213,7 @@ def test_files_that_inline_code_names_exist(page: Path) -> None:
 
 @every_page
 def test_variables_and_errors_that_inline_code_names_exist(page: Path) -> None:
-    assert set(re.findall(NAMED, "\n".join(inline(page)))) <= NAMES
+    assert set(re.findall(VARIABLE_OR_ERROR, "\n".join(inline(page)))) <= VARIABLES_AND_ERRORS
 
 
 def test_the_drawing_of_the_layers_is_true() -> None:
@@ -207,17 +225,31 @@ def test_the_drawing_of_the_layers_is_true() -> None:
         assert {face.parent.name for face in (ROOT / layer).glob("*/__init__.py")} <= drawn, layer
         for name in drawn:
             assert (ROOT / layer / name).exists(), f"{layer}/{name}"
+
+
+def test_the_folders_that_the_page_of_the_layers_names_exist() -> None:
+    page = ROOT / "docs/concepts/architecture.md"
     for path in re.findall(rf"`((?:{'|'.join(PACKAGES)})/[\w./]+)`", page.read_text()):
         assert (ROOT / path).exists(), path
 
 
-def test_the_config_page_loads_and_names_every_key(tmp_path: Path) -> None:
-    text, jagged = (s.text for s in SNIPPETS if (s.page.name, s.language) == ("config.md", "yaml"))
+def configs() -> tuple[str, str]:
+    """The two configs on their page: a whole one, and collections that are jagged."""
+    whole, jagged = (s.text for s in SNIPPETS if (s.page.name, s.language) == ("config.md", "yaml"))
+    return whole, jagged
+
+
+def load_text(text: str, folder: Path) -> Config:
     for name in ("model.py", "weights.safetensors"):
-        (tmp_path / name).touch()
-    (tmp_path / "config.yaml").write_text(text)
-    config = load_config(tmp_path / "config.yaml")
-    assert [b.plan.kind for b in config.signature().inputs] == [
+        (folder / name).touch()
+    (folder / "config.yaml").write_text(text)
+    return load_config(folder / "config.yaml")
+
+
+def test_the_config_page_loads_and_names_every_key(tmp_path: Path) -> None:
+    text, _ = configs()
+    config = load_text(text, tmp_path)
+    assert [block.plan.kind for block in config.signature().inputs] == [
         "matrix",
         "matrix",
         "matrix",
@@ -234,27 +266,35 @@ def test_the_config_page_loads_and_names_every_key(tmp_path: Path) -> None:
 
     for key in {*keys(config), *Config.model_fields}:
         assert re.search(rf"\b{key}:", text), key
-    tiny = "name: t\nmodel: {factory: model.py:build}\n"
-    tiny += "outputs: [{name: o, collection: t, columns: [y]}]\n"
-    t = "collections:\n  t: {columns: [{name: y, dtype: float32}]}\n"
-    (tmp_path / "config.yaml").write_text(tiny + jagged.replace("collections:\n", t))
-    assert load_config(tmp_path / "config.yaml").signature().jagged == {"jets": 16}
 
 
-def test_the_results_say_what_one_command_runs() -> None:
+def test_the_jagged_collections_of_the_config_page_load(tmp_path: Path) -> None:
+    _, jagged = configs()
+    other_keys = "name: t\nmodel: {factory: model.py:build}\n"
+    other_keys += "outputs: [{name: o, collection: t, columns: [y]}]\n"
+    output = "collections:\n  t: {columns: [{name: y, dtype: float32}]}\n"
+    config = load_text(other_keys + jagged.replace("collections:\n", output), tmp_path)
+    assert config.signature().jagged == {"jets": 16}
+
+
+def test_the_results_have_the_sections_that_the_benchmarks_write() -> None:
     text = RESULTS.read_text()
-    assert re.findall(r"^## (.+)$", text, re.M) == [each.title for each in SECTIONS.values()]
-    assert all(f"`{each.command}`" in text for each in SECTIONS.values())
-    assert len(text.split()) <= 3000
+    titles = [section.title for section in SECTIONS.values()]
+    assert re.findall(r"^## (.+)$", text, re.M) == titles
+    assert all(f"`{section.command}`" in text for section in SECTIONS.values())
+
+
+def test_the_results_are_short() -> None:
+    assert len(RESULTS.read_text().split()) <= 3000
 
 
 def test_the_page_on_installing_names_every_extra() -> None:
     page = (ROOT / "docs/install.md").read_text()
-    said = re.search(r"^Extras: (.*?)\n\n", page, re.DOTALL | re.M)
+    listed = re.search(r"^Extras: (.*?)\n\n", page, re.DOTALL | re.M)
     project = (ROOT / "pyproject.toml").read_text()
     (table,) = re.findall(r"\[project.optional-dependencies\]\n(.*?)\n\[", project, re.DOTALL)
-    assert said is not None
-    names = set(re.findall(r"`([\w-]+)`(?: \(| ?,|\.)", said[1]))
+    assert listed is not None
+    names = set(re.findall(r"`([\w-]+)`(?: \(| ?,|\.)", listed[1]))
     assert names == set(re.findall(r"^([\w-]+) = \[", table, re.M))
 
 
@@ -262,6 +302,8 @@ def test_the_page_on_installing_names_every_extra() -> None:
 
 
 class Small(nn.Module):
+    """Takes the inputs of the demo and gives its outputs, with almost no work."""
+
     def forward(self, particles: Tensor, jet: Tensor) -> tuple[Tensor, Tensor]:
         probabilities = torch.softmax(jet + particles.sum((1, 2)).unsqueeze(1), dim=1)
         return probabilities, probabilities.argmax(1).to(torch.int32)
@@ -285,40 +327,43 @@ class Desk:
         bundle = served.make_bundle(folder / "built", NAME, Small(), self.signature)
         shutil.copy(database, folder / "registry.db")
         self.registry = Registry(f"sqlite:///{folder}/registry.db")
-        for number in range(1, 5):
-
-            def edit(_: Path, manifest: dict[str, Any], number: int = number) -> None:
-                manifest["description"] = f"version {number}"
-                manifest["provenance"]["config"] = {"engines": ["exported"]}
-
-            self.registry.register(resealed(bundle, folder / f"v{number}", edit))
+        self._register_versions(bundle)
         for number in (3, 1):
             self.registry.promote(self.registry.find(f"{NAME}/{number}"), "production", PASSED)
         self.registry.promote(self.registry.find(f"{NAME}/4"), "staging", PASSED)
         shutil.copy(folder / "registry.db", folder / "first.db")
 
+    def _register_versions(self, bundle: Bundle) -> None:
+        for number in range(1, 5):
+
+            def describe(_: Path, manifest: dict[str, Any], number: int = number) -> None:
+                manifest["description"] = f"version {number}"
+                manifest["provenance"]["config"] = {"engines": ["exported"]}
+
+            self.registry.register(resealed(bundle, self.folder / f"v{number}", describe))
+
     def page(self, page: Path) -> Path:
         """The page's working folder; its snippets run there one after another."""
-        place = self.folder / page.relative_to(ROOT).with_suffix("")
-        if place.exists():
-            return place
-        place.mkdir(parents=True)
+        folder = self.folder / page.relative_to(ROOT).with_suffix("")
+        if folder.exists():
+            return folder
+        folder.mkdir(parents=True)
         for name in ("configs", "examples"):
-            (place / name).symlink_to(ROOT / name)
-        for each in SNIPPETS:
-            if each.page == page and each.marker == "file":
-                (place / each.value).write_text(each.text)
+            (folder / name).symlink_to(ROOT / name)
+        for snippet in SNIPPETS:
+            if snippet.page == page and snippet.marker == "file":
+                (folder / snippet.value).write_text(snippet.text)
         jets = pa.Table.from_batches([to_arrow(Collection(self.layout, 40))])
-        pq.write_table(jets, place / "jets.parquet")
-        (place / "policy.yaml").write_text("max_slowdown: 1000\n")
-        (place / "site.yaml").write_text("local: {devices: [cpu]}\n")
-        certify(place, "release")
-        root = certify(place, "root", authority=True)
-        office = certify(place, "office", root, authority=True)
-        certify(place, "ada", office)
+        pq.write_table(jets, folder / "jets.parquet")
+        (folder / "policy.yaml").write_text("max_slowdown: 1000\n")
+        (folder / "site.yaml").write_text("local: {devices: [cpu]}\n")
+        certify(folder, "release")
+        root = certify(folder, "root", authority=True)
+        office = certify(folder, "office", root, authority=True)
+        certify(folder, "ada", office)
         for name in ("root", "office", "ada"):
-            (place / f"{name}.crt.pem").rename(place / f"{name}.pem")
-        return place
+            (folder / f"{name}.crt.pem").rename(folder / f"{name}.pem")
+        return folder
 
     def names(self, text: str) -> dict[str, Any]:
         """The names that the pages use without defining them.
@@ -326,12 +371,12 @@ class Desk:
         A session is loaded only if `text` uses one: that takes as long as everything else in most
         snippets.
         """
-        found: dict[str, Any] = {"pipeline": pipeline, "Path": Path}
+        names: dict[str, Any] = {"pipeline": pipeline, "Path": Path}
         if re.search(r"\b(n|memory|(session|binding|event)s?|(jets|tags)2?)\b", text):
-            found |= self._of_a_session()
-        return found
+            names |= self._names_of_a_session()
+        return names
 
-    def _of_a_session(self) -> dict[str, Any]:
+    def _names_of_a_session(self) -> dict[str, Any]:
         session = pipeline.load(f"{NAME}@production")
         layout, n = session.layout("jets"), 40
         memory = torch.zeros(layout.nbytes(n) + 128, dtype=torch.uint8)
@@ -377,12 +422,13 @@ def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def runnable(snippet: Snippet) -> bool:
-    elsewhere = snippet.marker in ("tried", "file", "from") or "minutes" in snippet.needs
-    return snippet.language in ("sh", "python") and not elsewhere
+    covered = snippet.marker in ("tried", "file", "from")
+    quick = "minutes" not in snippet.needs
+    return snippet.language in ("sh", "python") and quick and not covered
 
 
 @pytest.mark.parametrize("snippet", [*filter(runnable, SNIPPETS)], ids=str)
-def test_it_runs(
+def test_a_snippet_runs(
     desk: Desk,
     snippet: Snippet,
     monkeypatch: pytest.MonkeyPatch,
@@ -392,13 +438,21 @@ def test_it_runs(
         pytest.skip(f"needs {', '.join(missing)}")
     monkeypatch.chdir(desk.page(snippet.page))
     monkeypatch.setenv("PIPELINE_REGISTRY", desk.registry.uri)
-    text = snippet.text
     if snippet.language == "sh":
-        if "--key" in text:
-            pytest.importorskip("model_signing", reason="signatures take the extra `sign`")
-        for words in snippet.commands:
-            run_command(desk, words)
-        return
+        run_shell(desk, snippet)
+    else:
+        run_python(desk, snippet, request)
+
+
+def run_shell(desk: Desk, snippet: Snippet) -> None:
+    if "--key" in snippet.text:
+        pytest.importorskip("model_signing", reason="signatures take the extra `sign`")
+    for words in snippet.commands:
+        run_command(desk, words)
+
+
+def run_python(desk: Desk, snippet: Snippet, request: pytest.FixtureRequest) -> None:
+    text = snippet.text
     names = desk.names(text)
     if "triton://" in text:
         text = text.replace("triton://host:8001", request.getfixturevalue("triton"))
@@ -406,8 +460,8 @@ def test_it_runs(
     if "mlflow" in text:
         pytest.importorskip("pandas", reason="mlflow.pyfunc comes with the extra `mlflow`")
         text = re.sub(r"http://mlflow[\w.:]+", desk.registry.uri, text)
-        given = fields(desk.signature, "input")
-        names["jets"] = {field.name: np.zeros(field.shape(5), np.float32) for field in given}
+        inputs = fields(desk.signature, "input")
+        names["jets"] = {field.name: np.zeros(field.shape(5), np.float32) for field in inputs}
     with warnings.catch_warnings():
         if "mlflow" in text:
             warnings.simplefilter("ignore")  # MLflow 3.17 warns about its own type hints
@@ -422,14 +476,14 @@ def public_names() -> Iterator[tuple[str, object]]:
     """The names on the API page, of classes, functions and one module, with their objects."""
     for name in re.findall(r"^::: ([\w.]+)$", API.read_text(), re.M):
         module, _, last = name.rpartition(".")
-        found = getattr(importlib.import_module(module), last, None)
-        yield name, found or importlib.import_module(name)
+        member = getattr(importlib.import_module(module), last, None)
+        yield name, member or importlib.import_module(name)
 
 
 def examples() -> Iterator[doctest.DocTest]:
     finder = doctest.DocTestFinder(exclude_empty=True)
-    for name, found in public_names():
-        yield from (test for test in finder.find(found, name, globs={}) if test.examples)
+    for name, member in public_names():
+        yield from (test for test in finder.find(member, name, globs={}) if test.examples)
 
 
 EXAMPLES = list(examples())
@@ -454,7 +508,7 @@ def test_an_example_gives_what_it_says(
     shutil.copytree(desk.page(API), tmp_path, symlinks=True, dirs_exist_ok=True)
     shutil.copy(desk.folder / "first.db", tmp_path / "registry.db")
     rows: dict[str, Any] = {
-        c.name: np.ones((40, *c.shape), np.float32) for c in desk.layout.columns
+        column.name: np.ones((40, *column.shape), np.float32) for column in desk.layout.columns
     }
     np.savez(tmp_path / "jets.npz", **rows)
     monkeypatch.chdir(tmp_path)
@@ -465,18 +519,18 @@ def test_an_example_gives_what_it_says(
                 pytest.skip("needs triton")
             url = request.getfixturevalue("triton")
             step.source = step.source.replace("triton://host:8001", url)
-    names = {name: getattr(part, name) for part in (soa, soa.memory) for name in part.__all__}
-    used = "".join(step.source for step in example.examples)
-    example.globs = {**names, **desk.names(used), "np": np, "registry": Registry()}
+    names = {name: getattr(module, name) for module in (soa, soa.memory) for name in module.__all__}
+    source = "".join(step.source for step in example.examples)
+    example.globs = {**names, **desk.names(source), "np": np, "registry": Registry()}
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
-    said = io.StringIO()
+    failures = io.StringIO()
     with contextlib.redirect_stdout(io.StringIO()):
-        result = runner.run(example, out=said.write)
-    assert result.failed == 0, said.getvalue()
+        result = runner.run(example, out=failures.write)
+    assert result.failed == 0, failures.getvalue()
 
 
 def run_command(desk: Desk, words: list[str]) -> None:
-    """Runs our commands and scripts in this process, which is quick; others in a new one."""
+    """Run our commands and scripts in this process, which is quick; others in a new one."""
     words = [word.replace("URI", f"sqlite:///{desk.folder}/other.db") for word in words]
     if words[0] == "python" and words[1].endswith(".py"):
         with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):

@@ -10,7 +10,8 @@ from soa_pipeline import PACKAGES
 from tests.models.forked import in_a_child
 
 
-def look() -> None:
+def import_every_module() -> None:
+    """Import all modules of all packages, and compare the public names before and after."""
     packages = {name: importlib.import_module(name) for name in PACKAGES}
     before = {
         (name, public): getattr(package, public)
@@ -24,8 +25,8 @@ def look() -> None:
                 import_ours(module.name)
     hidden = [
         f"{name}.{public}"
-        for (name, public), meant in before.items()
-        if getattr(packages[name], public) is not meant
+        for (name, public), value in before.items()
+        if getattr(packages[name], public) is not value
         or importlib.util.find_spec(f"{name}.{public}")
     ]
     assert not hidden, hidden
@@ -41,4 +42,4 @@ def import_ours(name: str) -> None:
 
 def test_importing_a_module_hides_no_public_name() -> None:
     """Runs in a child: the names that an import binds in a package cannot be removed again."""
-    assert in_a_child(look) == "nothing"
+    assert in_a_child(import_every_module) == "nothing"

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from tests.models.our_modules import dotted, modules
 
-ROOM = "runtime/opening/"
+OPENING = "runtime/opening/"
 
 
 @functools.cache
 def used(tree: ast.AST) -> set[str]:
     """Every name that a module imports, and every attribute that it uses, with its dotted path."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
-            found |= {f"{node.module}.{each.name}" for each in node.names}
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
-            found |= {each.name for each in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.Attribute):
-            found.add(dotted(node))
-    return found
+            names.add(dotted(node))
+    return names
 
 
 def users(*names: str) -> set[str]:
@@ -30,7 +30,7 @@ def users(*names: str) -> set[str]:
     return {path for path, tree in modules() if used(tree) & set(names)}
 
 
-def folders(paths: set[str]) -> set[str]:
+def folders(paths: Iterable[str]) -> set[str]:
     return {path.rpartition("/")[0] + "/" for path in paths}
 
 
@@ -40,17 +40,17 @@ def calls(tree: ast.AST) -> Iterator[ast.Call]:
 
 def test_an_engine_opens_in_one_module() -> None:
     """Other modules that use an engine compile with it, or read its properties."""
-    have = users("engines.base.engine", "engines.base") - {"engines/__init__.py"}
-    assert folders(have) == {ROOM, "stages/", "pipeline/building/"}
-    asked = {path: asked_of_engines(tree) for path, tree in modules() if path in have}
-    opening = {path for path, said in asked.items() if "open" in said}
-    assert len(opening) == 1 and folders(opening) == {ROOM}
-    assert asked[opening.pop()] == {"open"}
+    importers = users("engines.base.engine", "engines.base") - {"engines/__init__.py"}
+    assert folders(importers) == {OPENING, "stages/", "pipeline/building/"}
+    read = {path: attributes_of_engines(tree) for path, tree in modules() if path in importers}
+    (opener,) = (path for path, attributes in read.items() if "open" in attributes)
+    assert folders([opener]) == {OPENING}
+    assert read[opener] == {"open"}
 
 
-def asked_of_engines(tree: ast.AST) -> set[str]:
+def attributes_of_engines(tree: ast.AST) -> set[str]:
     """The attributes that are read of `engine(...)`, or of variables that hold its result."""
-    made = {
+    variables = {
         ast.unparse(target)
         for node in ast.walk(tree)
         if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("engine(")
@@ -60,22 +60,19 @@ def asked_of_engines(tree: ast.AST) -> set[str]:
         node.attr
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute)
-        and (dotted(node.value) in made or dotted(node.value).startswith("engine("))
+        and (dotted(node.value) in variables or dotted(node.value).startswith("engine("))
     }
 
 
 def test_what_engines_open_with_is_used_by_engines() -> None:
     """Others: deploy, which checks the files for Triton's own backends, and model sources."""
+    openers = {"torch.jit.load", "torch.export.load", "onnxruntime.InferenceSession"}
+    internals = ("engines.native._native", "engines.aoti")
     outside = {
         path
         for path, tree in modules()
         if not path.startswith("engines/")
-        and used(tree) & {"torch.jit.load", "torch.export.load", "onnxruntime.InferenceSession"}
-        | {
-            name
-            for name in used(tree)
-            if name.startswith(("engines.native._native", "engines.aoti"))
-        }
+        and any(name in openers or name.startswith(internals) for name in used(tree))
     }
     assert folders(outside) == {"serving/native/", "stages/model/"}
 
@@ -86,10 +83,11 @@ def test_one_module_of_runtime_opening_makes_every_opened_version() -> None:
         for path, tree in modules()
         if any(dotted(call.func).rpartition(".")[2] == "Opened" for call in calls(tree))
     }
-    assert len(makers) == 1 and folders(makers) == {ROOM}
+    assert len(makers) == 1
+    assert folders(makers) == {OPENING}
 
 
-def test_bundles_are_taken_from_a_registry_or_a_folder_there() -> None:
+def test_only_runtime_opening_takes_bundles_from_a_registry_or_a_folder() -> None:
     """Other modules open only bundles that they have just written, or only check a seal: those
     that build, and the ones that show the page of a pushed version or MLflow's copy."""
     openers = {
@@ -101,11 +99,14 @@ def test_bundles_are_taken_from_a_registry_or_a_folder_there() -> None:
             ("Bundle.open", "Annex.open", "open_folder", "store.open", "registry.open")
         )
     }
-    making = {"stages/", "pipeline/building/"}
-    assert folders(openers) - {ROOM} == making | {"pipeline/", "pipeline/cli/"}
+    builders = {"stages/", "pipeline/building/"}
+    assert folders(openers) - {OPENING} == builders | {"pipeline/", "pipeline/cli/"}
 
 
-def test_candidates_are_opened_by_the_stages() -> None:
+def test_only_stages_open_candidates() -> None:
     """The only other way: stages open an artifact, to validate it, before a bundle has it."""
-    used_in = folders(users("runtime.opening.open_candidate"))
-    assert used_in == {"stages/timing/", "stages/judging/", "pipeline/building/"}
+    assert folders(users("runtime.opening.open_candidate")) == {
+        "stages/timing/",
+        "stages/judging/",
+        "pipeline/building/",
+    }

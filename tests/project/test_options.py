@@ -16,7 +16,7 @@ from soa.errors import OptionError
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("options", "message"),
     [
         ({"mod": "test"}, "load has no option 'mod': did you mean 'mode'?"),
         ({"trusted_key": []}, "load has no option 'trusted_key': did you mean 'trusted_keys'?"),
@@ -25,20 +25,30 @@ from soa.errors import OptionError
     ],
 )
 @pytest.mark.parametrize("load", [pipeline.load, runtime.load])
-def test_a_typo_is_no_option(load: Any, given: dict[str, Any], said: str) -> None:
+def test_a_mistyped_option_is_refused_in_one_line(
+    load: Any, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(OptionError) as caught:
-        load("jets@production", **given)
-    assert str(caught.value).startswith(said) and "\n" not in str(caught.value)
-    assert isinstance(caught.value, SoaPipelineError) and isinstance(caught.value, TypeError)
+        load("jets@production", **options)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_refusal_is_also_a_type_error() -> None:
+    """As Python raises for a parameter that does not exist."""
+    assert issubclass(OptionError, SoaPipelineError)
+    assert issubclass(OptionError, TypeError)
 
 
 @pytest.mark.parametrize("load", [pipeline.load, runtime.load])
-def test_help_names_each_option(load: Any) -> None:
+def test_the_signature_names_each_option(load: Any) -> None:
     parameters = inspect.signature(load).parameters
-    assert inspect.Parameter.VAR_KEYWORD not in {p.kind for p in parameters.values()}
+    assert inspect.Parameter.VAR_KEYWORD not in {
+        parameter.kind for parameter in parameters.values()
+    }
     assert {field.name for field in fields(Opening)} <= {*parameters}
 
 
 def test_type_checkers_know_the_same_options() -> None:
-    said = {"ref", "mode", *Options.__annotations__}
-    assert said == {field.name for field in fields(Opening)}
+    options = {"ref", "mode", *Options.__annotations__}
+    assert options == {field.name for field in fields(Opening)}

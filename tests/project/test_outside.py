@@ -40,7 +40,7 @@ from tests.models.our_modules import ROOT, dotted, modules
 @functools.cache
 def calls() -> tuple[Call, ...]:
     """Every call in the product."""
-    found: list[Call] = []
+    all_calls: list[Call] = []
     for path, tree in modules():
         lines = (ROOT / path).read_text().splitlines()
         for node in ast.walk(tree):
@@ -50,8 +50,8 @@ def calls() -> tuple[Call, ...]:
                 ours = any(
                     line.endswith("# ours") for line in lines[node.lineno - 1 : node.end_lineno]
                 )
-                found.append(Call(path, name, dotted(function), ours))
-    return tuple(found)
+                all_calls.append(Call(path, name, dotted(function), ours))
+    return tuple(all_calls)
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def callers(*names: str) -> set[str]:
     return {call.path for call in calls() if call.name in names and not call.ours}
 
 
-def test_one_function_reads_files_of_others() -> None:
+def test_only_soa_files_reads_files_of_others() -> None:
     assert callers("read_text", "read_bytes") == set()
     # A reference, before it is sealed or from a bundle that was verified.
     assert callers("safe_open") == {
@@ -78,21 +78,28 @@ def test_one_function_reads_files_of_others() -> None:
     }  # fmt: skip
 
 
-def test_one_function_parses() -> None:
+def test_one_module_parses_json_and_one_yaml() -> None:
     assert callers("loads") == {"soa/records.py"}
     assert callers("compose", "safe_load", "safe_load_all") == {"pipeline/config/yaml_lines.py"}
+
+
+def test_no_text_is_evaluated_as_python() -> None:
     assert callers("full_load", "unsafe_load", "exec", "sympify", "literal_eval") == set()
+    # `eval` only puts a network into its mode for inference.
     assert {call.function for call in calls() if call.name == "eval"} <= {
         f"{module}.eval" for module in ("model", "net", "module")
     } | {"torch.jit.load(source.torchscript, map_location='cpu').eval"}
 
 
-def test_one_function_prints() -> None:
-    """Other functions print JSON, or draw on a terminal; child processes print for their parent."""
+def test_only_the_command_and_its_reports_print() -> None:
+    """`reading.py` runs as a child process, which prints its answer for its parent."""
     assert callers("print") <= {"registry/store/reading.py"}
     assert {path.rpartition("/")[0] for path in callers("echo", "Console")} == {
         "pipeline/cli", "pipeline/report",
     }  # fmt: skip
+
+
+def test_nothing_escapes_markup_of_a_terminal() -> None:
     assert {call.function for call in calls() if call.name == "escape"} <= {
         "html.escape", "re.escape",
     }  # fmt: skip
@@ -101,22 +108,44 @@ def test_one_function_prints() -> None:
 # -- files -----------------------------------------------------------------------------------------
 
 
-def test_only_plain_files_of_bounded_size(tmp_path: Path) -> None:
-    file, link = tmp_path / "file", tmp_path / "link"
-    file.write_bytes(b"12345")
-    link.symlink_to(file)
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """A folder with a file of five bytes, a link to it, and a named pipe."""
+    (tmp_path / "file").write_bytes(b"12345")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
     os.mkfifo(tmp_path / "pipe")
-    assert read_plain(file, largest=5) == read_plain(link, links=True) == b"12345"
-    for path, more, why in (
-        (link, {}, "is a symbolic link"),
-        (file, {"largest": 4}, "is larger than 4 bytes"),
-        (tmp_path / "pipe", {}, "is not a plain file"),
-        (tmp_path, {}, "is not a plain file"),
-        (Path("/dev/zero"), {}, "is not a plain file"),
-        (tmp_path / "a\0b", {}, "null"),
-    ):
-        with pytest.raises(OSError, match=why):
-            read_plain(path, **more)  # type: ignore[arg-type]
+    return tmp_path
+
+
+def test_a_file_of_the_largest_size_is_read(files: Path) -> None:
+    assert read_plain(files / "file", largest=5) == b"12345"
+
+
+def test_a_link_is_read_where_links_are_allowed(files: Path) -> None:
+    assert read_plain(files / "link", links=True) == b"12345"
+
+
+def test_a_file_that_is_too_large_is_refused(files: Path) -> None:
+    with pytest.raises(OSError, match="is larger than 4 bytes"):
+        read_plain(files / "file", largest=4)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("link", "is a symbolic link"),
+        ("pipe", "is not a plain file"),
+        (".", "is not a plain file"),
+        ("/dev/zero", "is not a plain file"),
+        ("a\0b", "null"),
+    ],
+)
+def test_what_is_no_plain_file_is_refused(files: Path, name: str, reason: str) -> None:
+    with pytest.raises(OSError, match=reason):
+        read_plain(files / name)
+
+
+def test_a_missing_file_is_told_apart(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         open_plain(tmp_path / "gone")
     assert caught.value.errno == errno.ENOENT
@@ -134,10 +163,10 @@ def promoted(folder: Path, pipe: Path) -> object:
 
 
 def looked_up(folder: Path, pipe: Path) -> object:
-    kept = LookupCache(folder, "r", "production")
-    kept._path("jets").parent.mkdir()
-    pipe.rename(kept._path("jets"))
-    return kept.read("jets")
+    lookups = LookupCache(folder, "r", "production")
+    lookups._path("jets").parent.mkdir()
+    pipe.rename(lookups._path("jets"))
+    return lookups.read("jets")
 
 
 def exported(folder: Path, pipe: Path) -> object:
@@ -145,6 +174,7 @@ def exported(folder: Path, pipe: Path) -> object:
     return import_from(Registry(f"sqlite:///{folder}/none.db"), folder)
 
 
+# Each reads a folder, and the named pipe in it, in place of a file.
 READERS: list[Callable[[Path, Path], object]] = [
     promoted,
     looked_up,
@@ -163,14 +193,14 @@ READERS: list[Callable[[Path, Path], object]] = [
 
 
 @pytest.mark.parametrize("read", READERS)
-def test_a_pipe_makes_nobody_wait(tmp_path: Path, read: Callable[[Path, Path], object]) -> None:
+def test_a_pipe_is_refused_at_once(tmp_path: Path, read: Callable[[Path, Path], object]) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(SoaPipelineError) as caught:
         read(tmp_path, tmp_path / "pipe")
     assert "\n" not in str(caught.value)
 
 
-def test_a_pipe_in_the_cache_has_no_name(tmp_path: Path) -> None:
+def test_a_manifest_that_is_a_pipe_does_not_hide_the_name(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "manifest.json")
     (tmp_path / "annex.json").write_text('{"name": "jets", "target": "cpu/x86-64-v3"}')
     assert cached_name(tmp_path) == "jets cpu/x86-64-v3"
@@ -182,18 +212,18 @@ def test_a_pipe_in_the_cache_has_no_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["[" * 100_000, '{"a":' * 5000, "1" * 5000, '"\\ud800"', "\ud800", "{}x", ""]
 )
-def test_json_that_is_none(text: str) -> None:
+def test_text_that_is_not_json_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         parse_json(text)
 
 
-def test_a_record_names_the_field() -> None:
+def test_a_record_of_the_wrong_type_names_the_field() -> None:
     with pytest.raises(ValueError, match="b: a whole number"):
         as_record(dict[str, int], {"a": 1, "b": "x", "c": None})
 
 
 @pytest.mark.parametrize("annexes", [None, [], 5, {"cpu/x86-64-v3": None}])
-def test_annexes_of_a_note_are_said(tmp_path: Path, annexes: object) -> None:
+def test_annexes_of_the_wrong_type_are_refused(tmp_path: Path, annexes: object) -> None:
     """`null` once meant all annexes in the folder."""
     note = {"ref": "jets/1", "digest": "0" * 64, "by": "ada", "at": "now", "annexes": annexes}
     (tmp_path / PROMOTED).write_text(json.dumps(note))
@@ -201,35 +231,37 @@ def test_annexes_of_a_note_are_said(tmp_path: Path, annexes: object) -> None:
         load(tmp_path)
 
 
-def test_tags_that_are_no_targets() -> None:
-    """A target becomes a folder when a version is pulled."""
+def test_tags_that_name_no_target_are_ignored() -> None:
+    """A target becomes a folder when a version is pulled, so it must not lead out of the bundle."""
     keys = [DIGEST, "annex.cpu.x86-64-v3", "annex../tmp/x", "annex.etc", "target.a.b.c/../d"]
-    found = StoredVersion("jets", 1, 1, "1", "/nowhere", dict.fromkeys(keys, "0" * 64))
-    version = Version.of(found, {})
-    assert (list(version.annexes), list(version.targets)) == (["cpu/x86-64-v3"], [])
+    stored = StoredVersion("jets", 1, 1, "1", "/nowhere", dict.fromkeys(keys, "0" * 64))
+    version = Version.of(stored, {})
+    assert list(version.annexes) == ["cpu/x86-64-v3"]
+    assert list(version.targets) == []
 
 
 # -- archives --------------------------------------------------------------------------------------
 
 
-def sparse(into: Path, size: int) -> Path:
+def sparse_archive(into: Path, size: int) -> Path:
     """An archive with one stored byte, which claims to be the last byte of a file of `size`."""
     member = tarfile.TarInfo(EXPORT)
     member.pax_headers = {
         "GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": str(size),
         "GNU.sparse.name": EXPORT,
     }  # fmt: skip
-    where = f"1\n{size - 1}\n1\n".encode().ljust(512, b"\0")
-    member.size = len(where) + 1
+    # One stretch of data: its offset and its length.
+    stretches = f"1\n{size - 1}\n1\n".encode().ljust(512, b"\0")
+    member.size = len(stretches) + 1
     with tarfile.open(into, "w", format=tarfile.PAX_FORMAT) as tar:
-        tar.addfile(member, io.BytesIO(where + b"x"))
+        tar.addfile(member, io.BytesIO(stretches + b"x"))
     return into
 
 
-def test_an_archive_gives_no_more_than_it_is_large(tmp_path: Path) -> None:
-    path = sparse(tmp_path / "export.tar", 1 << 33)
+def test_a_sparse_archive_is_refused_and_writes_nothing(tmp_path: Path) -> None:
+    path = sparse_archive(tmp_path / "export.tar", 1 << 33)
     with tarfile.open(path) as tar:
         assert tar.getmembers()[0].size == 1 << 33
     with pytest.raises(SoaPipelineError, match="is not a plain file"):
         import_from(Registry(f"sqlite:///{tmp_path}/none.db"), path)
-    assert [each.name for each in tmp_path.iterdir()] == ["export.tar"]
+    assert [path.name for path in tmp_path.iterdir()] == ["export.tar"]

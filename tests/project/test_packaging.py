@@ -17,6 +17,7 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -34,10 +35,10 @@ NATIVE = ROOT / "engines" / "native"
 def execute(
     *command: str | Path, cwd: Path, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    # Without variables such as PYTHONPATH, which could lead to this checkout.
-    clean = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    """Run a command without variables such as PYTHONPATH, which could lead to this checkout."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     return subprocess.run(
-        [str(part) for part in command],
+        list(map(str, command)),
         cwd=cwd,
         env={**clean, **(env or {})},
         capture_output=True,
@@ -46,9 +47,10 @@ def execute(
     )
 
 
-def succeeded(done: subprocess.CompletedProcess[str]) -> str:
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+def succeeded(process: subprocess.CompletedProcess[str]) -> str:
+    """What a process printed, which must not have failed."""
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +63,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # setuptools does not compile again what lies in its build folder and is newer than its sources.
     build = source / "build" / f"lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
     for library in NATIVE.glob("*.so"):
-        place = build / library.relative_to(ROOT)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(library, place)
+        copy = build / library.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(library, copy)
     out = tmp_path_factory.mktemp("wheel")
     pip = (sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index")
     succeeded(execute(*pip, "--wheel-dir", out, source, cwd=out))
@@ -95,16 +97,16 @@ ABSENT = ("mlflow", "sqlalchemy", "alembic", "pandas", "sqlparse", "click", "ric
 
 def closure(names: Iterable[str]) -> list[metadata.Distribution]:
     """The distributions with these names, and all that they need according to their metadata."""
-    found: dict[str, metadata.Distribution] = {}
+    distributions: dict[str, metadata.Distribution] = {}
     pending = [Requirement(name) for name in names]
     while pending:
-        wanted = pending.pop()
-        key = canonicalize_name(wanted.name)
-        if key in found or (wanted.marker and not wanted.marker.evaluate({"extra": ""})):
+        requirement = pending.pop()
+        name, marker = canonicalize_name(requirement.name), requirement.marker
+        if name in distributions or (marker and not marker.evaluate({"extra": ""})):
             continue
-        found[key] = metadata.distribution(wanted.name)
-        pending += [Requirement(text) for text in found[key].requires or ()]
-    return list(found.values())
+        distributions[name] = metadata.distribution(requirement.name)
+        pending += [Requirement(text) for text in distributions[name].requires or ()]
+    return list(distributions.values())
 
 
 def installed(wheel: Path, needed: Iterable[str], venv: Path) -> Path:
@@ -142,29 +144,26 @@ import pipeline
 session = pipeline.load(folder, mode="production")
 with safe_open(f"{folder}/reference.safetensors", "pt") as stored:
     cases = json.loads(stored.metadata()["cases"])
-    given = {name: stored.get_tensor(f"input/jets/{name}") for name in "abcdef"}
-    wanted = [stored.get_tensor(f"output/{i}/probabilities") for i in range(len(cases))]
-for case, answer in zip(cases, wanted, strict=True):
+    columns = {name: stored.get_tensor(f"input/jets/{name}") for name in "abcdef"}
+    answers = [stored.get_tensor(f"output/{i}/probabilities") for i in range(len(cases))]
+for case, answer in zip(cases, answers, strict=True):
     n = case["n"]
     jets = pipeline.Collection.from_arrays(
-        session.layout("jets"), {name: values[:n] for name, values in given.items()}, n
+        session.layout("jets"), {name: values[:n] for name, values in columns.items()}, n
     )
     tags = session.collection("tags", n)
     session.run(jets, tags)
-    found = torch.stack([tags.tensor(name) for name in "xyz"], 1)
-    torch.testing.assert_close(found, answer, atol=1e-5, rtol=1e-4)
+    probabilities = torch.stack([tags.tensor(name) for name in "xyz"], 1)
+    torch.testing.assert_close(probabilities, answer, atol=1e-5, rtol=1e-4)
 print(pipeline.__file__, session.origin.digest, len(cases))
 """
 
 
 def test_the_wheel_has_what_cmake_builds_the_cpp_library_from(wheel: Path) -> None:
-    found = (
-        file for part in ("library", "include", "common") for file in (NATIVE / part).rglob("*")
-    )
-    files = [file for file in found if file.is_file()]
-    with zipfile.ZipFile(wheel) as archive:
-        names = set(archive.namelist())
-    assert len(files) > 12 and {file.relative_to(ROOT).as_posix() for file in files} <= names
+    folders = (NATIVE / name for name in ("library", "include", "common"))
+    files = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
+    assert len(files) > 12
+    assert {file.relative_to(ROOT).as_posix() for file in files} <= names_in(wheel)
 
 
 def test_a_pulled_folder_runs_without_mlflow_or_a_network(
@@ -176,7 +175,7 @@ def test_a_pulled_folder_runs_without_mlflow_or_a_network(
     shutil.rmtree(tmp_path / "store")
     unshare = ("unshare", "--map-root-user", "--net")
     alone = shutil.which("unshare") and not execute(*unshare, "true", cwd=tmp_path).returncode
-    said = succeeded(
+    printed = succeeded(
         execute(
             *(unshare if alone else ()),
             *(worker, "-c", WORKER, tmp_path / "pulled", " ".join(ABSENT)),
@@ -184,17 +183,19 @@ def test_a_pulled_folder_runs_without_mlflow_or_a_network(
             cwd=tmp_path,
         )
     )
-    where, digest, cases = said.split()
-    assert Path(where).is_relative_to(tmp_path / "worker")
+    module, digest, cases = printed.split()
+    assert Path(module).is_relative_to(tmp_path / "worker")
     assert digest == jets.bundle.digest
     assert int(cases) > 5
 
 
 def test_pyproject_lists_the_packages_whose_origin_is_checked() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
-    listed = settings["setuptools"]["packages"]["find"]["include"]
-    assert [name for name in listed if "." not in name] == list(soa_pipeline.PACKAGES)
-    assert [name for name in listed if "." in name] == [f"{p}.*" for p in soa_pipeline.PACKAGES]
+    included = settings["setuptools"]["packages"]["find"]["include"]
+    assert [name for name in included if "." not in name] == list(soa_pipeline.PACKAGES)
+    assert [name for name in included if "." in name] == [
+        f"{package}.*" for package in soa_pipeline.PACKAGES
+    ]
     known = settings["ruff"]["lint"]["isort"]["known-first-party"]
     assert known == ["soa_pipeline", *soa_pipeline.PACKAGES]
 
@@ -217,8 +218,8 @@ def test_the_wheel_holds_our_packages_and_nothing_beside_them(wheel: Path) -> No
 
 def test_the_wheel_holds_its_license(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        described = archive.read(f"{info_of(wheel)}/METADATA").decode()
-    assert "License-Expression: Apache-2.0" in described
+        fields = archive.read(f"{info_of(wheel)}/METADATA").decode()
+    assert "License-Expression: Apache-2.0" in fields
     assert f"{info_of(wheel)}/licenses/LICENSE" in names_in(wheel)
 
 
@@ -232,65 +233,90 @@ def test_the_wheel_holds_every_source_file(wheel: Path, package: str) -> None:
 def test_the_wheel_is_for_every_python(wheel: Path) -> None:
     """The native module uses the stable ABI, and the wheel has no module for one Python alone."""
     assert "-cp311-abi3-" in wheel.name
-    with zipfile.ZipFile(wheel) as archive:
-        built = [name for name in archive.namelist() if name.endswith(".so")]
+    libraries = [name for name in names_in(wheel) if name.endswith(".so")]
     shim = ["engines/native/libsoa_shim.so"] if platform.machine() == "x86_64" else []
-    assert sorted(built) == ["engines/native/_native.abi3.so", *shim]
+    assert sorted(libraries) == ["engines/native/_native.abi3.so", *shim]
 
 
-def test_one_version(wheel: Path) -> None:
+def test_wheel_command_and_changelog_have_the_same_version(wheel: Path) -> None:
     assert wheel.name.split("-")[1] == soa_pipeline.__version__
     assert soa_pipeline.__version__ in cli("--version").stdout.split()
     (latest, *_) = re.findall(r"^## (\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
     assert latest == soa_pipeline.__version__
 
 
-def test_the_list_of_what_is_inside(wheel: Path) -> None:
-    contents = runpy.run_path(str(ROOT / "packages" / "wheels.py"))["contents"]
-    said = contents([wheel], "21.1.0")
-    root = said["metadata"]["component"]
+@pytest.fixture(scope="module")
+def contents(wheel: Path) -> dict[str, Any]:
+    """The list of all that is in the wheel, which a release has beside it."""
+    list_contents = runpy.run_path(str(ROOT / "packages" / "wheels.py"))["contents"]
+    listed: dict[str, Any] = list_contents([wheel], "21.1.0")
+    return listed
+
+
+@pytest.fixture(scope="module")
+def components(contents: dict[str, Any]) -> dict[str, Any]:
+    """The components of the list, by name."""
+    return {component["name"]: component for component in contents["components"]}
+
+
+def test_the_list_of_contents_names_the_wheel_and_its_digest(
+    wheel: Path, contents: dict[str, Any], components: dict[str, Any]
+) -> None:
+    root = contents["metadata"]["component"]
     assert root["purl"] == f"pkg:pypi/soa-pipeline@{soa_pipeline.__version__}"
-    parts = {each["name"]: each for each in said["components"]}
-    assert parts["libc++"]["version"] == "21.1.0"
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    assert parts[wheel.name]["hashes"] == [{"alg": "SHA-256", "content": digest}]
-    asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    required = {name for name, each in parts.items() if each.get("scope") == "required"}
-    assert required == {Requirement(text).name for text in asked}
-    assert parts["onnxruntime"]["scope"] == "optional"
-    (tree,) = said["dependencies"]
-    assert tree["ref"] == root["bom-ref"]
-    assert sorted(tree["dependsOn"]) == sorted(each["bom-ref"] for each in said["components"])
+    assert components[wheel.name]["hashes"] == [{"alg": "SHA-256", "content": digest}]
+
+
+def test_the_list_of_contents_names_the_library_of_cpp(components: dict[str, Any]) -> None:
+    assert components["libc++"]["version"] == "21.1.0"
+
+
+def test_the_list_of_contents_tells_required_packages_from_optional(
+    components: dict[str, Any],
+) -> None:
+    dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    required = {name for name, part in components.items() if part.get("scope") == "required"}
+    assert required == {Requirement(text).name for text in dependencies}
+    assert components["onnxruntime"]["scope"] == "optional"
+
+
+def test_the_project_depends_on_each_component(contents: dict[str, Any]) -> None:
+    (tree,) = contents["dependencies"]
+    assert tree["ref"] == contents["metadata"]["component"]["bom-ref"]
+    assert sorted(tree["dependsOn"]) == sorted(part["bom-ref"] for part in contents["components"])
 
 
 def test_the_wheel_works_from_another_folder(empty_venv: Path, tmp_path: Path) -> None:
     python = empty_venv / "bin" / "python"
-    where = succeeded(
+    module = succeeded(
         execute(python, "-c", "import pipeline, soa; print(pipeline.__file__)", cwd=tmp_path)
     )
-    assert Path(where.strip()).is_relative_to(empty_venv)
+    assert Path(module.strip()).is_relative_to(empty_venv)
     usage = succeeded(execute(empty_venv / "bin" / "pipeline", "--help", cwd=tmp_path))
-    assert "run" in usage and "promote" in usage
+    assert "run" in usage
+    assert "promote" in usage
     assert not list(tmp_path.iterdir())
 
 
-def test_our_own_packages_pass() -> None:
-    soa_pipeline.check_origins()
+def test_our_own_packages_are_not_refused() -> None:
+    soa_pipeline.check_origins()  # raises for a package of others
 
 
 @pytest.mark.parametrize("package", soa_pipeline.PACKAGES)
 def test_a_foreign_module_is_named(tmp_path: Path, package: str) -> None:
     foreign = tmp_path / f"{package}.py"
     foreign.write_text("raise AssertionError('nobody may import this')\n")
-    done = execute(
+    process = execute(
         sys.executable,
         "-c",
         "import soa_pipeline; soa_pipeline.main()",
         cwd=tmp_path.parent,
         env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
     )
-    assert (done.returncode, done.stdout) == (2, "")
-    [line] = done.stderr.splitlines()
+    assert process.returncode == 2
+    assert process.stdout == ""
+    [line] = process.stderr.splitlines()
     assert line == (
         f"pipeline: error: soa-pipeline: {foreign} hides our package '{package}' "
         f"({ROOT / package}). Rename or remove it, or take {tmp_path} off PYTHONPATH and sys.path; "
@@ -298,18 +324,18 @@ def test_a_foreign_module_is_named(tmp_path: Path, package: str) -> None:
     )
 
 
-def test_importing_the_face_of_the_project_names_it_too(tmp_path: Path) -> None:
+def test_importing_pipeline_names_a_foreign_module_too(tmp_path: Path) -> None:
     foreign = tmp_path / "registry.py"
     foreign.touch()
-    done = execute(
+    process = execute(
         sys.executable,
         "-c",
         "import pipeline",
         cwd=tmp_path.parent,
         env={"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
     )
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith(f"ImportError: soa-pipeline: {foreign} hides")
+    assert process.returncode == 1
+    assert process.stderr.splitlines()[-1].startswith(f"ImportError: soa-pipeline: {foreign} hides")
 
 
 @pytest.fixture
@@ -319,7 +345,7 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_a_foreign_package(forgotten: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_foreign_package_is_named(forgotten: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "registry").mkdir()
     (tmp_path / "registry" / "__init__.py").touch()
     forgotten.syspath_prepend(tmp_path)
@@ -333,10 +359,10 @@ def test_a_plain_folder_of_that_name_hides_nothing(
     """A folder `registry/` without `__init__.py` where Python starts: our package wins."""
     (tmp_path / "registry").mkdir()
     forgotten.syspath_prepend(tmp_path)
-    soa_pipeline.check_origins()
+    soa_pipeline.check_origins()  # raises for a package of others
 
 
-def test_what_is_imported_already_counts(forgotten: pytest.MonkeyPatch) -> None:
+def test_a_foreign_module_that_was_imported_before_is_named(forgotten: pytest.MonkeyPatch) -> None:
     foreign = types.ModuleType("registry")
     foreign.__file__ = "/elsewhere/registry.py"
     forgotten.setitem(sys.modules, "registry", foreign)
@@ -344,7 +370,9 @@ def test_what_is_imported_already_counts(forgotten: pytest.MonkeyPatch) -> None:
         soa_pipeline.check_origins()
 
 
-def test_a_checkout_that_is_not_on_the_path(forgotten: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_checkout_that_is_not_on_the_path_is_named(
+    forgotten: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for name in soa_pipeline.PACKAGES:
         forgotten.delitem(sys.modules, name, raising=False)
     forgotten.setattr(sys, "path", [str(tmp_path)])
@@ -352,7 +380,7 @@ def test_a_checkout_that_is_not_on_the_path(forgotten: pytest.MonkeyPatch, tmp_p
         soa_pipeline.check_origins()
 
 
-def test_a_package_that_is_missing(
+def test_a_missing_package_ends_the_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(soa_pipeline, "PACKAGES", ("nowhere_to_be_found",))

@@ -49,8 +49,8 @@ def classes(root: type[SoaPipelineError] = SoaPipelineError) -> Iterator[type[So
     """The exception classes of our packages, without those that other tests define."""
     if root.__module__.partition(".")[0] in PACKAGES:
         yield root
-    for each in root.__subclasses__():
-        yield from classes(each)
+    for subclass in root.__subclasses__():
+        yield from classes(subclass)
 
 
 @cache
@@ -65,60 +65,69 @@ for _package in PACKAGES:
 CPP = (ROOT / "engines/native/include/soa_error.hpp").read_text()
 CPP_CODES = re.findall(r'\b\w+\{"([a-z-]+)", SOA_\w+\}', CPP)
 CPP_ALONE = {"header"}
-CLASSES = {each.__name__: each for each in classes()}
+"""The codes that Python does not have."""
+CLASSES = {error.__name__: error for error in classes()}
 
 
 def codes() -> Iterator[str]:
     """Every code: of a class, of a `raise`, of a verdict, of a gate."""
-    yield from (str(each.code) for each in CLASSES.values())
+    yield from (str(error.code) for error in CLASSES.values())
     for node in nodes():
-        if isinstance(node, ast.keyword) and node.arg == "code" and said(node.value):
-            yield said(node.value)
-        elif said(node).startswith("candidate-"):
-            yield said(node)
+        if isinstance(node, ast.keyword) and node.arg == "code" and text_of(node.value):
+            yield text_of(node.value)
+        elif text_of(node).startswith("candidate-"):
+            yield text_of(node)
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("Decision", "Measured"):
-            gates = [said(each) for each in node.args[:1]]
-            yield from (Decision(gate, False, "", "", "").code for gate in gates if gate)
+            gate = text_of(node.args[0]) if node.args else ""
+            if gate:
+                yield Decision(gate, False, "", "", "").code
     yield from ANYWHERE
     yield from CPP_ALONE
 
 
-def said(node: ast.AST) -> str:
+def text_of(node: ast.AST) -> str:
+    """The text of a literal; of all other syntax, an empty one."""
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
 def test_each_class_has_a_code_of_its_own() -> None:
-    assert all("code" in vars(each) for each in CLASSES.values())
-    assert len({each.code for each in CLASSES.values()}) == len(CLASSES) > 40
+    assert all("code" in vars(error) for error in CLASSES.values())
+    assert len({error.code for error in CLASSES.values()}) == len(CLASSES) > 40
 
 
 def test_a_more_special_code_begins_with_that_of_its_class() -> None:
-    found = 0
+    checked = 0
     for node in nodes():
         call = node.exc if isinstance(node, ast.Raise) else None
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
-            for given in (said(each.value) for each in call.keywords if each.arg == "code"):
-                if given not in ("", *ANYWHERE):
-                    assert given.startswith(f"{CLASSES[call.func.id].code}-"), given
-                    found += 1
-    assert found > 40
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
+            continue
+        for code in (text_of(word.value) for word in call.keywords if word.arg == "code"):
+            if code not in ("", *ANYWHERE):
+                assert code.startswith(f"{CLASSES[call.func.id].code}-"), code
+                checked += 1
+    assert checked > 40
 
 
 def test_each_code_has_one_section_and_each_section_is_of_a_code() -> None:
     sections = re.findall(r"^### (.+)$", PAGE, re.MULTILINE)
     assert Counter(sections) == Counter(set(codes()))
     assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", section) for section in sections)
+
+
+def test_each_section_has_an_example_and_what_to_do() -> None:
     for section in PAGE.split("\n### ")[1:]:
         code, text = section.split("\n", 1)
         assert f"[{code}]\n```" in text, f"the example of {code}"
         assert "**Do**: " in text, code
 
 
-def test_cpp_has_the_codes_of_python() -> None:
-    """C++ has one table of codes, and each refusal takes its code from there."""
+def test_cpp_has_one_table_with_codes_of_python() -> None:
     assert len(CPP_CODES) == len(set(CPP_CODES)) > 20
     assert len(CPP_CODES) == CPP.count(", SOA_")
-    assert set(CPP_CODES) - set(codes()) == set() and set(CPP_CODES) >= CPP_ALONE
+    assert CPP_ALONE <= set(CPP_CODES) <= set(codes())
+
+
+def test_cpp_throws_only_refusals_of_its_table() -> None:
     native = ROOT / "engines/native"
     for file in (*native.rglob("*.h"), *native.rglob("*.hpp"), *native.rglob("*.cpp")):
         for thrown in re.findall(r"throw \w*Error\(.*?\);", file.read_text(), re.DOTALL):
@@ -142,7 +151,7 @@ def bind(jets: object, tags: object = None) -> None:
 
 def other_jets(**changes: str) -> Collection:
     """A collection with some columns added or changed: `name=dtype`."""
-    dtypes = {each.name: each.dtype for each in JETS.columns} | changes
+    dtypes = {jet.name: jet.dtype for jet in JETS.columns} | changes
     return Collection(Layout([column(name, dtype) for name, dtype in dtypes.items()]), 5)
 
 
@@ -153,8 +162,8 @@ def read_only() -> Collection:
     return Collection.wrap(TAGS, buffer, 5)
 
 
-def one_memory() -> None:
-    """Binds two collections in the same bytes."""
+def bind_overlapping() -> None:
+    """Bind two collections in the same bytes."""
     memory = np.zeros(max(JETS.nbytes(5), TAGS.nbytes(5)) + 128, np.uint8)
     memory = memory[-memory.ctypes.data % 128 :]
     bind(
@@ -163,18 +172,20 @@ def one_memory() -> None:
     )
 
 
-def no_library() -> None:
+def import_missing() -> None:
     with needs_extra("data", DataError):
         import a_library_that_nobody_has  # type: ignore[import-not-found] # noqa: F401
 
 
-def opened(folder: Path, change: Callable[[Path], object]) -> None:
+def load_changed(folder: Path, change: Callable[[Path], object]) -> None:
+    """Write a bundle, change it, and load it."""
     write_bundle(folder / "bundle", as_record(Manifest, provable(manifest_data())))
     change(folder / "bundle")
     pipeline.load(folder / "bundle")
 
 
-def newer(bundle: Path) -> None:
+def make_newer(bundle: Path) -> None:
+    """Give the bundle a format that only a later release knows."""
     manifest = json.loads((bundle / "manifest.json").read_text())
     (bundle / "manifest.json").write_text(json.dumps(manifest | {"schema_version": 99}))
     seal(bundle)
@@ -184,6 +195,7 @@ def refused_by(gate: str) -> None:
     raise PromotionRefused("jets/1", [Decision(gate, False, "no", "yes", "because")])
 
 
+# By code.
 MISTAKES: dict[str, Callable[[Path], object]] = {
     "layout": lambda _: column("jet pt", "float32"),
     "collection": lambda _: Collection(JETS, 5, capacity=4),
@@ -204,35 +216,42 @@ MISTAKES: dict[str, Callable[[Path], object]] = {
         Collection(JETS, 5), Collection(TAGS, 5)
     ),
     "bind-read-only": lambda _: bind(Collection(JETS, 5), read_only()),
-    "bind-overlap": lambda _: one_memory(),
+    "bind-overlap": lambda _: bind_overlapping(),
     "bind-rows": lambda _: bind(Collection(JETS, 200), Collection(TAGS, 200)),
     "load": lambda folder: pipeline.load(folder, mode="prod"),  # type: ignore[call-overload]
-    "load-not-promoted": lambda folder: opened(folder, lambda bundle: None),
+    "load-not-promoted": lambda folder: load_changed(folder, lambda bundle: None),
     "bundle": lambda folder: Bundle.open(folder / "nowhere"),
-    "bundle-altered": lambda folder: opened(folder, lambda b: (b / "model.ts").write_text("x")),
-    "bundle-newer": lambda folder: opened(folder, newer),
+    "bundle-altered": lambda folder: load_changed(
+        folder, lambda bundle: (bundle / "model.ts").write_text("x")
+    ),
+    "bundle-newer": lambda folder: load_changed(folder, make_newer),
     "registry": lambda _: Ref("jets/x"),
     "config": lambda folder: load_config(folder / "nowhere.yaml"),
-    "missing-library": lambda _: no_library(),
+    "missing-library": lambda _: import_missing(),
     "gate-reference-set": lambda _: refused_by("reference set"),
 }
 
 
 @pytest.mark.parametrize("code", MISTAKES)
 def test_each_mistake_has_its_code(code: str, tmp_path: Path) -> None:
-    """The code also survives pickling, as when the exception comes from another process."""
+    """Also once it was pickled, as an exception of another process is."""
     with pytest.raises(SoaPipelineError) as caught:
         MISTAKES[code](tmp_path)
     assert caught.value.code == code
-    again = pickle.loads(pickle.dumps(caught.value))
-    assert type(again) is type(caught.value)
-    assert (str(again), again.code) == (str(caught.value), code)
+    restored = pickle.loads(pickle.dumps(caught.value))
+    assert type(restored) is type(caught.value)
+    assert str(restored) == str(caught.value)
+    assert restored.code == code
 
 
-def test_what_was_refused_by_several_gates() -> None:
+def test_a_refused_promotion_has_the_code_of_the_gate_that_refused() -> None:
     decisions = [Decision(gate, gate == "speed", "", "", "") for gate in ("speed", "in place")]
     refused = pickle.loads(pickle.dumps(PromotionRefused("jets/1", decisions)))
-    assert (refused.code, list(refused.decisions)) == ("gate-in-place", decisions)
+    assert refused.code == "gate-in-place"
+    assert list(refused.decisions) == decisions
+
+
+def test_a_promotion_that_no_gate_refused_has_the_general_code() -> None:
     assert PromotionRefused("jets/1", []).code == "gate"
 
 
@@ -255,9 +274,9 @@ def test_each_verdict_has_its_code(executable: Executable, code: str) -> None:
     tight = {"probabilities": Tolerance(1e-5, 1e-5)}
     report = validate_session(session, "by hand", rogues.reference(), tight)
     assert (report.valid, report.code) == (not code, code)
-    again = ValidationReport.from_dict(json.loads(json.dumps(report.to_dict())))
-    assert again == report
-    assert code in again.why
+    restored = ValidationReport.from_dict(json.loads(json.dumps(report.to_dict())))
+    assert restored == report
+    assert code in restored.why
 
 
 @pytest.mark.parametrize(
@@ -270,7 +289,7 @@ def test_each_verdict_has_its_code(executable: Executable, code: str) -> None:
         ({"reason": "no device", "unverified": True}, "candidate-unverified"),
     ],
 )
-def test_a_report_of_before_there_were_codes(stored: dict[str, object], code: str) -> None:
+def test_an_old_report_without_a_code_gets_one(stored: dict[str, object], code: str) -> None:
     old = {"engine": "aoti", "valid": False, "reason": None, **stored}
     assert ValidationReport.from_dict(old).code == code
 
@@ -278,24 +297,24 @@ def test_a_report_of_before_there_were_codes(stored: dict[str, object], code: st
 # -- the command ---------------------------------------------------------------------------------
 
 
-def test_the_command_says_the_code_once(tmp_path: Path) -> None:
+def test_the_command_ends_its_message_with_the_code(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("nme: jets\nmodle: x\n")
     lines = cli("run", config, code=1).stderr.splitlines()
     assert len(lines) > 2
-    assert [line.endswith(" [config]") for line in lines] == [False] * (len(lines) - 1) + [True]
+    assert [line for line in lines if line.endswith(" [config]")] == lines[-1:]
 
 
-def test_json_says_it_for_programs(tmp_path: Path) -> None:
+def test_an_error_in_json_has_its_code(tmp_path: Path) -> None:
     registry = Registry(f"sqlite:///{tmp_path}/registry.db")
     error = answer("show", "jets", registry=registry, code=1)["error"]
     assert error["code"] == "no-registry"
     assert registry.uri in error["message"]
-    form = json.loads((ROOT / "docs/answers.schema.json").read_text())
-    jsonschema.validate({"error": error}, {"$ref": "#/$defs/error", "$defs": form["$defs"]})
+    definitions = json.loads((ROOT / "docs/answers.schema.json").read_text())["$defs"]
+    jsonschema.validate({"error": error}, {"$ref": "#/$defs/error", "$defs": definitions})
 
 
-def test_json_of_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+def test_an_error_of_the_disk_has_its_code_in_json(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     write_bundle(tmp_path / "bundle", as_record(Manifest, provable(manifest_data())))
     result = cli("cxx", tmp_path / "bundle", "-o", tmp_path / "file" / "x.hpp", "--json", code=1)

@@ -22,13 +22,12 @@ ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "mlflow", "onnxruntime", "pandas", "sympy", "sqlalchemy", "awkward")
 COLUMNS = "abcdef"
 
-COMMAND = """
+PROCESS = """
 import atexit, runpy, sys
-def found():
+def note_modules():
     open(sys.argv[0], "w").write(" ".join(sys.modules))
-where, *sys.argv[1:] = sys.argv[1:]
-sys.argv[0] = where
-atexit.register(found)
+del sys.argv[0]
+atexit.register(note_modules)
 {run}
 """
 AS_MODULE = "import runpy; runpy.run_module('pipeline', run_name='__main__')"
@@ -50,23 +49,25 @@ def place(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> Path
         engines = ("[aoti, torchscript, exported]", "[lanes]")
         project.build(project.write_project(folder, config=project.CONFIG.replace(*engines)))
 
-    made: Built = project.copied(
+    built: Built = project.copied(
         made_once(tmp_path_factory, "lanes-jets", make), tmp_path_factory.mktemp("start")
     )
-    folder = made.project.folder
-    registry = Registry(made.project.registry)
-    passed = [Decision("none", True, "", "", "for a test")]
-    registry.promote(registry.find("jets/1"), "production", passed)
+    folder = built.project.folder
+    registry = Registry(built.project.registry)
+    decision = Decision("none", True, "", "", "for a test")
+    registry.promote(registry.find("jets/1"), "production", [decision])
     rows = np.random.default_rng(1).normal(size=(50, 6)).astype("float32")
     pq.write_table(
         pa.table(dict(zip(COLUMNS, rows.T.copy(), strict=True))), folder / "rows.parquet"
     )
-    started(folder, AS_MODULE, "apply", "jets@production", "rows.parquet", "--out", "scored")
-    started(folder, LOAD, "prefer-cache")
+    imported_modules(
+        folder, AS_MODULE, "apply", "jets@production", "rows.parquet", "--out", "scored"
+    )
+    imported_modules(folder, LOAD, "prefer-cache")
     return folder
 
 
-def started(folder: Path, run: str, *arguments: str, code: int = 0) -> set[str]:
+def imported_modules(folder: Path, run: str, *arguments: str, code: int = 0) -> set[str]:
     """The modules that were imported once the process ends."""
     env = {
         **os.environ,
@@ -74,20 +75,20 @@ def started(folder: Path, run: str, *arguments: str, code: int = 0) -> set[str]:
         "PIPELINE_REGISTRY": f"sqlite:///{folder}/store/registry.db",
         "PIPELINE_CACHE": str(folder / "cache"),
     }
-    said = folder / "modules"
-    done = subprocess.run(
-        [sys.executable, "-c", COMMAND.format(run=run), str(said), *arguments],
+    noted = folder / "modules"
+    process = subprocess.run(
+        [sys.executable, "-c", PROCESS.format(run=run), str(noted), *arguments],
         cwd=folder,
         env=env,
         capture_output=True,
         text=True,
     )
-    assert done.returncode == code, done.stderr
-    return set(said.read_text().split())
+    assert process.returncode == code, process.stderr
+    return set(noted.read_text().split())
 
 
 @pytest.mark.parametrize(
-    ("command", "more"),
+    ("command", "unneeded"),
     [
         ("--help", ("numpy", "pydantic", "rich")),
         ("ls", ("numpy",)),
@@ -102,21 +103,29 @@ def started(folder: Path, run: str, *arguments: str, code: int = 0) -> set[str]:
         ("apply jets@production rows.parquet --out again --force", ()),
     ],
 )
-def test_commands(place: Path, command: str, more: tuple[str, ...]) -> None:
-    assert not started(place, AS_MODULE, *command.split()) & {*HEAVY, *more}
+def test_a_command_imports_no_heavy_package(
+    place: Path, command: str, unneeded: tuple[str, ...]
+) -> None:
+    assert not imported_modules(place, AS_MODULE, *command.split()) & {*HEAVY, *unneeded}
 
 
 @pytest.mark.parametrize("command", ["promote jet/1 --to staging", "bench jet/1", "validate jet/1"])
-def test_a_wrong_name_is_answered_without_imports(place: Path, command: str) -> None:
-    assert not started(place, AS_MODULE, *command.split(), code=1) & {*HEAVY}
+def test_a_wrong_name_is_refused_without_heavy_imports(place: Path, command: str) -> None:
+    assert not imported_modules(place, AS_MODULE, *command.split(), code=1) & {*HEAVY}
 
 
 @pytest.mark.parametrize("lookup", ["fresh", "prefer-cache", "offline"])
-def test_loads(place: Path, lookup: str) -> None:
-    assert not started(place, LOAD, lookup) & {*HEAVY, "pyarrow", "rich", "click", "pydantic"}
+def test_a_load_imports_no_heavy_package(place: Path, lookup: str) -> None:
+    assert not imported_modules(place, LOAD, lookup) & {
+        *HEAVY,
+        "pyarrow",
+        "rich",
+        "click",
+        "pydantic",
+    }
 
 
-FOLDER = """
+LOAD_FOLDER = """
 import soa_runtime
 session = soa_runtime.load(sys.argv[1])
 jets, tags = session.collection("jets", 3), session.collection("tags", 3)
@@ -124,13 +133,13 @@ session.run(jets, tags)
 """
 
 
-def test_a_folder_without_a_registry(place: Path) -> None:
-    """A worker imports NumPy and lazy_loader, and no other package of others."""
+def test_a_worker_with_a_folder_imports_almost_nothing(place: Path) -> None:
+    """Only NumPy and lazy_loader, of the packages of others."""
     pull(Registry(f"sqlite:///{place}/store/registry.db"), "jets@production", place / "pulled")
-    needless = {*HEAVY, "pydantic", "safetensors", "cryptography", "html", "difflib", "uuid"}
-    assert not started(place, FOLDER, str(place / "pulled")) & needless
+    unneeded = {*HEAVY, "pydantic", "safetensors", "cryptography", "html", "difflib", "uuid"}
+    assert not imported_modules(place, LOAD_FOLDER, str(place / "pulled")) & unneeded
 
 
-def test_what_is_needed_is_seen(place: Path) -> None:
-    """The check finds a module that is imported."""
-    assert "numpy" in started(place, "import pipeline, numpy")
+def test_an_imported_module_is_noticed(place: Path) -> None:
+    """Else the tests above would pass whatever is imported."""
+    assert "numpy" in imported_modules(place, "import pipeline, numpy")

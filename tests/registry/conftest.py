@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,12 +33,10 @@ def make_bundle(tmp_path: Path, manifest_data: dict[str, Any]) -> Callable[..., 
 
     Equal arguments give equal bytes, another seed gives other weights.
     """
-    made = 0
+    numbers = itertools.count(1)
 
     def make(seed: int = 0, **fields: Any) -> Path:
-        nonlocal made
-        made += 1
-        path = tmp_path / "bundles" / str(made)
+        path = tmp_path / "bundles" / str(next(numbers))
         bundles.write_bundle(path, as_record(Manifest, manifest_data | fields), seed)
         return path
 
@@ -99,6 +98,7 @@ def store_of_promoted(tmp_path_factory: pytest.TempPathFactory, store_of_three: 
 
 @pytest.fixture
 def three(registry: Registry, store_of_three: Path) -> list[Version]:
+    """The versions jets/1, jets/2 and jets/3 of `registry`, without aliases."""
     registries.copy(store_of_three, registries.file_of(registry).parent)
     return list(registry.versions("jets"))
 

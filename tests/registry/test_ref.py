@@ -74,10 +74,13 @@ def test_text_that_is_neither_a_version_nor_a_path_is_refused(text: str) -> None
         parse_ref(text)
 
 
-def test_a_ref_cannot_be_nonsense() -> None:
+@pytest.mark.parametrize(
+    ("name", "version", "alias"),
+    [("a/b", None, None), ("jets", 0, None), ("jets", 1, "production")],
+    ids=["a name with a slash", "version 0", "both a version and an alias"],
+)
+def test_a_ref_that_no_version_can_have_is_refused(
+    name: str, version: int | None, alias: str | None
+) -> None:
     with pytest.raises(RegistryError):
-        Ref("a/b")
-    with pytest.raises(RegistryError):
-        Ref("jets", version=0)
-    with pytest.raises(RegistryError):
-        Ref("jets", version=1, alias="production")
+        Ref(name, version=version, alias=alias)

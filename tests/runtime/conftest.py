@@ -1,3 +1,5 @@
+"""Fixtures of tests that load versions: an own cache, and a registry with a promoted version."""
+
 from __future__ import annotations
 
 from pathlib import Path

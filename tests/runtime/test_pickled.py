@@ -25,6 +25,7 @@ from runtime.errors import LoadError
 from runtime.loader import KEPT, Reopening, measured_session
 from runtime.opening import Opening, open_version
 from runtime.session.session import Session
+from runtime.versions.live import LiveSession
 from tests.models.keys import make_keys
 from tests.models.project import TARGET, Built, described
 from tests.models.versions import promoted
@@ -42,12 +43,13 @@ for name, values in columns.items():
     jets[name][:] = values
 first.run(jets, tags)
 origin = first.origin
-said = origin.version, origin.digest, origin.target, {name: tags[name].copy() for name in "xyz"}
-sys.stdout.buffer.write(pickle.dumps(said))
+values = {name: tags[name].copy() for name in "xyz"}
+sys.stdout.buffer.write(pickle.dumps((origin.version, origin.digest, origin.target, values)))
 """
 
 
 def answers(session: Session, columns: dict[str, Any]) -> dict[str, Any]:
+    """The output columns for these input columns; the others hold zeros."""
     n = len(columns["a"])
     jets, tags = session.collection("jets", n), session.collection("tags", n)
     for name, values in columns.items():
@@ -73,19 +75,22 @@ def test_a_closed_session_is_opened_again_once(registry: Registry) -> None:
     before = answers(session, {"a": np.ones(3)})
     blob = pickle.dumps(session)
     session.close()
-    again = pickle.loads(blob)
-    assert again is not session and pickle.loads(blob) is again
-    assert np.array_equal(answers(again, {"a": np.ones(3)})["x"], before["x"])
+    restored = pickle.loads(blob)
+    assert restored is not session
+    assert pickle.loads(blob) is restored
+    assert np.array_equal(answers(restored, {"a": np.ones(3)})["x"], before["x"])
 
 
-def test_the_ones_used_last_are_kept(registry: Registry) -> None:
-    several = range(1, KEPT + 2)
-    sessions = [load("jets@production", registry=registry, threads=n) for n in several]
-    for session in (*sessions[:KEPT], sessions[0], sessions[KEPT]):
+def test_the_sessions_used_last_are_kept(registry: Registry) -> None:
+    """One more than are kept is shared; of the others, the second one was used least lately."""
+    threads = range(1, KEPT + 2)  # different ones, so that no two sessions are the same
+    sessions = [load("jets@production", registry=registry, threads=n) for n in threads]
+    first, second, *_, last = sessions
+    for session in (*sessions[:KEPT], first, last):
         reopening(session).share(session)
-    again = [pickle.loads(pickle.dumps(sessions[i])) is sessions[i] for i in (0, KEPT)]
-    assert again == [True, True]
-    assert pickle.loads(pickle.dumps(sessions[1])) is not sessions[1]
+    assert pickle.loads(pickle.dumps(first)) is first
+    assert pickle.loads(pickle.dumps(last)) is last
+    assert pickle.loads(pickle.dumps(second)) is not second
 
 
 def test_another_process_gives_the_same_bits_of_the_same_version(
@@ -95,18 +100,18 @@ def test_another_process_gives_the_same_bits_of_the_same_version(
     blobs = [pickle.dumps(session), pickle.dumps(session)]
     promoted(registry, described(jets.bundle, tmp_path / "next", "the next one"))
     columns = {name: np.random.default_rng(i).normal(size=37) for i, name in enumerate("abcdef")}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", OTHER],
         input=pickle.dumps((blobs, columns)),
         env={"PYTHONPATH": str(ROOT), "PIPELINE_CACHE": str(tmp_path / "cache")},
         cwd="/",
         capture_output=True,
     )
-    assert done.returncode == 0, done.stderr.decode()
-    version, digest, target, found = pickle.loads(done.stdout)
+    assert process.returncode == 0, process.stderr.decode()
+    version, digest, target, values = pickle.loads(process.stdout)
     assert (version, digest, target) == ("1", jets.bundle.digest, TARGET)
     expected = answers(session, columns)
-    assert all(np.array_equal(found[name], expected[name]) for name in "xyz")
+    assert all(np.array_equal(values[name], expected[name]) for name in "xyz")
 
 
 @pytest.mark.parametrize(
@@ -124,9 +129,10 @@ def test_a_session_is_opened_again_as_it_was_loaded(
     pull(registry, "jets@production", tmp_path / "pulled")
     monkeypatch.chdir(tmp_path)
     session = load(ref, registry=registry, **options)
-    again = pickle.loads(pickle.dumps(session))
-    assert type(again) is kind and again is not session
-    assert artifact_of(again) == artifact_of(session)
+    restored = pickle.loads(pickle.dumps(session))
+    assert type(restored) is kind
+    assert restored is not session
+    assert artifact_of(restored) == artifact_of(session)
 
 
 def artifact_of(session: Session) -> tuple[str, str | None] | None:
@@ -140,14 +146,14 @@ def test_a_pickled_session_keeps_its_target(registry: Registry) -> None:
     assert reopening(load("jets", registry=registry)).opening.target == TARGET
 
 
-def test_what_is_pickled_does_not_print_the_registry(registry: Registry) -> None:
+def test_a_pickled_session_does_not_show_its_registry(registry: Registry) -> None:
     """Its address may hold a password."""
     assert registry.uri not in repr(reopening(load("jets", registry=registry)))
 
 
-@pytest.mark.parametrize("of", ["registry", "folder"])
+@pytest.mark.parametrize("from_folder", [False, True])
 def test_the_keys_that_a_caller_trusts_travel_with_it(
-    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, from_folder: bool
 ) -> None:
     """In another folder, the process still refuses a version that another key has signed since."""
     mine, other = (make_keys(tmp_path, name) for name in ("mine", "other"))
@@ -155,7 +161,7 @@ def test_the_keys_that_a_caller_trusts_travel_with_it(
     pull(registry, "jets@production", pulled := tmp_path / "pulled")
     monkeypatch.chdir(tmp_path)
     session = load(
-        pulled if of == "folder" else "jets/1",
+        pulled if from_folder else "jets/1",
         registry=registry, trusted_keys="mine.pem", engine_name="exported",
     )  # fmt: skip
     blob = pickle.dumps(session)
@@ -178,7 +184,8 @@ def test_a_version_that_is_not_what_it_was_is_refused(
     pull(registry, "jets@production", folder)
     with pytest.raises(LoadError, match="digest") as caught:
         pickle.loads(blob)
-    assert jets.bundle.digest[:12] in str(caught.value) and "\n" not in str(caught.value)
+    assert jets.bundle.digest[:12] in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_version_that_is_gone_is_refused(jets: Built, empty: Registry, tmp_path: Path) -> None:
@@ -190,11 +197,18 @@ def test_a_version_that_is_gone_is_refused(jets: Built, empty: Registry, tmp_pat
         pickle.loads(blob)
 
 
-def test_what_cannot_be_opened_again_is_not_pickled(registry: Registry) -> None:
+def require_not_pickled(session: Session | LiveSession) -> None:
+    with pytest.raises(LoadError, match="cannot be pickled") as caught:
+        pickle.dumps(session)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_session_for_measurements_is_not_pickled(registry: Registry) -> None:
     opened = open_version(Opening("jets/1", registry=registry))
+    require_not_pickled(measured_session(opened, TARGET, "exported"))
+
+
+def test_a_live_session_is_not_pickled_but_its_version_is(registry: Registry) -> None:
     live = load("jets@production", live=True, registry=registry)
-    for session in (live, measured_session(opened, TARGET, "exported")):
-        with pytest.raises(LoadError, match="cannot be pickled") as caught:
-            pickle.dumps(session)
-        assert "\n" not in str(caught.value)
+    require_not_pickled(live)
     assert reopening(live.current).opening.ref == "jets/1"

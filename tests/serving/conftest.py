@@ -1,3 +1,5 @@
+"""Versions in production and their Triton repositories, and a real Triton."""
+
 from __future__ import annotations
 
 import time
@@ -37,6 +39,7 @@ class Shop:
 
     @classmethod
     def of(cls, folder: Path, bundles: dict[str, Bundle]) -> Self:
+        """A shop in a new folder, which gets the registry and the repository."""
         registry = Registry(f"sqlite:///{folder}/registry.db")
         deployed = {}
         for name, bundle in bundles.items():
@@ -45,6 +48,7 @@ class Shop:
         return cls(registry, bundles, folder / "repository", deployed)
 
     def connect(self, url: str, name: str, options: RemoteOptions) -> RemoteSession:
+        """A session of a model on a server."""
         ref = f"{name}@production"
         session = pipeline.load(ref, device=url, registry=self.registry, remote=options)
         assert isinstance(session, RemoteSession)
@@ -70,10 +74,11 @@ class Shop:
         assert len(report.cases) > 5
 
 
-def until(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < end
+def until(condition: Callable[[], bool]) -> None:
+    """Waits until the condition holds; fails after a minute."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
@@ -90,6 +95,7 @@ def shop(jets: Built, tmp_path_factory: pytest.TempPathFactory) -> Shop:
 
 @pytest.fixture(scope="session")
 def tags(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> tagged.Tags:
+    """Versions of a model whose answers repeat the number of their event."""
     model, signature = tagged.Tagged(), tagged.SIGNATURE
     bundle = served.shared(tmp_path_factory, tagged.NAME, model, signature)
     return tagged.make(tmp_path_factory.mktemp("tagged"), bundle)
@@ -97,6 +103,7 @@ def tags(tmp_path_factory: pytest.TempPathFactory, quick_commits: None) -> tagge
 
 @pytest.fixture(scope="session")
 def real_triton() -> None:
+    """Skips tests on a host without Triton."""
     try:
         find_triton()
     except ServerError as error:

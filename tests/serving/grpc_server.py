@@ -19,11 +19,12 @@ from serving.triton.backend import Core, Request
 from serving.triton.config import Service, config_message
 
 Fault = Callable[[Any, Any], Any]
+"""`fault(answer, context)`: the answer to send in its place; `context` is that of gRPC."""
 
 NAN = b"\0\0\xc0\x7f"
 
 
-def aborts(code: grpc.StatusCode, said: str, times: float = math.inf) -> Fault:
+def aborts(code: grpc.StatusCode, message: str, times: float = math.inf) -> Fault:
     """Every answer, or only the first `times` of them, is an error."""
     left = times
 
@@ -31,7 +32,7 @@ def aborts(code: grpc.StatusCode, said: str, times: float = math.inf) -> Fault:
         nonlocal left
         left -= 1
         if left >= 0:
-            context.abort(code, said)
+            context.abort(code, message)  # raises
         return answer
 
     return fault
@@ -66,6 +67,7 @@ def nan(index: int, rows: Iterable[int] | None = None) -> Fault:
 
 
 def without_the_last(answer: Any, context: Any) -> Any:
+    """A fault: the content of the last output is missing."""
     del answer.raw_output_contents[-1]
     return answer
 
@@ -90,8 +92,9 @@ class Server(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
         return service_pb2.ServerReadyResponse(ready=False)
 
     def ModelReady(self, request: Any, context: Any) -> Any:
-        known = request.name == self.service.name and request.version == str(self.service.number)
-        return service_pb2.ModelReadyResponse(ready=known and self.ready)
+        version = (self.service.name, str(self.service.number))
+        is_served = (request.name, request.version) == version
+        return service_pb2.ModelReadyResponse(ready=is_served and self.ready)
 
     def ModelMetadata(self, request: Any, context: Any) -> Any:
         number = str(self.service.number)
@@ -107,24 +110,25 @@ class Server(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[mis
     def ModelInfer(self, request: Any, context: Any) -> Any:
         with self._lock:
             self.requests += 1
-            dtypes = {t.name: t.dtype for t in self.core.wire.inputs}
+            dtypes = {array.name: array.dtype for array in self.core.wire.inputs}
             inputs = {
                 described.name: np.frombuffer(raw, dtypes[described.name]).reshape(described.shape)
                 for described, raw in zip(request.inputs, request.raw_input_contents, strict=True)
             }
-            said = [request.parameters[key].string_param for key in ("digest", "requests")]
-            (found,) = self.core.answer([Request(inputs, *said)])
-        if isinstance(found, WrongVersionError):
-            context.abort(grpc.StatusCode.NOT_FOUND, str(found))
-        if isinstance(found, RequestError):
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(found))
-        assert isinstance(found, dict)
+            digest, form = (request.parameters[key].string_param for key in ("digest", "requests"))
+            (result,) = self.core.answer([Request(inputs, digest, form)])
+        if isinstance(result, WrongVersionError):
+            context.abort(grpc.StatusCode.NOT_FOUND, str(result))
+        if isinstance(result, RequestError):
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(result))
+        assert isinstance(result, dict)  # `abort` raises
         first = self.core.wire.inputs[0]
         self.rows.append(first.rows_in(inputs[first.name].shape))
         answer = service_pb2.ModelInferResponse(model_name=request.model_name)
-        for t in self.core.wire.outputs:
-            answer.outputs.add(name=t.name, datatype=t.datatype, shape=found[t.name].shape)
-            answer.raw_output_contents.append(found[t.name].tobytes())
+        for array in self.core.wire.outputs:
+            values = result[array.name]
+            answer.outputs.add(name=array.name, datatype=array.datatype, shape=values.shape)
+            answer.raw_output_contents.append(values.tobytes())
         return self.fault(answer, context)
 
     def SystemSharedMemoryRegister(self, request: Any, context: Any) -> Any:

@@ -54,6 +54,7 @@ class Proxy:
         self.cut()
 
     def come_back(self) -> None:
+        """Listens on the same port again."""
         self._listener = _listen(self.port)
         self._gone = False
 
@@ -87,16 +88,20 @@ class Proxy:
                 near, _ = self._listener.accept()
             except (OSError, ValueError):  # closed meanwhile
                 continue
-            if self.mode == "junk":
-                with contextlib.suppress(OSError):
-                    near.sendall(b"220 welcome to the wrong door\r\n")
-                near.close()
-                continue
-            try:
-                far = socket.create_connection(("127.0.0.1", self._target), 1.0)
-            except OSError:
-                near.close()
-                continue
+            self._handle(near)
+
+    def _handle(self, near: socket.socket) -> None:
+        """Forwards a new connection, or hangs up."""
+        if self.mode == "junk":
+            with contextlib.suppress(OSError):
+                near.sendall(b"220 welcome to the wrong door\r\n")
+            near.close()
+            return
+        try:
+            far = socket.create_connection(("127.0.0.1", self._target), 1.0)
+        except OSError:  # the server does not run
+            near.close()
+        else:
             self._links.append(_Link(self, near, far))
 
 
@@ -130,7 +135,7 @@ class _Link:
                         piece = piece[: len(piece) // 2]
                     (far if end is near else near).sendall(piece)
         except (OSError, ValueError):
-            pass
+            pass  # an end is closed, or hangs: so the other end is closed, too
         finally:
             self.closed = True
             near.close()

@@ -14,7 +14,7 @@ from tests.serving.campaigns import faults
 def test_no_event_is_lost_done_twice_or_mixed(
     real_triton: None, tags: Tags, tmp_path: Path
 ) -> None:
-    said: list[str] = []
-    if not faults.run({"behind": 4, "liar": 5}, 3, tags, tmp_path, said.append):
-        pytest.fail("\n".join(said))
-    assert "behind: killed behind the proxy" in said
+    lines: list[str] = []
+    if not faults.run({"behind": 4, "liar": 5}, 3, tags, tmp_path, lines.append):
+        pytest.fail("\n".join(lines))
+    assert "behind: killed behind the proxy" in lines

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,94 +30,119 @@ def annex(bundle: Bundle, tmp_path: Path) -> Annex:
     return write_annex(tmp_path / "annex", bundle, V4)
 
 
+@pytest.fixture
+def extended(registry: Registry, version: Version, annex: Annex) -> Version:
+    """The version, looked up after `annex` was added to it."""
+    return registry.add_target(version, annex)
+
+
+@contextmanager
+def no_change(registry: Registry, version: Version) -> Iterator[None]:
+    """Checks that the block changes neither the files of a version nor the history."""
+    folder = registries.folder_of(version).parent
+    files, events = tree(folder), registry.history("jets")
+    yield
+    assert tree(folder) == files
+    assert registry.history("jets") == events
+
+
 def test_a_target_is_added_and_the_bundle_stays_as_it_is(
     registry: Registry, version: Version, annex: Annex
 ) -> None:
     folder = registries.folder_of(version)
     assert registry.local_path(version) == folder
     before = tree(folder)
-    found = registry.add_target(version, annex)
+    extended = registry.add_target(version, annex)
     assert tree(folder) == before
-    assert found.digest == version.digest
-    assert registry.find("jets/1") == found
+    assert extended.digest == version.digest
+    assert registry.find("jets/1") == extended
 
 
-def test_a_version_lists_the_target_that_was_added(
-    registry: Registry, version: Version, annex: Annex
-) -> None:
-    found = registry.add_target(version, annex)
-    assert found.annexes == {V4: annex.digest}
-    assert found.targets == {V3: "verified", V4: "verified"}
-    assert found.chosen == {V3: "aoti", V4: "aoti"}
+def test_a_version_lists_the_target_that_was_added(extended: Version, annex: Annex) -> None:
+    assert extended.annexes == {V4: annex.digest}
+    assert extended.targets == {V3: "verified", V4: "verified"}
+    assert extended.chosen == {V3: "aoti", V4: "aoti"}
 
 
 def test_a_bundle_is_opened_with_the_target_that_was_added(
-    registry: Registry, version: Version, annex: Annex
+    registry: Registry, version: Version, extended: Version
 ) -> None:
-    opened = registry.open(registry.add_target(version, annex))
+    opened = registry.open(extended)
     assert opened.digest == version.digest
     assert list(opened.manifest.targets) == [V3, V4]
-    library = opened.file(opened.manifest.targets[V4].candidates["aoti"].files[0])
-    assert library.read_bytes() == (annex.path / "aoti/model.so").read_bytes()
-    assert opened.file("program.pt2") == registries.folder_of(version) / "program.pt2"
-    assert opened.report(VALIDATION) == {"rows": [0, 1, 31], V4: {"seed": 0}}
     opened.verify()
 
 
-def test_a_bundle_is_opened_without_the_target_that_was_added(
-    registry: Registry, version: Version, annex: Annex
+def test_an_opened_bundle_has_the_files_of_the_target_that_was_added(
+    registry: Registry, version: Version, extended: Version, annex: Annex
 ) -> None:
-    base = registry.open(registry.add_target(version, annex), annexes=())
-    assert base.manifest == Bundle.open(registries.folder_of(version)).manifest
+    opened = registry.open(extended)
+    library = opened.file(opened.manifest.targets[V4].candidates["aoti"].files[0])
+    assert library.read_bytes() == (annex.path / "aoti/model.so").read_bytes()
+    assert opened.file("program.pt2") == registries.folder_of(version) / "program.pt2"
+
+
+def test_the_reports_of_bundle_and_annex_are_joined(registry: Registry, extended: Version) -> None:
+    report = registry.open(extended).report(VALIDATION)
+    assert report == {"rows": [0, 1, 31], V4: {"seed": 0}}  # as `tests.models.bundles` writes them
+
+
+def test_a_bundle_is_opened_without_the_target_that_was_added(
+    registry: Registry, extended: Version
+) -> None:
+    base = registry.open(extended, annexes=())
+    assert base.manifest == Bundle.open(registries.folder_of(extended)).manifest
     assert list(base.manifest.targets) == [V3]
 
 
-def test_the_history_says_so(registry: Registry, version: Version, annex: Annex) -> None:
-    registry.add_target(version, annex)
+def test_the_history_records_the_build_of_a_target(
+    registry: Registry, version: Version, extended: Version, annex: Annex
+) -> None:
     (event,) = registry.history("jets")
     assert event.title == f"build of {V4} for jets/1"
     assert (event.state, event.engine, event.annexes) == ("done", "aoti", {V4: annex.digest})
     assert event.digests == {"jets/1": version.digest}
 
 
-def test_what_is_there_is_not_replaced(
-    registry: Registry, version: Version, bundle: Bundle, annex: Annex, tmp_path: Path
+@pytest.mark.parametrize("looked_up", ["before it was added", "after it was added"])
+def test_a_target_that_was_added_is_not_replaced(
+    registry: Registry, version: Version, extended: Version, bundle: Bundle, annex: Annex,
+    tmp_path: Path, looked_up: str,
+) -> None:  # fmt: skip
+    other = write_annex(tmp_path / "other", bundle, V4, seed=1)
+    caller = version if looked_up == "before it was added" else extended
+    message = f"jets/1 has {V4} already: built later, annex {annex.digest[:12]}…"
+    with no_change(registry, version), pytest.raises(RegistryError, match=message):
+        registry.add_target(caller, other)
+
+
+def test_a_verified_target_of_the_bundle_is_not_replaced(
+    registry: Registry, version: Version, bundle: Bundle, tmp_path: Path
 ) -> None:
-    found = registry.add_target(version, annex)
-    folder = registries.folder_of(version)
-    before = tree(folder.parent)
-    for stale in (version, found):  # looked up before and after the first annex was added
-        with pytest.raises(RegistryError) as caught:
-            registry.add_target(stale, write_annex(tmp_path / "other", bundle, V4, seed=1))
-        shutil.rmtree(tmp_path / "other")
-        assert str(caught.value) == (
-            f"jets/1 has {V4} already: built later, annex {annex.digest[:12]}…, and what was built "
-            "stays as it is"
-        )
-    with pytest.raises(RegistryError, match=f"jets/1 has {V3} already, verified in its bundle"):
-        registry.add_target(found, write_annex(tmp_path / "third", bundle, V3))
-    assert tree(folder.parent) == before
-    assert len(registry.history("jets")) == 1
+    other = write_annex(tmp_path / "other", bundle, V3)
+    message = f"jets/1 has {V3} already, verified in its bundle"
+    with no_change(registry, version), pytest.raises(RegistryError, match=message):
+        registry.add_target(version, other)
 
 
 @pytest.mark.parametrize("status", ["unverified", "failed"])
-def test_what_was_not_proven_is_superseded(
+def test_a_target_of_the_bundle_that_is_not_verified_is_superseded(
     registry: Registry, make_bundle: MakeBundle, manifest_data: dict[str, Any], tmp_path: Path,
     status: str,
 ) -> None:  # fmt: skip
     candidates = {"exported": {"status": "unverified", "files": ["program.pt2"]}}
     chosen = "exported" if status == "unverified" else None
     record = {"status": status, "chosen": chosen, "candidates": candidates}
-    made = Bundle.open(make_bundle(targets=manifest_data["targets"] | {ROCM: record}))
-    version = registry.register(made)
+    bundle = Bundle.open(make_bundle(targets=manifest_data["targets"] | {ROCM: record}))
+    version = registry.register(bundle)
     assert version.targets[ROCM] == status
-    found = registry.add_target(version, write_annex(tmp_path / "annex", made, ROCM))
-    assert (found.targets[ROCM], found.chosen[ROCM]) == ("verified", "aoti")
-    assert registry.open(found).manifest.targets[ROCM].chosen == "aoti"
-    assert registry.open(found, annexes=()).manifest.targets[ROCM].status == status
+    extended = registry.add_target(version, write_annex(tmp_path / "annex", bundle, ROCM))
+    assert (extended.targets[ROCM], extended.chosen[ROCM]) == ("verified", "aoti")
+    assert registry.open(extended).manifest.targets[ROCM].chosen == "aoti"
+    assert registry.open(extended, annexes=()).manifest.targets[ROCM].status == status
 
 
-def test_an_annex_of_another_bundle(
+def test_an_annex_of_another_bundle_is_refused(
     registry: Registry, version: Version, make_bundle: MakeBundle, tmp_path: Path
 ) -> None:
     other = Bundle.open(make_bundle(seed=1))
@@ -124,47 +151,48 @@ def test_an_annex_of_another_bundle(
     assert registry.find("jets/1") == version
 
 
-def altered_library(registry: Registry, version: Version) -> Path:
+def alter_library(registry: Registry, version: Version) -> Path:
+    """Overwrites the library of the added target in the store; returns its path."""
     library = registry.open(version).file(f"annexes/{V4}/aoti/model.so")
     library.write_bytes(b"\0" * 5000)
     return library
 
 
-def test_an_annex_with_an_altered_file_is_refused(
-    registry: Registry, version: Version, annex: Annex
-) -> None:
-    found = registry.add_target(version, annex)
-    altered_library(registry, found)
+def test_an_annex_with_an_altered_file_is_refused(registry: Registry, extended: Version) -> None:
+    alter_library(registry, extended)
     with pytest.raises(BundleError, match=r"aoti/model\.so is truncated or altered"):
-        registry.open(found)
-    assert registry.open(found, annexes=()).digest == version.digest
+        registry.open(extended)
 
 
-def test_an_annex_that_was_sealed_again_is_refused(
-    registry: Registry, version: Version, annex: Annex
+def test_an_altered_annex_does_not_keep_the_bundle_from_being_opened(
+    registry: Registry, version: Version, extended: Version
 ) -> None:
-    found = registry.add_target(version, annex)
-    library = altered_library(registry, found)
+    alter_library(registry, extended)
+    assert registry.open(extended, annexes=()).digest == version.digest
+
+
+def test_an_annex_that_was_sealed_again_is_refused(registry: Registry, extended: Version) -> None:
+    library = alter_library(registry, extended)
     seal(library.parents[1])  # consistent, but not what was registered
     with pytest.raises(BundleError, match=r"jets/1: the files in .* are another annex"):
-        registry.open(found)
+        registry.open(extended)
 
 
-def test_files_that_no_tag_names_are_garbage(
+def test_annex_files_that_no_tag_names_are_ignored(
     registry: Registry, version: Version, bundle: Bundle, annex: Annex, tmp_path: Path
 ) -> None:
     """A builder that was killed leaves such files."""
     folder = registries.folder_of(version)
-    left = write_annex(tmp_path / "left", bundle, V4, seed=1)
-    shutil.copytree(left.path, folder.parent / "annexes/cpu.x86-64-v4" / left.digest)
+    abandoned = write_annex(tmp_path / "abandoned", bundle, V4, seed=1)
+    shutil.copytree(abandoned.path, folder.parent / "annexes/cpu.x86-64-v4" / abandoned.digest)
     assert list(registry.open(version).manifest.targets) == [V3]
     assert registry.add_target(version, annex).annexes == {V4: annex.digest}
 
 
 @pytest.fixture
-def moved(registry: Registry, version: Version, annex: Annex, tmp_path: Path) -> Path:
-    """A copy of a version with an annex, in another folder than that of the fetch."""
-    registry.fetch(registry.add_target(version, annex), tmp_path / "copy")
+def moved(registry: Registry, extended: Version, tmp_path: Path) -> Path:
+    """A fetched copy of the version with its annex, moved to another folder since."""
+    registry.fetch(extended, tmp_path / "copy")
     return (tmp_path / "copy").rename(tmp_path / "elsewhere")
 
 
@@ -180,10 +208,12 @@ def test_only_some_annexes_of_a_copy_are_opened(moved: Path, annex: Annex) -> No
 
 
 @pytest.mark.parametrize(
-    ("target", "says"), [(V4, "another annex"), (ROCM, "annexes/rocm/gfx90a/ is missing")]
+    ("target", "message"), [(V4, "another annex"), (ROCM, "annexes/rocm/gfx90a/ is missing")]
 )
-def test_an_annex_that_a_copy_does_not_have(moved: Path, target: str, says: str) -> None:
-    with pytest.raises(BundleError, match=says):
+def test_an_annex_that_a_copy_does_not_have_is_refused(
+    moved: Path, target: str, message: str
+) -> None:
+    with pytest.raises(BundleError, match=message):
         open_folder(moved, only={target: "0" * 64})
 
 
@@ -199,15 +229,15 @@ def test_a_file_among_the_annexes_is_refused(moved: Path) -> None:
         open_folder(moved)
 
 
-def test_a_copy_that_is_registered_leaves_them_behind(
-    registry: Registry, version: Version, annex: Annex, tmp_path: Path
+def test_a_copy_that_is_registered_leaves_its_annexes_behind(
+    registry: Registry, version: Version, extended: Version, tmp_path: Path
 ) -> None:
     """An annex belongs to the version to which it was added, not to a copy."""
-    copy = registry.fetch(registry.add_target(version, annex), tmp_path / "copy")
-    again = registry.register(copy, "again")
-    assert (again.digest, again.annexes, list(again.targets)) == (version.digest, {}, [V3])
-    assert list(registry.open(again).manifest.targets) == [V3]
-    assert list(registry.fetch(again, tmp_path / "third").manifest.targets) == [V3]
+    copy = registry.fetch(extended, tmp_path / "copy")
+    copied = registry.register(copy, "again")
+    assert (copied.digest, copied.annexes, list(copied.targets)) == (version.digest, {}, [V3])
+    assert list(registry.open(copied).manifest.targets) == [V3]
+    assert list(registry.fetch(copied, tmp_path / "third").manifest.targets) == [V3]
     assert not (tmp_path / "third" / "annexes").exists()
 
 
@@ -215,13 +245,15 @@ def test_a_promotion_remembers_what_its_gates_saw(
     registry: Registry, version: Version, annex: Annex
 ) -> None:
     registry.promote(version, "production", PASSED)
-    found = registry.add_target(version, annex)
-    let_pass = []
-    for seen in ((), (V4,), ()):
-        record = registry.promote(found, "production", PASSED, annexes=seen).promotion("production")
+    extended = registry.add_target(version, annex)
+    promoted_annexes = []
+    for judged in ((), (V4,), ()):
+        promoted = registry.promote(extended, "production", PASSED, annexes=judged)
+        record = promoted.promotion("production")
         assert record is not None
-        let_pass.append(dict(record.annexes))
-    assert let_pass == [{}, {V4: annex.digest}, {V4: annex.digest}]  # it stays promoted
+        promoted_annexes.append(dict(record.annexes))
+    # The third promotion did not judge the annex, which stays promoted since the second.
+    assert promoted_annexes == [{}, {V4: annex.digest}, {V4: annex.digest}]
 
 
 @pytest.mark.parametrize(
@@ -234,12 +266,14 @@ def test_a_promotion_remembers_what_its_gates_saw(
         ("more", 1, "more"),
     ],
 )
-def test_a_record_that_makes_no_sense(annex: Annex, field: str, value: Any, message: str) -> None:
+def test_a_record_with_a_wrong_field_is_refused(
+    annex: Annex, field: str, value: Any, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         as_record(AnnexRecord, as_data(annex.record) | {field: value})
 
 
-def test_a_file_that_is_not_there(bundle: Bundle, tmp_path: Path) -> None:
+def test_an_annex_that_names_a_missing_file_is_refused(bundle: Bundle, tmp_path: Path) -> None:
     candidates = {"aoti": {"status": "valid", "files": ["reference.safetensors"]}}
     record = {"status": "verified", "chosen": "aoti", "candidates": candidates}
     annex = write_annex(tmp_path / "annex", bundle, V4, record=record)

@@ -17,8 +17,8 @@ from tests.registry.campaigns import damage
 MODEL = "targets/cpu/x86-64-v3/aoti/model.pt2"
 
 
-def refused(path: Path, *, verify: bool = True) -> str:
-    """The one line with which the bundle is refused."""
+def refusal(path: Path, *, verify: bool = True) -> str:
+    """The message, of one line, with which the bundle is refused."""
     with pytest.raises(BundleError) as caught:
         Bundle.open(path, verify=verify)
     assert "\n" not in str(caught.value)
@@ -34,8 +34,8 @@ def test_an_opened_bundle_has_its_files(make_bundle: MakeBundle) -> None:
 
 def test_the_digest_is_that_of_the_seal(make_bundle: MakeBundle) -> None:
     path = make_bundle()
-    seal = (path / "SHA256SUMS").read_bytes()
-    assert Bundle.open(path).digest == hashlib.sha256(seal).hexdigest()
+    sums = (path / "SHA256SUMS").read_bytes()
+    assert Bundle.open(path).digest == hashlib.sha256(sums).hexdigest()
 
 
 def test_an_opened_bundle_has_its_reports(make_bundle: MakeBundle) -> None:
@@ -46,15 +46,15 @@ def test_an_opened_bundle_has_its_reports(make_bundle: MakeBundle) -> None:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The files that are opened from now on."""
+    """The files that are opened from now on, also by the test's own set-up: clear it first."""
     paths: list[Path] = []
-    plain = os.open
+    plain_open = os.open
 
-    def noting(file: Any, *how: Any, **more: Any) -> int:
+    def open_and_note(file: Any, *arguments: Any, **options: Any) -> int:
         paths.append(Path(file))
-        return plain(file, *how, **more)
+        return plain_open(file, *arguments, **options)
 
-    monkeypatch.setattr(os, "open", noting)
+    monkeypatch.setattr(os, "open", open_and_note)
     return paths
 
 
@@ -74,35 +74,55 @@ def test_without_a_check_only_seal_and_manifest_are_read(
     assert sorted(opened) == [path / "SHA256SUMS", path / "manifest.json"]
 
 
-def test_a_process_reads_a_file_again_only_where_it_has_changed(
-    make_bundle: MakeBundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = make_bundle()
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that are hashed from now on."""
+    # Digests of files written within the last seconds are otherwise not kept.
     monkeypatch.setattr("registry.bundle.digests._SETTLED_NS", 0)
-    read: list[str] = []
+    names: list[str] = []
+    hash_file = digests.hash_file
 
-    def counted(handle: int, root: Path, name: str) -> tuple[str, digests.Identity]:
-        read.append(name)
+    def hash_and_note(handle: int, root: Path, name: str) -> digests.Hashed:
+        names.append(name)
         return hash_file(handle, root, name)
 
-    hash_file = digests.hash_file
-    monkeypatch.setattr(digests, "hash_file", counted)
-    opened = Bundle.open(root)
-    assert sorted(read) == sorted(set(opened.files) - {"manifest.json"})
-    read.clear()
-    Bundle.open(root)
-    assert read == []
-    file = root / "program.pt2"
+    monkeypatch.setattr(digests, "hash_file", hash_and_note)
+    return names
+
+
+@pytest.fixture
+def opened_before(make_bundle: MakeBundle, hashed: list[str]) -> Bundle:
+    """A bundle that this process has opened, and so hashed, once."""
+    bundle = Bundle.open(make_bundle())
+    assert sorted(hashed) == sorted(set(bundle.files) - {"manifest.json"})
+    hashed.clear()
+    return bundle
+
+
+def test_an_unchanged_file_is_not_hashed_again(opened_before: Bundle, hashed: list[str]) -> None:
+    Bundle.open(opened_before.path)
+    assert hashed == []
+
+
+def test_a_file_with_another_time_is_hashed_again(opened_before: Bundle, hashed: list[str]) -> None:
+    os.utime(opened_before.path / "program.pt2", ns=(0, 0))
+    Bundle.open(opened_before.path)
+    assert hashed == ["program.pt2"]
+
+
+def test_a_changed_file_of_the_same_size_and_time_is_refused(opened_before: Bundle) -> None:
+    file = opened_before.path / "program.pt2"
     os.utime(file, ns=(0, 0))
-    Bundle.open(root)
-    assert read == ["program.pt2"]
-    read.clear()
-    opened.verify()
-    assert sorted(read) == sorted(set(opened.files) - {"manifest.json"})
-    file.write_bytes(b"another" + file.read_bytes()[7:])
+    Bundle.open(opened_before.path)
+    file.write_bytes(b"another" + file.read_bytes()[len(b"another") :])
     os.utime(file, ns=(0, 0))
     with pytest.raises(BundleError, match=r"program\.pt2 is truncated or altered"):
-        Bundle.open(root)
+        Bundle.open(opened_before.path)
+
+
+def test_verify_hashes_every_file_again(opened_before: Bundle, hashed: list[str]) -> None:
+    opened_before.verify()
+    assert sorted(hashed) == sorted(set(opened_before.files) - {"manifest.json"})
 
 
 def test_sums_are_for_the_standard_tool(make_bundle: MakeBundle) -> None:
@@ -114,7 +134,7 @@ def test_sums_are_for_the_standard_tool(make_bundle: MakeBundle) -> None:
     assert f"{MODEL}: OK" in check.stdout
 
 
-def test_opened_by_a_relative_path(
+def test_a_bundle_opened_by_a_relative_path_outlives_a_change_of_folder(
     make_bundle: MakeBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = make_bundle()
@@ -124,7 +144,7 @@ def test_opened_by_a_relative_path(
     assert bundle.file(MODEL).is_file()
 
 
-def test_altered_byte(make_bundle: MakeBundle) -> None:
+def test_an_altered_byte_is_refused_unless_nothing_is_verified(make_bundle: MakeBundle) -> None:
     path = make_bundle()
     names = sorted(Bundle.open(path).files.keys() - {"manifest.json"})
     assert MODEL in names
@@ -132,7 +152,7 @@ def test_altered_byte(make_bundle: MakeBundle) -> None:
         good = (path / name).read_bytes()
         middle = len(good) // 2
         (path / name).write_bytes(good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1 :])
-        assert f"{name} is truncated or altered ({len(good)} bytes" in refused(path)
+        assert f"{name} is truncated or altered ({len(good)} bytes" in refusal(path)
         Bundle.open(path, verify=False)
         (path / name).write_bytes(good)
 
@@ -141,70 +161,87 @@ def test_altered_manifest_is_refused_in_any_case(make_bundle: MakeBundle) -> Non
     path = make_bundle()
     text = (path / "manifest.json").read_text()
     (path / "manifest.json").write_text(text.replace("a small tagger", "a large tagger"))
-    assert "manifest.json is truncated or altered" in refused(path, verify=False)
+    assert "manifest.json is truncated or altered" in refusal(path, verify=False)
 
 
 @pytest.mark.parametrize("verify", [True, False])
-def test_damage(make_bundle: MakeBundle, tmp_path: Path, verify: bool) -> None:
+def test_any_damage_is_refused(make_bundle: MakeBundle, tmp_path: Path, verify: bool) -> None:
     """Without digests, only a change of a file's content is not seen."""
     path = make_bundle()
-    every = [each for each in damage.of_files(path) if verify or not each.only_content]
-    kinds = damage.refused(path, tmp_path, every, lambda copy: Bundle.open(copy, verify=verify))
+    damages = [item for item in damage.of_files(path) if verify or not item.only_content]
+    kinds = damage.refusals(path, tmp_path, damages, lambda copy: Bundle.open(copy, verify=verify))
     assert {"missing", "added", "symbolic link", "pipe", "path", "listed twice"} <= kinds.keys()
-    assert "no such bundle folder" in refused(path / "nowhere", verify=verify)
 
 
-def test_manifest_that_names_what_is_not_there(make_bundle: MakeBundle) -> None:
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_folder_that_does_not_exist_is_no_bundle(tmp_path: Path, verify: bool) -> None:
+    assert "no such bundle folder" in refusal(tmp_path / "nowhere", verify=verify)
+
+
+def test_a_manifest_that_names_a_missing_file_is_refused(make_bundle: MakeBundle) -> None:
     path = make_bundle()
     (path / MODEL).unlink()
     seal(path)
-    assert f"names {MODEL} (targets[cpu/x86-64-v3].candidates[aoti])" in refused(path)
+    assert f"names {MODEL} (targets[cpu/x86-64-v3].candidates[aoti])" in refusal(path)
 
 
-def test_file_of_the_bundle_only(bundle: Bundle) -> None:
-    for name in ("../1/program.pt2", "nothing", "SHA256SUMS", "/etc/passwd"):
-        with pytest.raises(BundleError, match="has no file"):
-            bundle.file(name)
+@pytest.mark.parametrize("name", ["../1/program.pt2", "nothing", "SHA256SUMS", "/etc/passwd"])
+def test_a_bundle_has_no_file_but_those_it_lists(bundle: Bundle, name: str) -> None:
+    with pytest.raises(BundleError, match="has no file"):
+        bundle.file(name)
 
 
-def test_reports_may_be_absent_but_not_broken(make_bundle: MakeBundle) -> None:
+def test_a_missing_report_is_empty(make_bundle: MakeBundle) -> None:
     path = make_bundle()
     (path / "reports/validation.json").unlink()
+    seal(path)
+    assert Bundle.open(path).report(VALIDATION) == {}
+
+
+def test_a_broken_report_is_refused(make_bundle: MakeBundle) -> None:
+    path = make_bundle()
     (path / "reports/benchmark.json").write_text("[1")
     seal(path)
-    bundle = Bundle.open(path)
-    assert bundle.report(VALIDATION) == {}
     with pytest.raises(BundleError, match=r"benchmark\.json: not a JSON object"):
-        bundle.report(BENCHMARK)
+        Bundle.open(path).report(BENCHMARK)
 
 
-def test_verify_again(make_bundle: MakeBundle) -> None:
+def test_verify_refuses_a_file_altered_since_the_bundle_was_opened(make_bundle: MakeBundle) -> None:
     path = make_bundle()
     bundle = Bundle.open(path, verify=False)
     bundle.verify()
     (path / "program.pt2").write_bytes(b"other")
     with pytest.raises(BundleError, match=r"program\.pt2 is truncated or altered"):
         bundle.verify()
+
+
+def test_verify_refuses_a_folder_sealed_since_the_bundle_was_opened(
+    make_bundle: MakeBundle,
+) -> None:
+    path = make_bundle()
+    bundle = Bundle.open(path, verify=False)
+    (path / "program.pt2").write_bytes(b"other")
     seal(path)
     with pytest.raises(BundleError, match="sealed anew"):
         bundle.verify()
 
 
-def test_seal_refuses_what_open_would(tmp_path: Path) -> None:
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    (folder / "line\nbreak").write_text("")
+def test_seal_refuses_a_file_name_that_no_bundle_may_have(tmp_path: Path) -> None:
+    (tmp_path / "line\nbreak").write_text("")
     with pytest.raises(BundleError, match="not a relative path"):
-        seal(folder)
-    (folder / "line\nbreak").unlink()
-    (folder / "link").symlink_to("/etc/passwd")
+        seal(tmp_path)
+    assert not (tmp_path / "SHA256SUMS").exists()
+
+
+def test_seal_refuses_a_symbolic_link(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/etc/passwd")
     with pytest.raises(BundleError, match="symbolic link"):
-        seal(folder)
-    assert not (folder / "SHA256SUMS").exists()
+        seal(tmp_path)
+    assert not (tmp_path / "SHA256SUMS").exists()
 
 
 class TestWriteAtomically:
-    def test_appears_whole(self, tmp_path: Path) -> None:
+    def test_the_folder_appears_when_the_block_ends(self, tmp_path: Path) -> None:
         dest = tmp_path / "deep" / "dest"
         with write_atomically(dest) as partial:
             (partial / "file").write_text("content")
@@ -212,7 +249,11 @@ class TestWriteAtomically:
             assert partial.parent == dest.parent  # on the same disk: a rename, not a copy
         assert (dest / "file").read_text() == "content"
         assert os.listdir(dest.parent) == ["dest"]
-        plain = tmp_path / "plain"
+
+    def test_the_folder_has_the_mode_of_any_new_folder(self, tmp_path: Path) -> None:
+        dest, plain = tmp_path / "dest", tmp_path / "plain"
+        with write_atomically(dest):
+            pass
         plain.mkdir()
         assert stat.S_IMODE(dest.stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
 
@@ -226,7 +267,7 @@ class TestWriteAtomically:
             fail(partial)
         assert os.listdir(tmp_path / "x") == []
 
-    def test_full_disk_is_one_line(self, tmp_path: Path) -> None:
+    def test_a_full_disk_is_an_error_of_one_line(self, tmp_path: Path) -> None:
         dest = tmp_path / "x" / "dest"
 
         def fill(folder: Path) -> None:
@@ -238,7 +279,7 @@ class TestWriteAtomically:
         assert str(caught.value) == f"cannot write {dest}: No space left on device"
         assert os.listdir(dest.parent) == []
 
-    def test_other_errors_stay_what_they_are(self, tmp_path: Path) -> None:
+    def test_an_error_of_the_block_is_raised_as_it_is(self, tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError), write_atomically(tmp_path / "x" / "dest") as partial:
             (partial / "nothing").read_text()
 
@@ -266,7 +307,7 @@ class TestWriteAtomically:
         assert os.listdir(existing) == ["old"]
         assert os.listdir(existing.parent) == ["dest"]
 
-    def test_file_in_the_way(self, tmp_path: Path) -> None:
+    def test_a_file_in_place_of_a_parent_folder_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         with (
             pytest.raises(BundleError, match=r"cannot write .*/file/dest: .*/file is not a folder"),

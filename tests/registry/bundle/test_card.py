@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,38 +26,41 @@ CARDS = {
 }
 
 
-def with_card(change: Callable[[str], str]) -> Callable[[Path, dict[str, Any]], None]:
-    def edit(folder: Path, _: dict[str, Any]) -> None:
-        before = (folder / PLACE).read_text()
-        (folder / PLACE).write_text(change(before))
-        assert (folder / PLACE).read_text() != before
-
-    return edit
-
-
 @pytest.mark.parametrize("name", CARDS)
 def test_what_an_artifact_takes_follows_from_the_manifest(
     jets: Built, tmp_path: Path, name: str
 ) -> None:
-    edit = with_card(lambda text: text.replace(*CARDS[name]))
+    def edit(folder: Path, _: dict[str, Any]) -> None:
+        card = (folder / PLACE).read_text()
+        (folder / PLACE).write_text(card.replace(*CARDS[name]))
+        assert (folder / PLACE).read_text() != card
+
     with pytest.raises(BundleError, match=CARD):
         resealed(jets.bundle, tmp_path / "other", edit)
 
 
-@pytest.mark.parametrize(("rows", "fits"), [(1000, True), (1001, False)])
-def test_tiles_of_a_card_are_those_of_the_manifest(
-    jets: Built, tmp_path: Path, rows: int, fits: bool
-) -> None:
+def tiled(rows: int) -> Callable[[Path, dict[str, Any]], None]:
+    """An edit of a bundle: the manifest has tiles of 64 rows, and the card at most `rows` rows."""
+
     def edit(folder: Path, manifest: dict[str, Any]) -> None:
         manifest["targets"][TARGET]["candidates"]["aoti"]["tile"] = 64
         text = (folder / PLACE).read_text().replace("rows n 0 1000", f"rows n 0 {rows}")
         (folder / PLACE).write_text(f"{text}tile 64 nmm 1000\n")
 
-    with nullcontext() if fits else pytest.raises(BundleError, match=CARD):
-        resealed(jets.bundle, tmp_path / "other", edit)
+    return edit
 
 
-def test_windows_that_were_not_validated(jets: Built, tmp_path: Path) -> None:
+def test_a_card_with_the_tiles_of_the_manifest_is_opened(jets: Built, tmp_path: Path) -> None:
+    tiles = resealed(jets.bundle, tmp_path / "other", tiled(rows=1000))
+    assert tiles.manifest.targets[TARGET].candidates["aoti"].tile == 64
+
+
+def test_a_card_with_more_rows_than_its_tiles_is_refused(jets: Built, tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match=CARD):
+        resealed(jets.bundle, tmp_path / "other", tiled(rows=1001))
+
+
+def test_a_card_must_agree_on_which_windows_were_validated(jets: Built, tmp_path: Path) -> None:
     def edit(_: Path, manifest: dict[str, Any]) -> None:
         manifest["targets"][TARGET]["candidates"]["aoti"]["windows"] = False
 

@@ -16,17 +16,16 @@ V3 = "cpu/x86-64-v3"
 
 def test_json_round_trip_is_stable(manifest: Manifest) -> None:
     text = manifest.to_json()
-    again = Manifest.from_json(text)
-    assert again == manifest
-    assert again.to_json() == text
+    restored = Manifest.from_json(text)
+    assert restored == manifest
+    assert restored.to_json() == text
     keys = list(json.loads(text))
     assert keys == sorted(keys)
 
 
 def test_order_of_fields_does_not_matter(manifest_data: dict[str, Any]) -> None:
     shuffled = dict(reversed(manifest_data.items()))
-    one, two = as_record(Manifest, manifest_data), as_record(Manifest, shuffled)
-    assert one.to_json() == two.to_json()
+    assert as_record(Manifest, shuffled).to_json() == as_record(Manifest, manifest_data).to_json()
 
 
 def test_infinite_and_undefined_deviations_survive(manifest_data: dict[str, Any]) -> None:
@@ -64,7 +63,7 @@ def test_a_newer_schema_is_refused_whatever_else_it_has(manifest_data: dict[str,
          {"aoti": "below 5 rows and from 50 rows on", "ort": "from 5 to 49 rows"}),
     ],
 )  # fmt: skip
-def test_at_which_rows_each_engine_runs(
+def test_the_spans_of_rows_name_the_engine_that_runs(
     limits: list[tuple[int, str]], spans: dict[str, str]
 ) -> None:
     """The text names exactly one engine for every row count, and it is the one that runs there."""
@@ -72,19 +71,19 @@ def test_at_which_rows_each_engine_runs(
     below = [Below(rows=rows, engine=engine) for rows, engine in limits]
     record = TargetRecord(status="verified", chosen="aoti", below=below, candidates=candidates)
     assert record.spans() == spans
-    for n in range(3000):
-        said = [engine for engine, text in spans.items() if _covers(text, n)]
-        assert said == [record.engine_at(str(n))]
+    for rows in range(3000):  # beyond every limit above
+        named = [engine for engine, text in spans.items() if _covers(text, rows)]
+        assert named == [record.engine_at(str(rows))]
 
 
-def _covers(text: str, n: int) -> bool:
-    """Whether a text such as "from 5 to 49 rows and from 90 rows on" includes `n`."""
-    for part in text.split(" and "):
-        first, last = re.search(r"from (\d+)", part), re.search(r"to (\d+)", part)
-        limit = re.search(r"below (\d+)", part)
-        low = int(first[1]) if first else 0
-        high = int(last[1]) if last else int(limit[1]) - 1 if limit else n
-        if low <= n <= high:
+def _covers(text: str, rows: int) -> bool:
+    """Whether a text such as "from 5 to 49 rows and from 90 rows on" includes `rows`."""
+    for span in text.split(" and "):
+        first, last = re.search(r"from (\d+)", span), re.search(r"to (\d+)", span)
+        limit = re.search(r"below (\d+)", span)
+        not_too_few = first is None or rows >= int(first[1])
+        not_too_many = last is None or rows <= int(last[1])
+        if not_too_few and not_too_many and (limit is None or rows < int(limit[1])):
             return True
     return False
 
@@ -93,7 +92,7 @@ def _covers(text: str, n: int) -> bool:
     ("text", "message"),
     [("{", "not JSON"), ("[]", "a JSON object is needed, found list"), ("{}", "name: is missing")],
 )
-def test_what_is_no_manifest(text: str, message: str) -> None:
+def test_text_that_is_no_manifest_is_refused(text: str, message: str) -> None:
     with pytest.raises(BundleError, match=message) as caught:
         Manifest.from_json(text)
     assert "\n" not in str(caught.value)
@@ -113,12 +112,15 @@ def test_what_is_no_manifest(text: str, message: str) -> None:
         ("torchscript", "a\nb", "not a relative path"),
     ],
 )
-def test_bad_fields(manifest_data: dict[str, Any], field: str, value: object, message: str) -> None:
+def test_a_manifest_with_a_wrong_field_is_refused(
+    manifest_data: dict[str, Any], field: str, value: object, message: str
+) -> None:
     with pytest.raises(BundleError, match=message):
         Manifest.from_json(json.dumps(manifest_data | {field: value}))
 
 
-A = {"status": "verified", "chosen": "a", "candidates": {"a": {"status": "valid", "files": ["f"]}}}
+VALID = {"a": {"status": "valid", "files": ["f"]}}
+CHOSEN = {"status": "verified", "chosen": "a", "candidates": VALID}
 
 
 @pytest.mark.parametrize(
@@ -126,14 +128,14 @@ A = {"status": "verified", "chosen": "a", "candidates": {"a": {"status": "valid"
     [
         ({"status": "verified"}, "names the chosen engine"),
         ({"status": "unverified", "chosen": "aoti"}, "is not among"),
-        (A | {"candidates": {"a": {"status": "valid"}}}, "no files"),
-        (A | {"candidates": {"a": {"status": "refused", "files": ["f"]}}}, "is refused, not valid"),
-        (A | {"below": [{"rows": 9, "engine": "b"}]}, "'b' is not among"),
-        (A | {"below": [{"rows": 9, "engine": "a"}] * 2}, "do not ascend"),
-        (A | {"candidates": {"a": {"status": "valid", "files": ["../f"]}}}, "leaves its folder"),
+        (CHOSEN | {"candidates": {"a": {"status": "valid"}}}, "no files"),
+        (CHOSEN | {"candidates": {"a": {"status": "refused", "files": ["f"]}}}, "is refused, not"),
+        (CHOSEN | {"below": [{"rows": 9, "engine": "b"}]}, "'b' is not among"),
+        (CHOSEN | {"below": [{"rows": 9, "engine": "a"}] * 2}, "do not ascend"),
+        (CHOSEN | {"candidates": {"a": {"status": "valid", "files": ["../f"]}}}, "leaves its"),
     ],
 )
-def test_targets_that_contradict_themselves(
+def test_a_target_that_contradicts_itself_is_refused(
     manifest_data: dict[str, Any], record: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(BundleError, match=message):
@@ -165,12 +167,13 @@ TIMES = {"median_us": 1, "p05_us": 0, "p95_us": 2}
         (("provenance", "git_dirty"), "yes"),
     ],
 )
-def test_values_that_cannot_be(
+def test_a_value_out_of_its_range_is_refused(
     manifest_data: dict[str, Any], path: tuple[str, ...], value: object
 ) -> None:
-    at: Any = manifest_data
-    for key in path[:-1]:
-        at = at.setdefault(key, {})
-    at[path[-1]] = value
+    *sections, field = path
+    section: Any = manifest_data
+    for key in sections:
+        section = section.setdefault(key, {})
+    section[field] = value
     with pytest.raises(BundleError):
         Manifest.from_json(json.dumps(manifest_data))

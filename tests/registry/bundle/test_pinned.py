@@ -29,24 +29,31 @@ def descriptors() -> int:
 
 
 def replace(path: Path, content: bytes) -> None:
+    """Puts another file in the place of the one at `path`."""
     other = path.with_name("other")
     other.write_bytes(content)
     other.replace(path)
 
 
-def test_the_same_bytes_where_engines_look_for_them(bundle: Bundle) -> None:
-    before = descriptors()
+def test_pinned_files_are_the_bundles_beside_each_other(bundle: Bundle) -> None:
     pinned = Pinned(bundle, [MODEL, BESIDE])
     for name in (MODEL, BESIDE):
         assert pinned.file(name).read_bytes() == (bundle.path / name).read_bytes()
         assert pinned.file(name).samefile(bundle.path / name)
     assert pinned.file(BESIDE).parent.parent == pinned.file(MODEL).parent
     pinned.close()
+
+
+def test_closing_removes_the_folder_and_closes_the_files(bundle: Bundle) -> None:
+    before = descriptors()
+    pinned = Pinned(bundle, [MODEL, BESIDE])
+    assert descriptors() > before
+    pinned.close()
     assert not pinned.folder.exists()
     assert descriptors() == before
 
 
-def test_replaced_afterwards(bundle: Bundle) -> None:
+def test_a_file_replaced_afterwards_is_read_as_it_was(bundle: Bundle) -> None:
     """The path still leads to the old file, which has the right digest."""
     content = (bundle.path / MODEL).read_bytes()
     pinned = Pinned(bundle, [MODEL])
@@ -57,24 +64,27 @@ def test_replaced_afterwards(bundle: Bundle) -> None:
     pinned.close()
 
 
-def written(path: Path) -> None:
+def flip_a_bit(path: Path) -> None:
+    """Changes the content of a file, but neither its size nor its time of modification."""
     times = os.stat(path)
     content = path.read_bytes()
     with path.open("r+b") as file:
         file.write(bytes([content[0] ^ 1]))
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # hides the change
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
 @pytest.mark.parametrize(
     "spoil",
     [
-        written,
-        lambda path: replace(path, bytes(5000)),
-        lambda path: os.truncate(path, 10),
-        lambda path: replace(path, b"other"),
+        pytest.param(flip_a_bit, id="a bit flipped"),
+        pytest.param(lambda path: os.truncate(path, 10), id="truncated"),
+        pytest.param(lambda path: replace(path, bytes(5000)), id="replaced, of the same size"),
+        pytest.param(lambda path: replace(path, b"other"), id="replaced"),
     ],
 )
-def test_changed_before(bundle: Bundle, spoil: Callable[[Path], None]) -> None:
+def test_a_file_that_was_changed_before_cannot_be_pinned(
+    bundle: Bundle, spoil: Callable[[Path], None]
+) -> None:
     before = descriptors()
     spoil(bundle.path / MODEL)
     with pytest.raises(BundleError, match=r"model\.pt2 was changed after its digest was checked"):
@@ -82,8 +92,7 @@ def test_changed_before(bundle: Bundle, spoil: Callable[[Path], None]) -> None:
     assert descriptors() == before
 
 
-def test_the_same_put_there_again(bundle: Bundle) -> None:
-    """Another inode with the same digest is accepted: only the content counts."""
+def test_another_file_with_the_same_content_is_accepted(bundle: Bundle) -> None:
     replace(bundle.path / MODEL, (bundle.path / MODEL).read_bytes())
     pinned = Pinned(bundle, [MODEL])
     pinned.check()
@@ -94,8 +103,8 @@ def test_the_same_put_there_again(bundle: Bundle) -> None:
 def test_written_while_it_is_held(bundle: Bundle) -> None:
     pinned = Pinned(bundle, [MODEL])
     pinned.check()
-    time.sleep(0.05)
-    written(bundle.path / MODEL)
+    time.sleep(0.05)  # the write gets a later time of change
+    flip_a_bit(bundle.path / MODEL)
     with pytest.raises(BundleError, match="was changed after its digest was checked"):
         pinned.check()
     pinned.close()
@@ -119,7 +128,7 @@ def test_a_file_that_the_bundle_does_not_list_is_refused(bundle: Bundle) -> None
         Pinned(bundle, ["../x"])
 
 
-def test_opened_without_digests(make_bundle: MakeBundle) -> None:
+def test_a_bundle_opened_without_digests_is_pinned_as_it_is(make_bundle: MakeBundle) -> None:
     """Without digests nothing is compared; the file is held as it is."""
     bundle = Bundle.open(make_bundle(), verify=False)
     pinned = Pinned(bundle, [MODEL])

@@ -58,7 +58,7 @@ ENGINE_MODULES = {
     "exported": "engines.exported.engine",
 }
 _ACCESS, _CLOSE, _OPEN, _IS_DIRECTORY, _OVERFLOW = 0x1, 0x18, 0x20, 0x40000000, 0x4000
-_EVENT = struct.Struct("iIII")
+_EVENT = struct.Struct("iIII")  # inotify_event: watch, mask, cookie, length of the name
 
 
 class Opens:
@@ -86,23 +86,26 @@ class Opens:
 
     def since(self) -> Counter[str]:
         """How often each file was opened since the last call of `since` or `forget`."""
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         while True:
             try:
                 events = os.read(self._handle, 1 << 16)
             except BlockingIOError:
-                return found
-            at = 0
-            while at < len(events):
-                watch, mask, _, length = _EVENT.unpack_from(events, at)
-                name = events[at + _EVENT.size : at + _EVENT.size + length].rstrip(b"\0")
-                at += _EVENT.size + length
+                return counts
+            start = 0
+            while start < len(events):
+                watch, mask, _, length = _EVENT.unpack_from(events, start)
+                end = start + _EVENT.size + length
+                name = events[start + _EVENT.size : end].rstrip(b"\0")
+                start = end
                 assert not mask & _OVERFLOW
                 if mask & _OPEN and not mask & _IS_DIRECTORY:
-                    found[(self._folders[watch] / os.fsdecode(name)).as_posix()] += 1
+                    counts[(self._folders[watch] / os.fsdecode(name)).as_posix()] += 1
 
 
 class Campaign:
+    """Changes a signed copy of a bundle, byte by byte, and requires that each change is refused."""
+
     def __init__(self, bundle: Path, folder: Path, seed: int) -> None:
         self.path = Path(shutil.copytree(bundle, folder / "bundle"))
         self.keys: KeyPair = make_keys(folder, "release")
@@ -118,29 +121,33 @@ class Campaign:
     def load(self, path: Path | None = None, engine_name: str | None = None) -> None:
         load(path or self.path, trusted_keys=[self.keys.public], engine_name=engine_name)
 
-    def flip(self, name: str) -> str:
-        """Loads with one byte of a file changed, and restores it; returns the refusal's message."""
+    def flip(self, name: str) -> None:
+        """Changes one byte of a file, requires that it is not loaded, and restores the byte."""
         handle = os.open(self.path / name, os.O_RDWR)
         try:
-            at = self.choice.randrange(os.fstat(handle).st_size)
-            good = os.pread(handle, 1, at)
-            os.pwrite(handle, bytes([good[0] ^ self.choice.randrange(1, 256)]), at)
+            offset = self.choice.randrange(os.fstat(handle).st_size)
+            good = os.pread(handle, 1, offset)
+            os.pwrite(handle, bytes([good[0] ^ self.choice.randrange(1, 256)]), offset)
             self.opens.forget()
             try:
-                self.load()
-            except SoaPipelineError as error:
-                said = str(error)
-            else:
-                raise AssertionError(f"{name}: the change at {at} was not refused")
+                message = self._refusal(f"{name}: the change at {offset}")
             finally:
-                found = self.opens.since()
-                os.pwrite(handle, good, at)
+                counts = self.opens.since()
+                os.pwrite(handle, good, offset)
         finally:
             os.close(handle)
-        assert "\n" not in said and str(self.path) in said, said
-        twice = [file for file, count in found.items() if count > 1]
-        assert not twice, f"{name}: {twice} opened again after {said}"
-        return said
+        assert "\n" not in message, message
+        assert str(self.path) in message, message
+        twice = [file for file, count in counts.items() if count > 1]
+        assert not twice, f"{name}: {twice} opened again after {message}"
+
+    def _refusal(self, change: str) -> str:
+        """The message with which the bundle is refused; AssertionError if it is loaded."""
+        try:
+            self.load()
+        except SoaPipelineError as error:
+            return str(error)
+        raise AssertionError(f"{change} was not refused")
 
     def flip_beside(self, name: str) -> bool:
         """Whether a change of an unsealed file is refused; if not, it must have no effect.
@@ -148,9 +155,9 @@ class Campaign:
         Such changes are in white space, or in who promoted and when, which decide nothing.
         """
         content = (self.path / name).read_bytes()
-        at = self.choice.randrange(len(content))
-        changed = bytes([content[at] ^ self.choice.randrange(1, 256)])
-        (self.path / name).write_bytes(content[:at] + changed + content[at + 1 :])
+        changed = bytearray(content)
+        changed[self.choice.randrange(len(content))] ^= self.choice.randrange(1, 256)
+        (self.path / name).write_bytes(changed)
         try:
             self.load()
         except SoaPipelineError:
@@ -158,20 +165,21 @@ class Campaign:
         finally:
             (self.path / name).write_bytes(content)
         key = read_trusted(self.keys.public)
-        again = Bundle.open(self.path)
-        assert require_signature(again, [key]) == key and again.digest == self.bundle.digest
+        reopened = Bundle.open(self.path)
+        assert require_signature(reopened, [key]) == key
+        assert reopened.digest == self.bundle.digest
         return False
 
-    def untouched(self) -> None:
+    def require_nothing_loaded(self) -> None:
         """Requires that this process has loaded no library of the bundle, and no engine's module.
 
-        `loads` shows afterwards that these modules do open artifacts.
+        `load_with_each_engine` shows afterwards that these modules do open artifacts.
         """
         assert str(self.path) not in Path("/proc/self/maps").read_text()
         assert not {*ENGINE_MODULES.values(), "onnxruntime"} & sys.modules.keys()
 
-    def loads(self) -> int:
-        """Loads the undamaged bundle with each valid engine.
+    def load_with_each_engine(self) -> int:
+        """Loads the undamaged bundle with each valid engine; returns their number.
 
         Then its files are opened more than once, and the module of each engine is in this process.
         """
@@ -186,45 +194,49 @@ class Campaign:
         return len(valid)
 
 
+def built_bundle(folder: Path) -> Path:
+    """The path of a new bundle, built by another process: this one must load no engine."""
+    folder.mkdir()
+    subprocess.run([sys.executable, "-c", _BUILD, str(folder)], check=True)
+    return Path((folder / "where").read_text())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--flips", type=int, default=10_000)
     parser.add_argument("--beside", type=int, default=300)
     parser.add_argument("--bundle", type=Path)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as text:
-        folder = Path(text)
-        bundle = asked.bundle
-        if bundle is None:
-            (folder / "project").mkdir()
-            subprocess.run([sys.executable, "-c", _BUILD, str(folder / "project")], check=True)
-            bundle = Path((folder / "project" / "where").read_text())
-        campaign = Campaign(bundle, folder, asked.seed)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        bundle = options.bundle or built_bundle(folder / "project")
+        campaign = Campaign(bundle, folder, options.seed)
         began = time.perf_counter()
         flipped: Counter[str] = Counter()
-        for i in range(asked.flips):
+        for i in range(options.flips):
             name = campaign.sealed[i % len(campaign.sealed)]
             campaign.flip(name)
             flipped[name] += 1
         took = time.perf_counter() - began
-        every = itertools.chain(damage.of_files(bundle), damage.sealed_again())
-        kinds = damage.refused(campaign.path, folder, every, campaign.load)
-        campaign.untouched()
-        engines = campaign.loads()
+        damages = itertools.chain(damage.of_files(bundle), damage.sealed_again())
+        kinds = damage.refusals(campaign.path, folder, damages, campaign.load)
+        campaign.require_nothing_loaded()
+        engines = campaign.load_with_each_engine()
         beside = {
-            name: sum(campaign.flip_beside(name) for _ in range(asked.beside // 2))
+            name: sum(campaign.flip_beside(name) for _ in range(options.beside // 2))
             for name in (SIGNATURE, PROMOTED)
         }
         size = sum((campaign.path / name).stat().st_size for name in campaign.sealed)
         print(
-            f"seed {asked.seed}: {flipped.total()} of {asked.flips} changes of a byte refused, "
+            f"seed {options.seed}: {flipped.total()} of {options.flips} changes of a byte refused, "
             f"over {len(flipped)} files ({size / 1e6:.2f} MB), {took:.1f} s; no file opened twice"
         )
         print(f"other damage: {kinds.total()} refused ({', '.join(sorted(kinds))})")
         for name, count in beside.items():
-            print(f"{name}: {count} of {asked.beside // 2} changes refused, the rest mean nothing")
+            tried = options.beside // 2
+            print(f"{name}: {count} of {tried} changes refused, the rest mean nothing")
         print(f"undamaged: loads with {engines} engines")
 
 

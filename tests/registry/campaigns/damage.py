@@ -39,19 +39,20 @@ class Damage:
     error: type[SoaPipelineError] = BundleError
 
 
-def refused(
-    good: Path, folder: Path, every: Iterable[Damage], load: Callable[[Path], object]
+def refusals(
+    good: Path, folder: Path, damages: Iterable[Damage], load: Callable[[Path], object]
 ) -> Counter[str]:
     """How often each kind of damage, made to a copy of `good`, was refused with its error."""
     counts: Counter[str] = Counter()
-    for number, damage in enumerate(every):
+    for number, damage in enumerate(damages):
         copy = folder / f"damaged-{number}"
         shutil.copytree(good, copy)
         damage.spoil(copy)
         try:
             load(copy)
         except damage.error as error:
-            assert "\n" not in str(error) and damage.named in str(error), (damage, error)
+            assert "\n" not in str(error), (damage, error)
+            assert damage.named in str(error), (damage, error)
             counts[damage.kind] += 1
         else:
             raise AssertionError(f"{damage} was not refused")
@@ -78,7 +79,8 @@ def of_files(good: Path) -> Iterator[Damage]:
         yield Damage("added", partial(_append, name, b"x"), name)
     yield Damage("added", partial(_append, "\u202ea", b"x"))
     yield Damage("symbolic link", partial(_replace, "targets", Path.symlink_to), "targets")
-    yield from (Damage("path", partial(_list_also, name)) for name in NAMES)
+    for name in NAMES:
+        yield Damage("path", partial(_list_also, name))
     yield Damage("listed twice", partial(_list_also, "manifest.json"), "manifest.json")
     for line in (b"what is this\n", b"\n", b"\xff\xfe\n"):
         yield Damage("line", partial(_append, SUMS, line), SUMS)
@@ -111,10 +113,9 @@ def _copy(name: str, other: str, path: Path) -> None:
 
 
 def _swap(name: str, other: str, path: Path) -> None:
-    a, b = path / name, path / other
-    content = a.read_bytes(), b.read_bytes()
-    a.write_bytes(content[1])
-    b.write_bytes(content[0])
+    content = (path / name).read_bytes()
+    shutil.copy(path / other, path / name)
+    (path / other).write_bytes(content)
 
 
 def _nothing(place: Path, aside: Path) -> None:
@@ -134,8 +135,8 @@ def _replace(name: str, make: Callable[[Path, Path], object], path: Path) -> Non
     aside = path.with_suffix(".aside")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
-    (path / name).rename(aside / "it")
-    make(path / name, aside / "it")
+    (path / name).rename(aside / "original")
+    make(path / name, aside / "original")
 
 
 def _list_also(name: str, path: Path) -> None:
@@ -150,10 +151,12 @@ def _future(path: Path) -> None:
 
 
 def _sealed(spoil: Callable[[Path], object], path: Path) -> str:
+    """Spoils the folder, and seals it again; returns its new digest."""
     spoil(path)
     return seal(path)
 
 
 def _forged(spoil: Callable[[Path], object], path: Path) -> None:
+    """Spoils the folder, seals it again, and notes that the new digest was promoted."""
     digest = _sealed(spoil, path)
     write_note(path, PulledNote("jets/1", digest, "ada", "2026-01-01T00:00:00+00:00"))

@@ -44,11 +44,13 @@ from tests.registry.campaigns import invariants, workers, write_points
 NAME = "jets"
 TARGETS = ("cpu/x86-64-v4", "cuda/sm_90")
 # Errors that a writer may get if another one was quicker, or took its files for abandoned.
-TOLD = ("no such version", "already: built later", "took it for abandoned", "is missing",
+LOST_RACE = ("no such version", "already: built later", "took it for abandoned", "is missing",
         "No such file", "'active' state", "changed while it was being registered")  # fmt: skip
-FIRST = ("the killed one", "the paused one")
-LATE = "nothing more was changed"
-_REFUSED = 7
+KILLED, PAUSED = "the killed one", "the paused one"
+"""The labels of the first writer of a case; the others come after it."""
+TOO_LATE = "nothing more was changed"
+_REFUSED = 7  # the exit code of a writer
+_STATES = {True: "happened", False: "void", None: "half-way"}  # of `Operation.happened`
 POLICY = Policy(approvals=("ada",), reference="release.pem")  # any file will do
 
 
@@ -89,13 +91,13 @@ class Place:
         return Annex.open(self.folder / "annexes" / str(name) / target)
 
     def _fill(self) -> None:
-        registry, made = Registry(self.uri), self.folder / "annexes"
+        registry, annexes = Registry(self.uri), self.folder / "annexes"
         make_keys(self.folder, "release")
         for number in range(1, 6):
             registry.register(self.bundle(number), NAME)
             for target in TARGETS:
-                bundles.write_annex(made / str(number) / target, self.bundle(number), target)
-        bundles.write_annex(made / "another" / TARGETS[1], self.bundle(4), TARGETS[1], seed=1)
+                bundles.write_annex(annexes / str(number) / target, self.bundle(number), target)
+        bundles.write_annex(annexes / "another" / TARGETS[1], self.bundle(4), TARGETS[1], seed=1)
         registry.add_target(registry.find(f"{NAME}/2"), self.annex(2, TARGETS[0]))
         registry.add_target(registry.find(f"{NAME}/4"), self.annex(4, TARGETS[0]))
         for number, alias in ((1, "production"), (2, "production"), (3, "staging")):
@@ -104,8 +106,8 @@ class Place:
         other = Registry(self.other)
         for number in (6, 7):
             version = other.register(self.bundle(number), NAME)
-            bundles.write_annex(made / str(number), self.bundle(number), TARGETS[0])
-            other.add_target(version, Annex.open(made / str(number)))
+            bundles.write_annex(annexes / str(number), self.bundle(number), TARGETS[0])
+            other.add_target(version, Annex.open(annexes / str(number)))
             other.sign(version, self.key)
             other.promote(other.find(version.ref), "production", PASSED)
         other.fetch(other.find(f"{NAME}/1"), self.folder / "pushed")
@@ -139,9 +141,9 @@ class Operation:
     """The kind of event that it leaves."""
 
 
-def _build(to: Place, registry: Registry, label: str) -> None:
+def _build(place: Place, registry: Registry, label: str) -> None:
     """The later writer has built other bytes for the same target."""
-    annex = to.annex(4 if label in FIRST else "another", TARGETS[1])
+    annex = place.annex(4 if label in (KILLED, PAUSED) else "another", TARGETS[1])
     registry.add_target(registry.find(f"{NAME}/4"), annex)
 
 
@@ -169,15 +171,15 @@ def _promoted(_: Place, registry: Registry) -> bool:
 
 def _rolled_back(_: Place, registry: Registry) -> bool:
     """Two rollbacks lead back to the start."""
-    rollbacks = [e for e in _done(registry, "rollback") if e.version in (1, 2)]
-    at = 2 if len(rollbacks) % 2 == 0 else 1
-    assert _aliases(registry)["production"] == at
-    assert _aliases(registry)["previous"] == 3 - at
+    rollbacks = [event for event in _done(registry, "rollback") if event.version in (1, 2)]
+    production, previous = (2, 1) if len(rollbacks) % 2 == 0 else (1, 2)
+    assert _aliases(registry)["production"] == production
+    assert _aliases(registry)["previous"] == previous
     return rollbacks != []
 
 
-def _pushed(to: Place, registry: Registry) -> bool:
-    whole = Bundle.open(to.folder / "pushed")
+def _pushed(place: Place, registry: Registry) -> bool:
+    whole = Bundle.open(place.folder / "pushed")
     for version in registry.versions(NAME):
         if version.digest == whole.digest:
             assert version.annexes.keys() == {TARGETS[0]}
@@ -187,57 +189,60 @@ def _pushed(to: Place, registry: Registry) -> bool:
     return False
 
 
-def _imported(to: Place, registry: Registry) -> bool | None:
-    came = {v.digest: v for v in registry.versions(NAME) if v.origin}
+def _imported(place: Place, registry: Registry) -> bool | None:
+    versions = {v.digest: v for v in registry.versions(NAME) if v.origin}
     events = len(_done(registry, "import"))
-    told = len(Registry(to.other).history(NAME))
-    assert events <= told
-    for version in came.values():
+    exported_events = len(Registry(place.other).history(NAME))
+    assert events <= exported_events
+    for version in versions.values():
         assert version.annexes.keys() == {TARGETS[0]}
         assert signature_of(registry, version) is not None
-    whole = (len(came), events) == (2, told)
-    return True if whole else None if came or events else False
+    if (len(versions), events) == (2, exported_events):
+        return True
+    return None if versions or events else False
 
 
-def _signed(to: Place, registry: Registry) -> bool:
+def _signed(place: Place, registry: Registry) -> bool:
     version = registry.find(f"{NAME}/5")
     bundle = registry.open(version)
     if bundle.signature() is None:
         return False
-    registry.require_signature(version, bundle, [read_trusted(to.public)])
+    registry.require_signature(version, bundle, [read_trusted(place.public)])
     return True
 
 
-def _asked(to: Place, registry: Registry) -> bool:
+def _policy_is_set(place: Place, registry: Registry) -> bool:
     with tempfile.TemporaryDirectory() as folder:
-        asked = registry.policies(NAME, Path(folder))
-    assert all(each.reference is not None for each in asked)
-    return [each.policy for each in asked] == [POLICY]
+        stored = registry.policies(NAME, Path(folder))
+    assert all(policy.reference is not None for policy in stored)
+    return [policy.policy for policy in stored] == [POLICY]
 
 
-def _collected(to: Place, registry: Registry) -> bool:
-    return collect(registry, older_than=timedelta(0), cache=to.cache, dry_run=True) == []
+def _collected(place: Place, registry: Registry) -> bool:
+    return collect(registry, older_than=timedelta(0), cache=place.cache, dry_run=True) == []
 
 
 OPERATIONS = {
     "register": Operation(
-        lambda to, registry, _: registry.register(to.bundle(10), NAME),
-        lambda to, registry: _has(registry, to.bundle(10)),
+        lambda place, registry, _: registry.register(place.bundle(10), NAME),
+        lambda place, registry: _has(registry, place.bundle(10)),
     ),
     "register the first": Operation(
-        lambda to, registry, _: registry.register(to.bundle(10), "tracks"),
-        lambda to, registry: "tracks" in {model.name for model in registry.list()},
+        lambda place, registry, _: registry.register(place.bundle(10), "tracks"),
+        lambda place, registry: "tracks" in {model.name for model in registry.list()},
     ),
-    "push": Operation(lambda to, registry, _: push(registry, to.folder / "pushed", NAME), _pushed),
+    "push": Operation(
+        lambda place, registry, _: push(registry, place.folder / "pushed", NAME), _pushed
+    ),
     "import": Operation(
-        lambda to, registry, _: import_from(registry, to.folder / "export"), _imported
+        lambda place, registry, _: import_from(registry, place.folder / "export"), _imported
     ),
     "build": Operation(
         _build,
         lambda _, registry: registry.find(f"{NAME}/4").annexes.keys() == set(TARGETS),
     ),
     "sign": Operation(
-        lambda to, registry, _: registry.sign(registry.find(f"{NAME}/5"), to.key), _signed
+        lambda place, registry, _: registry.sign(registry.find(f"{NAME}/5"), place.key), _signed
     ),
     "approve": Operation(
         lambda _, registry, label: registry.approve(registry.find(f"{NAME}/4"), "ada", label),
@@ -245,8 +250,8 @@ OPERATIONS = {
         "approval",
     ),
     "policy": Operation(
-        lambda to, registry, _: registry.set_policy(POLICY, NAME, to.public),
-        _asked,
+        lambda place, registry, _: registry.set_policy(POLICY, NAME, place.public),
+        _policy_is_set,
     ),
     "alias": Operation(
         lambda _, registry, __: registry.set_alias(registry.find(f"{NAME}/4"), "golden"),
@@ -263,7 +268,7 @@ OPERATIONS = {
         "removal",
     ),
     "gc": Operation(
-        lambda to, registry, _: collect(registry, older_than=timedelta(0), cache=to.cache),
+        lambda place, registry, _: collect(registry, older_than=timedelta(0), cache=place.cache),
         _collected,
     ),
 }
@@ -274,11 +279,13 @@ def _has(registry: Registry, bundle: Bundle) -> bool:
 
 
 def _aliases(registry: Registry) -> dict[str, int]:
-    return invariants._aliases(registry, NAME)
+    return invariants.aliases_of_model(registry, NAME)
 
 
 def _done(registry: Registry, kind: str) -> list[Event]:
-    return [e for e in registry.history(NAME) if (e.kind, e.state) == (kind, "done")]
+    return [
+        event for event in registry.history(NAME) if (event.kind, event.state) == (kind, "done")
+    ]
 
 
 @dataclass
@@ -291,14 +298,14 @@ class Row:
     seconds: float = 0.0
 
     def __str__(self) -> str:
-        kills, pauses = (
-            ", ".join(f"{count} {what}" for what, count in sorted(found.items()))
-            for found in (self.kills, self.pauses)
-        )
         return (
-            f"  {self.operation:18} killed {self.kills.total():3}: {kills:34} "
-            f"paused {self.pauses.total():3}: {pauses:44} {self.seconds:4.0f} s"
+            f"  {self.operation:18} killed {self.kills.total():3}: {_listed(self.kills):34} "
+            f"paused {self.pauses.total():3}: {_listed(self.pauses):44} {self.seconds:4.0f} s"
         )
+
+
+def _listed(counts: Counter[str]) -> str:
+    return ", ".join(f"{count} {result}" for result, count in sorted(counts.items()))
 
 
 def run(
@@ -328,51 +335,52 @@ class _Campaign:
     lease_s: float | None
 
     def at_each(
-        self, operation: Operation, one: Callable[[Operation, int], str | None], every: int
+        self, operation: Operation, attempt: Callable[[Operation, int], str | None], every: int
     ) -> list[str]:
-        """The result for each write, up to the last one that the operation has."""
-        found: list[str] = []
+        """The result for each write, up to the last one that the operation has.
+
+        `attempt` is `killed` or `paused`; it returns None if there is no such write any more.
+        """
+        results: list[str] = []
         for write in itertools.count(0, every):
             self.place.begin_again()
             try:
-                result = one(operation, write)
+                result = attempt(operation, write)
             except BaseException:
-                said = self.place.folder / "write"
-                where = said.read_text() if said.exists() else "none"
-                print(f"{one.__name__} at write {write}, {where}:", file=sys.stderr)
+                last_write = self.place.folder / "write"
+                last_written = last_write.read_text() if last_write.exists() else "none"
+                print(f"{attempt.__name__} at write {write}, {last_written}:", file=sys.stderr)
                 raise
             if result is None:
                 # With a lease, writers are paused where they ask for the lock; `sign` takes no
                 # lock.
-                without_lock = self.place.lease and one == self.paused
-                assert found or without_lock, "an operation without a write"
-                return found
-            found.append(result)
+                without_lock = self.place.lease and attempt == self.paused
+                assert results or without_lock, "an operation without a write"
+                return results
+            results.append(result)
         raise AssertionError("unreachable")
 
     def killed(self, operation: Operation, write: int) -> str | None:
         """Whether the operation happened, or None if it has fewer writes."""
-        worker = self._fork(operation, FIRST[0], write, signal.SIGKILL)
+        worker = self._fork(operation, KILLED, write, signal.SIGKILL)
         if _stopped(worker) != "killed":
             return None
         return self._checked(operation, None)
 
     def paused(self, operation: Operation, write: int) -> str | None:
         """The result of the paused writer, or None if it has fewer writes."""
-        first = self._fork(operation, FIRST[1], write, signal.SIGSTOP)
+        first = self._fork(operation, PAUSED, write, signal.SIGSTOP)
         if _stopped(first) != "paused":
             return None
         second = self._fork(operation, "the one that came", None, signal.SIGSTOP)
-        enough = time.monotonic() + 3 + 2 * (self.lease_s or 0.0)
-        while time.monotonic() < enough and not (ended := os.waitpid(second, os.WNOHANG))[0]:
-            time.sleep(0.01)
+        # Time to end, or to come to the lock: two leases if it takes the first one for dead.
+        status = _status_within(second, 3 + 2 * (self.lease_s or 0.0))
         os.kill(first, signal.SIGCONT)
-        told = _stopped(first)
-        result = _stopped(second) if not ended[0] else _result(ended[1])
-        assert {told, result} <= {"done", "refused"}, (told, result)
-        waited = "waited" if not ended[0] else result
+        first_result = _stopped(first)
+        second_result = _stopped(second) if status is None else _result(status)
+        assert {first_result, second_result} <= {"done", "refused"}, (first_result, second_result)
         self._checked(operation, True)
-        return f"{told} (the other {waited})"
+        return f"{first_result} (the other {'waited' if status is None else second_result})"
 
     def _fork(
         self, operation: Operation, label: str, write: int | None, sign: signal.Signals
@@ -380,17 +388,19 @@ class _Campaign:
         def work() -> None:
             registry = self.place.registry()
             registry.versions(NAME)
-            said = self.place.folder / "write"
+            last_write = self.place.folder / "write"
             if write is not None:
                 paused_lease = self.place.lease and sign == signal.SIGSTOP
                 stop = stop_before_questions if paused_lease else write_points.stop_at
-                stop(write, self.place.root, sign, lambda what: _put(said, what))
+                stop(
+                    write, self.place.root, sign, lambda description: _put(last_write, description)
+                )
             try:
                 operation.run(self.place, registry, label)
                 if write is None:
                     collect(registry, older_than=timedelta(0), cache=self.place.cache)
             except RegistryError as error:
-                if not any(text in str(error) for text in (*TOLD, LATE)):
+                if not any(text in str(error) for text in (*LOST_RACE, TOO_LATE)):
                     raise
                 os._exit(_REFUSED)
 
@@ -404,20 +414,23 @@ class _Campaign:
 
     def _check(self, operation: Operation, must: bool | None) -> str:
         place, registry = self.place, self.place.registry()
-        found: list[bool | None] = []
+        happened: bool | None = None
         done: dict[str, str] = {}
 
         def go_on() -> None:
+            """Any write settles open events; then the operation is run again."""
+            nonlocal happened
             registry.approve(registry.find(NAME), "the campaign")
-            found.append(operation.happened(place, registry))
-            assert must is None or found == [must], found
+            happened = operation.happened(place, registry)
+            assert must is None or happened == must, happened
             try:
                 operation.run(place, registry, "again")
             except RegistryError as error:
-                assert found == [True], error
-                assert any(text in str(error) for text in TOLD), error
+                assert happened is True, error
+                assert any(text in str(error) for text in LOST_RACE), error
             else:
-                done.update({"again": operation.kind} if operation.kind else {})
+                if operation.kind is not None:
+                    done["again"] = operation.kind
             assert operation.happened(place, registry) is True
 
         invariants.check(registry, NAME, place.cache, done, go_on)
@@ -426,22 +439,22 @@ class _Campaign:
                 invariants.check_always(registry, model.name, {}, ())
         if place.lease:
             with registry.client() as client:
-                held = model_of(client, f"soa-pipeline lock {NAME}")
-            assert held is None, "a lease was left behind"
-        return {True: "happened", False: "void", None: "half-way"}[found[0]]
+                lock_model = model_of(client, f"soa-pipeline lock {NAME}")
+            assert lock_model is None, "a lease was left behind"
+        return _STATES[happened]
 
 
 def stop_before_questions(
     wanted: int, _: Path, sign: signal.Signals, say: Callable[[str], None]
 ) -> None:
     """Send `sign` to this process when it asks for the `wanted`-th time if it may write."""
-    plain, count = lock.WriteLock.check, itertools.count()
+    plain_check, count = lock.WriteLock.check, itertools.count()
 
     def check(held: lock.WriteLock) -> None:
         if next(count) == wanted:
             say(f"question {wanted}")
             os.kill(os.getpid(), sign)
-        plain(held)
+        plain_check(held)
 
     lock.WriteLock.check = check  # type: ignore[assignment,method-assign]
 
@@ -451,7 +464,19 @@ def _put(path: Path, text: str) -> None:
 
 
 def _stopped(pid: int) -> str:
+    """Waits until a child is paused or has ended; how it is."""
     return _result(os.waitpid(pid, os.WUNTRACED)[1])
+
+
+def _status_within(pid: int, seconds: float) -> int | None:
+    """The wait status of a child that ends in so many seconds; None if it is still running."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return status
+        time.sleep(0.01)
+    return None
 
 
 def _result(status: int) -> str:

@@ -6,10 +6,11 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import NamedTuple
 
-from registry import Registry
-from registry.bundle.digests import SIGNATURE
-from registry.history.event_log import Event, gaps
+from registry import Bundle, Registry, Version
+from registry.bundle.digests import SIGNATURE, SUMS
+from registry.history.event_log import Event, History, gaps
 from registry.housekeeping.garbage import collect
 from registry.mlflow import ClientStore, aliases_of, all_pages
 from registry.store.bundle_files import annex_place
@@ -82,32 +83,47 @@ def check_always(
     left. `registered` and `built` are digests of bundles and annexes, `removed` are versions, all
     of operations that returned.
     """
+    _check_versions(registry, name)
+    _check_history(_raw(registry, name), done)
+    _check_comings_and_goings(registry, name, registered, built, removed)
+
+
+def _check_versions(registry: Registry, name: str) -> None:
+    """Files, digests and aliases of the versions that are there."""
     versions = registry.versions(name)
     for version in versions:
         assert registry.open(version).digest == version.digest, version.ref
     digests = [version.digest for version in versions]
     assert len(set(digests)) == len(digests)
-    aliases = _aliases(registry, name)
+    aliases = aliases_of_model(registry, name)
     assert set(aliases.values()) <= {version.number for version in versions}
     for version in versions:
         if version.number == aliases.get("production"):
             assert version.promotion("production") is not None, version.ref
 
-    events = _raw(registry, name)
+
+def _check_history(events: Sequence[Event], done: Mapping[str, str]) -> None:
+    """The order of the events, and that there is one for each operation that is `done`."""
     assert gaps(events) == []
     assert [event.number for event in events] == list(range(1, len(events) + 1))
-    assert all(a.time < b.time for a, b in itertools.pairwise(events))
     for before, event in itertools.pairwise(events):
+        assert before.time < event.time, event.title
         assert before.state != "open", before.title
         assert event.before == before.left, event.title
-    found: dict[str, Event] = {}
+    labelled: dict[str, Event] = {}
     for event in events:
         if label := label_of(event):
-            assert label not in found, label
-            found[label] = event
+            assert label not in labelled, label
+            labelled[label] = event
     for label, kind in done.items():
-        assert (found[label].kind, found[label].state) == (kind, "done"), label
-    _check_comings_and_goings(registry, name, registered, built, removed)
+        assert (labelled[label].kind, labelled[label].state) == (kind, "done"), label
+
+
+class _Addition(NamedTuple):
+    """A target that was added to a version."""
+
+    version: int | None
+    target: str
 
 
 def _check_comings_and_goings(
@@ -117,6 +133,7 @@ def _check_comings_and_goings(
     built: Sequence[str],
     removed: Sequence[str],
 ) -> None:
+    """Registrations, builds and removals: their events agree with the versions that are there."""
     versions = {version.ref: version for version in registry.versions(name)}
     events = [event for event in registry.history(name) if event.state == "done"]
     removals = [event for event in events if event.kind == "removal"]
@@ -128,20 +145,31 @@ def _check_comings_and_goings(
     assert not versions.keys() & set(refs)
 
     builds = [event for event in events if event.kind == "build"]
-    added = [(event.version, *item) for event in builds for item in event.annexes.items()]
-    assert len({place[:2] for place in added}) == len(added)
-    there = {(v.number, *item) for v in versions.values() for item in v.annexes.items()}
-    told = {place for place in added if f"{name}/{place[0]}" in versions}
-    assert told <= there
+    digests_built: dict[_Addition, str] = {}
+    for event in builds:
+        for target, digest in event.annexes.items():
+            addition = _Addition(event.version, target)
+            assert addition not in digests_built, addition
+            digests_built[addition] = digest
+    digests_there = {
+        _Addition(version.number, target): digest
+        for version in versions.values()
+        for target, digest in version.annexes.items()
+    }
+    for addition, digest in digests_built.items():
+        if f"{name}/{addition.version}" in versions:
+            assert digests_there[addition] == digest, addition
     # A pushed version brings its targets along, which another registry built.
-    assert all(versions[f"{name}/{number}"].origin for number, *_ in there - told)
-    assert set(built) <= {digest for _, _, digest in added}
+    for addition in digests_there.keys() - digests_built.keys():
+        assert versions[f"{name}/{addition.version}"].origin, addition
+    assert set(built) <= set(digests_built.values())
 
 
 def check_settled(registry: Registry, name: str) -> None:
+    """Checks `SETTLED`, after a writer has completed or undone what another one left open."""
     events = _raw(registry, name)
     assert all(event.state != "open" for event in events)
-    assert _aliases(registry, name) == (events[-1].left if events else {})
+    assert aliases_of_model(registry, name) == (events[-1].left if events else {})
     assert [event.title for event in events if event.kind == "found"] == []
 
 
@@ -157,20 +185,28 @@ def check_clean(registry: Registry, name: str, cache: Path) -> None:
     for version in versions:
         local = registry.local_path(version)
         if local is None:
-            return
+            return  # a server keeps the files
         root = local.parent
-        there = {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
-        annexes = [annex_place(target, digest) for target, digest in version.annexes.items()]
-        opened = registry.open(version)
-        listed = {f"bundle/{n}" for n in opened.files if not n.startswith("annexes/")}
-        listed |= {f"{place}/{n}" for place, annex in zip(annexes, opened.annexes.values(),
-                   strict=True) for n in annex.files}  # fmt: skip
-        listed |= {f"{place}/SHA256SUMS" for place in ("bundle", *annexes)}
-        listed |= set() if opened.signature() is None else {f"bundle/{SIGNATURE}"}
-        assert there - {"report.html"} == listed  # written last, and need not be there
+        files = {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
+        # The page is written last, and need not be there.
+        assert files - {"report.html"} == _files_of(version, registry.open(version))
     assert versions
     runs_there = {path.name for path in root.parent.parent.iterdir() if any(path.rglob("*.*"))}
     assert runs_there == {str(version.run_id) for version in versions}
+
+
+def _files_of(version: Version, bundle: Bundle) -> set[str]:
+    """The files that a version needs in its folder of the store."""
+    files = {f"bundle/{name}" for name in bundle.files if not name.startswith("annexes/")}
+    files.add(f"bundle/{SUMS}")
+    if bundle.signature() is not None:
+        files.add(f"bundle/{SIGNATURE}")
+    for (target, digest), annex in zip(
+        version.annexes.items(), bundle.annexes.values(), strict=True
+    ):
+        folder = annex_place(target, digest)
+        files |= {f"{folder}/{name}" for name in (*annex.files, SUMS)}
+    return files
 
 
 def label_of(event: Event) -> str:
@@ -180,14 +216,12 @@ def label_of(event: Event) -> str:
 
 def _raw(registry: Registry, name: str) -> list[Event]:
     """The events as they are stored: an open event stays open."""
-    from registry.history.event_log import History
-
     with registry.client() as client:
         experiment = client.get_experiment_by_name(name)
         assert experiment is not None
         return History(ClientStore(client), experiment.experiment_id, name).events()
 
 
-def _aliases(registry: Registry, name: str) -> dict[str, int]:
+def aliases_of_model(registry: Registry, name: str) -> dict[str, int]:
     with registry.client() as client:
         return aliases_of(client.get_registered_model(name))

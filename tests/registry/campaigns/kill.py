@@ -66,69 +66,83 @@ IN_THE_WAY = ("no such version", "has no versions", "took it for abandoned", "is
               "No such file", "already: built later", "'active' state")  # fmt: skip
 
 
-def operation(
-    registry: Registry, name: str, choice: random.Random, folder: Path, label: str
-) -> dict[str, str]:
-    """Runs a random operation.
+@dataclass(frozen=True)
+class Turn:
+    """One random operation of a writer on the model `name`; the history gets its label."""
 
-    Returns the kind of event that it must have left, and what it registered, built or removed.
-    """
-    kind = choice.choices(list(SHARES), list(SHARES.values()))[0]
-    try:
-        return _operation(kind, registry, name, choice, folder, label)
-    except RegistryError as error:
-        if not any(text in str(error) for text in IN_THE_WAY):
-            raise
-        return {"refused": kind}
+    registry: Registry
+    name: str
+    choice: random.Random
+    folder: Path
+    label: str
 
+    def run(self) -> dict[str, str]:
+        """Runs the operation.
 
-def _operation(
-    kind: str, registry: Registry, name: str, choice: random.Random, folder: Path, label: str
-) -> dict[str, str]:
-    seed = choice.randrange(BUNDLES)
-    versions = registry.versions(name)
-    if kind == "register" or not versions:
-        bundle = Bundle.open(folder / "bundles" / str(seed))
-        return {"registered": registry.register(bundle, name).digest}
-    version = choice.choice(versions)
-    match kind:
-        case "build":
-            target = choice.choice(TARGETS)
-            annex = Annex.open(folder / "annexes" / version.digest / target)
-            registry.add_target(version, annex)
-            return {"built": annex.digest}
-        case "removal":
-            version = choice.choice([v for v in versions if not v.aliases] or [version])
-            return _removal(registry, version, label)
-        case "gc":
-            collect(registry, older_than=timedelta(0), cache=folder / "cache")
+        Returns the kind of event that it must have left, and what it registered, built or removed.
+        """
+        kind = self.choice.choices(list(SHARES), list(SHARES.values()))[0]
+        try:
+            return self._run(kind)
+        except RegistryError as error:
+            if not any(text in str(error) for text in IN_THE_WAY):
+                raise
+            return {"refused": kind}
+
+    def _run(self, kind: str) -> dict[str, str]:
+        registry, choice = self.registry, self.choice
+        seed = choice.randrange(BUNDLES)
+        versions = registry.versions(self.name)
+        if kind == "register" or not versions:
+            bundle = Bundle.open(self.folder / "bundles" / str(seed))
+            return {"registered": registry.register(bundle, self.name).digest}
+        version = choice.choice(versions)
+        match kind:
+            case "build":
+                target = choice.choice(TARGETS)
+                annex = Annex.open(self.folder / "annexes" / version.digest / target)
+                registry.add_target(version, annex)
+                return {"built": annex.digest}
+            case "removal":
+                return self._remove(
+                    choice.choice([other for other in versions if not other.aliases] or [version])
+                )
+            case "gc":
+                collect(registry, older_than=timedelta(0), cache=self.folder / "cache")
+                return {}
+            case "refusal":
+                return self._be_refused(version)
+            case "rollback":
+                return self._roll_back()
+            case "alias":
+                registry.set_alias(version, choice.choice(["golden", "candidate"]))
+                return {}
+            case "approval":
+                registry.approve(version, "somebody", self.label)
+                return {"kind": "approval"}
+            case alias:  # "production" or "staging"
+                registry.promote(version, alias, PASSED, policies=[self.label])
+                return {"kind": "promotion"}
+
+    def _remove(self, version: Version) -> dict[str, str]:
+        allowed = (f"{version.ref} is @", IN_THE_WAY[0])
+        ref = Ref(version.name, version.number)
+        if _refused(lambda: remove(self.registry, ref, self.label), allowed):
             return {}
-        case "refusal":
-            try:
-                registry.promote(version, "production", [workers.SLOW], policies=[label])
-            except PromotionRefused:
-                return {"kind": "refusal"}
-            raise AssertionError("a refused promotion went through")
-        case "rollback":
-            nowhere = _refused(lambda: registry.rollback(name, label), ("nothing to roll back to",))
-            return {} if nowhere else {"kind": "rollback"}
-        case "alias":
-            registry.set_alias(version, choice.choice(["golden", "candidate"]))
+        return {"kind": "removal", "removed": version.ref}
+
+    def _be_refused(self, version: Version) -> dict[str, str]:
+        try:
+            self.registry.promote(version, "production", [workers.SLOW], policies=[self.label])
+        except PromotionRefused:
+            return {"kind": "refusal"}
+        raise AssertionError("a refused promotion went through")
+
+    def _roll_back(self) -> dict[str, str]:
+        allowed = ("nothing to roll back to",)
+        if _refused(lambda: self.registry.rollback(self.name, self.label), allowed):
             return {}
-        case "approval":
-            registry.approve(version, "somebody", label)
-            return {"kind": "approval"}
-        case alias:
-            registry.promote(version, alias, PASSED, policies=[label])
-            return {"kind": "promotion"}
-
-
-def _removal(registry: Registry, version: Version, label: str) -> dict[str, str]:
-    refusals = (f"{version.ref} is @", IN_THE_WAY[0])
-    ref = Ref(version.name, version.number)
-    if _refused(lambda: remove(registry, ref, label), refusals):
-        return {}
-    return {"kind": "removal", "removed": version.ref}
+        return {"kind": "rollback"}
 
 
 def _refused(operation: Callable[[], object], allowed: Sequence[str]) -> bool:
@@ -152,10 +166,12 @@ class Writer:
     busy: bool = False
 
     def read(self, timeout: float) -> bytes:
+        """What came through the pipe, or nothing after `timeout` seconds or at its end."""
         ready, _, _ = select.select([self.pipe], [], [], timeout)
-        found = os.read(self.pipe, 4096) if ready else b""
-        self.busy = found.endswith(b"B") if found else self.busy
-        return found
+        marks = os.read(self.pipe, 4096) if ready else b""
+        if marks:
+            self.busy = marks.endswith(b"B")
+        return marks
 
 
 @dataclass
@@ -200,8 +216,9 @@ class Campaign:
                 label, begun = f"writer {number} operation {count}", time.monotonic()
                 yield True
                 try:
-                    left = operation(registry, self.name, choice, self.folder, label)
-                    entry: dict[str, Any] = {"label": label, "s": time.monotonic() - begun} | left
+                    effects = Turn(registry, self.name, choice, self.folder, label).run()
+                    seconds = time.monotonic() - begun
+                    entry: dict[str, Any] = {"label": label, "s": seconds} | effects
                 except RegistryUnavailableError as error:
                     assert self.lease_s is not None and "\n" not in str(error), error
                     entry = {"said": str(error)}
@@ -247,16 +264,18 @@ class Campaign:
 
     def counts(self) -> Counter[str]:
         """What the last `check` counted, and the operations until now."""
-        found = Counter(json.loads((self.folder / "counts.json").read_text()))
+        counts = Counter(json.loads((self.folder / "counts.json").read_text()))
         entries = self.journal()
-        found["operations that returned"] = sum("label" in entry for entry in entries)
-        found["refused, for the other was in the way"] = sum("refused" in e for e in entries)
-        found["operations that failed in one line"] = sum("said" in entry for entry in entries)
-        return found
+        counts["operations that returned"] = sum("label" in entry for entry in entries)
+        counts["refused, for the other was in the way"] = sum("refused" in e for e in entries)
+        counts["operations that failed in one line"] = sum("said" in entry for entry in entries)
+        return counts
 
 
 @dataclass
 class Kills(Campaign):
+    """Two writers, killed at random moments; `inside` counts the kills within an operation."""
+
     writers: list[Writer] = field(default_factory=list)
     started: int = 0
     kills: int = 0
@@ -267,7 +286,7 @@ class Kills(Campaign):
         workers.warm_up(self.lease_s)
         self.prepare(self.registry)
         chance = random.Random(self.seed)
-        length = 0.2
+        length = 0.2  # seconds of an operation, measured later
         while self.kills < kills:
             while len(self.writers) < 2:
                 self.writers.append(self._start())
@@ -327,12 +346,12 @@ def main() -> None:
     parser.add_argument("--each", action="append", choices=each_write.OPERATIONS)
     parser.add_argument("--every", type=int, default=1, metavar="N", help="Of the writes.")
     workers.add_options(parser)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     begun = time.monotonic()
-    if asked.registry is None:
-        at_each_write(asked.each or list(each_write.OPERATIONS), asked.every, asked.lease)
-    if asked.kills:
-        at_random(asked.seed, asked.kills, asked.registry, asked.lease)
+    if options.registry is None:
+        at_each_write(options.each or list(each_write.OPERATIONS), options.every, options.lease)
+    if options.kills:
+        at_random(options.seed, options.kills, options.registry, options.lease)
     print("held at every check:", *invariants.ALWAYS, sep="\n  ")
     print("held once settled:", *invariants.SETTLED, sep="\n  ")
     print("held once collected:", *invariants.CLEAN, sep="\n  ")
@@ -342,8 +361,8 @@ def main() -> None:
 def at_each_write(operations: Sequence[str], every: int, lease_s: float | None) -> None:
     with tempfile.TemporaryDirectory(prefix="soa-kill-") as folder:
         rows = each_write.run(Path(folder), print, operations, every, lease_s)
-    kills, pauses = (sum(found.total() for found in each) for each in
-                     ([row.kills for row in rows], [row.pauses for row in rows]))  # fmt: skip
+    kills = sum(row.kills.total() for row in rows)
+    pauses = sum(row.pauses.total() for row in rows)
     print(f"{len(rows)} operations: killed at {kills} writes, paused at {pauses}: all holds")
 
 
@@ -361,8 +380,8 @@ def at_random(seed: int, kills: int, registry: str | None, lease_s: float | None
                 os.waitpid(writer.pid, 0)
     print(f"seed {seed}: {campaign.kills} kills, {campaign.inside} inside an operation, "
           f"{campaign.checks} checks, {time.monotonic() - begun:.0f} s")  # fmt: skip
-    for what, count in sorted(counts.items()):
-        print(f"  {count:6} {what}")
+    for counted, count in sorted(counts.items()):
+        print(f"  {count:6} {counted}")
 
 
 if __name__ == "__main__":

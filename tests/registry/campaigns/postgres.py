@@ -23,6 +23,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from tests.models.mlflow_server import START_S, MlflowServer, free_port
@@ -38,8 +39,8 @@ def binaries() -> Path | None:
     places = sorted(
         Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda p: float(p.parts[-3])
     )
-    found = str(places[-1]) if places else shutil.which("initdb")
-    return Path(found).resolve().parent if found else None
+    initdb = str(places[-1]) if places else shutil.which("initdb")
+    return Path(initdb).resolve().parent if initdb else None
 
 
 class PostgreSQL:
@@ -91,8 +92,8 @@ class PostgreSQL:
             if subprocess.run([self._bin / "pg_isready", *ready]).returncode == 0:
                 return
             if time.monotonic() > end:
-                said = (self.folder / "log").read_text()[-3000:]
-                raise SystemExit(f"PostgreSQL does not start:\n{said}")
+                log_end = (self.folder / "log").read_text()[-3000:]
+                raise SystemExit(f"PostgreSQL does not start:\n{log_end}")
             time.sleep(0.1)
 
     def kill(self) -> None:
@@ -112,20 +113,22 @@ class PostgreSQL:
 
 @dataclass
 class Restarts(Campaign):
+    """Writers that go on while the server and its database are killed and started again."""
+
     writers: list[int] = field(default_factory=list)
 
     def run(self, kills: int, writers: int) -> Counter[str]:
         workers.warm_up(self.lease_s)
-        place = binaries()
-        if place is None:
+        programs = binaries()
+        if programs is None:
             raise SystemExit("no PostgreSQL on this host: on Debian, apt install postgresql")
-        database = PostgreSQL(place)
+        database = PostgreSQL(programs)
         server: MlflowServer | None = None
         try:
             database.start()
             server = MlflowServer(self.folder, database.uri)
             self.prepare(server.uri)
-            self.writers = [workers.fork(lambda i=i: self._write(i)) for i in range(writers)]  # type: ignore[misc]
+            self.writers = [workers.fork(partial(self._write, i)) for i in range(writers)]
             self._kill(database, server, kills)
             self._stop()
             workers.run(self.check)
@@ -157,8 +160,9 @@ class Restarts(Campaign):
         self._wait_for_work()
 
     def _wait_for_work(self) -> None:
+        """Returns once as many more operations have returned as there are writers."""
         begun, end = len(self.journal()), time.monotonic() + 600
-        while sum("label" in e for e in self.journal()[begun:]) < len(self.writers):
+        while sum("label" in entry for entry in self.journal()[begun:]) < len(self.writers):
             for pid in self.writers:
                 if os.waitpid(pid, os.WNOHANG)[0]:
                     self.writers.remove(pid)
@@ -180,11 +184,11 @@ class Restarts(Campaign):
                 raise SystemExit("a writer failed: see above")
 
     def _counts(self) -> Counter[str]:
-        found = self.counts()
-        for said, count in Counter(entry.get("said", "") for entry in self.journal()).items():
-            if said:
-                self.say(f"said {count} times: {said}")
-        return found
+        """The counts of the campaign; says how often each error came."""
+        messages = Counter(entry["said"] for entry in self.journal() if "said" in entry)
+        for message, count in messages.items():
+            self.say(f"said {count} times: {message}")
+        return self.counts()
 
 
 def main() -> None:
@@ -193,20 +197,20 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=20, help="Of the server; one of PostgreSQL.")
     parser.add_argument("--writers", type=int, default=4)
     parser.add_argument("--lease", type=float, default=30.0, metavar="S", help="For lock.LEASE_S.")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="soa-postgres-") as folder:
         begun = time.monotonic()
         campaign = Restarts(
             Path(folder),
-            asked.seed,
+            options.seed,
             lambda text: print(text, file=sys.stderr),
-            lease_s=asked.lease,
+            lease_s=options.lease,
         )
-        counts = campaign.run(asked.kills, asked.writers)
-    print(f"seed {asked.seed}: {asked.writers} writers, server killed {asked.kills} times, "
+        counts = campaign.run(options.kills, options.writers)
+    print(f"seed {options.seed}: {options.writers} writers, server killed {options.kills} times, "
           f"PostgreSQL once, {time.monotonic() - begun:.0f} s")  # fmt: skip
-    for what, count in sorted(counts.items()):
-        print(f"  {count:6} {what}")
+    for counted, count in sorted(counts.items()):
+        print(f"  {count:6} {counted}")
     print("held at the end:", *invariants.ALWAYS, sep="\n  ")
     print("held once settled:", *invariants.SETTLED, sep="\n  ")
     print("held once collected:", *invariants.CLEAN, sep="\n  ")

@@ -6,10 +6,9 @@ python -m tests.registry.campaigns.promoters --promoters 20
 from __future__ import annotations
 
 import argparse
-import itertools
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -35,30 +34,32 @@ def race(
     workers.run(register)
 
     def promoter(number: int) -> Callable[[], object]:
+        """Looks up a version; the result promotes it."""
         registry = Registry(uri)
         version = registry.find(f"{name}/{number % VERSIONS + 1}")
         label = [f"promoter {number}"]
         return lambda: registry.promote(version, "production", PASSED, policies=label)
 
-    ended = workers.at_once([partial(promoter, number) for number in range(promoters)])
-    assert ended == [0] * promoters, ended
+    exit_codes = workers.at_once([partial(promoter, number) for number in range(promoters)])
+    assert exit_codes == [0] * promoters, exit_codes
     workers.run(lambda: check(Registry(uri), name, promoters))
 
 
 def check(registry: Registry, name: str, promoters: int) -> None:
+    """Checks that each event continues from the aliases that the one before it left."""
     done = {f"promoter {number}": "promotion" for number in range(promoters)}
     invariants.check_always(registry, name, done, [])
     invariants.check_settled(registry, name)
     events = registry.history(name)
     assert len(events) == promoters
-    for one, event in itertools.pairwise([None, *events]):
-        assert event is not None
-        asked = int(event.policies[0].removeprefix("promoter ")) % VERSIONS + 1
-        assert event.version == event.after["production"] == asked
-        before = {} if one is None else one.after
-        assert event.replaced == before.get("production")
-        if event.replaced not in (None, asked):
+    aliases: Mapping[str, int] = {}
+    for event in events:
+        promoted = int(event.policies[0].removeprefix("promoter ")) % VERSIONS + 1
+        assert event.version == event.after["production"] == promoted
+        assert event.replaced == aliases.get("production")
+        if event.replaced not in (None, promoted):
             assert event.after["previous"] == event.replaced
+        aliases = event.after
     with registry.client() as client:
         assert aliases_of(client.get_registered_model(name)) == events[-1].after
 
@@ -67,11 +68,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--promoters", type=int, default=20)
     workers.add_options(parser)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="soa-promoters-") as folder:
         begun = time.monotonic()
-        race(Path(folder), asked.promoters, asked.registry, asked.lease)
-    print(f"{asked.promoters} promoters, one order, {time.monotonic() - begun:.0f} s")
+        race(Path(folder), options.promoters, options.registry, options.lease)
+    print(f"{options.promoters} promoters, one order, {time.monotonic() - begun:.0f} s")
 
 
 if __name__ == "__main__":

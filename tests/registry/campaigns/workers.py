@@ -26,6 +26,7 @@ SLOW = Decision("speed", False, "ratio 1.5", "ratio <= 1.1", "ratio 1.5, limit 1
 
 
 def warm_up(lease_s: float | None = None) -> None:
+    """Imports what the children need. `lease_s` replaces `lock.LEASE_S`, here and in them."""
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     if lease_s is not None:
         lock.LEASE_S = lease_s
@@ -63,19 +64,19 @@ def run(work: Callable[[], None]) -> None:
         raise SystemExit("a child failed: see above")
 
 
-def at_once(works: Sequence[Callable[[], Callable[[], object]]]) -> list[int]:
-    """Prepares each of `works` in a child, then starts all together; returns their exit codes."""
+def at_once(preparations: Sequence[Callable[[], Callable[[], object]]]) -> list[int]:
+    """Runs each preparation in a child, then all that they return together; their exit codes."""
     gate, starter = os.pipe()
 
-    def child(work: Callable[[], Callable[[], object]]) -> None:
+    def child(prepare: Callable[[], Callable[[], object]]) -> None:
         os.close(starter)
-        act = work()
+        act = prepare()
         os.read(gate, 1)  # returns in all children when the parent closes the pipe
         act()
 
-    children = [fork(functools.partial(child, work)) for work in works]
+    children = [fork(functools.partial(child, prepare)) for prepare in preparations]
     os.close(gate)
-    time.sleep(1)
+    time.sleep(1)  # by then most have come to the gate; a late one finds it open
     os.close(starter)
     return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
 
@@ -87,14 +88,14 @@ def prepare(folder: Path, count: int, uri: str | None = None) -> str:
     os.environ["PIPELINE_CACHE"] = str(folder / "cache")
     if uri is not None:
         return uri
-    made = f"sqlite:///{folder}/store/registry.db"
+    new_uri = f"sqlite:///{folder}/store/registry.db"
 
-    def make() -> None:
-        with Registry(made).client(write=True):
+    def make_tables() -> None:
+        with Registry(new_uri).client(write=True):
             pass
 
-    run(make)
-    return made
+    run(make_tables)
+    return new_uri
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

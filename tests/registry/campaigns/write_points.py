@@ -37,6 +37,8 @@ def stop_at(wanted: int, root: Path, sign: signal.Signals, say: Callable[[str], 
 
 
 class _Stop:
+    """Counts the writes of this process, not of its forks, and sends the signal at one of them."""
+
     def __init__(
         self, wanted: int, root: Path, sign: signal.Signals, say: Callable[[str], None]
     ) -> None:
@@ -45,9 +47,10 @@ class _Stop:
         self.changes = ""
         self.ours = os.getpid()
 
-    def come(self, what: str, prepare: Callable[[], None] = lambda: None) -> None:
+    def reach(self, description: str, prepare: Callable[[], None] = lambda: None) -> None:
+        """Counts a write that is about to happen; `prepare` runs just before the signal."""
         if os.getpid() == self.ours and next(self.count) == self.wanted:
-            self.say(what)
+            self.say(description)
             prepare()
             os.kill(self.ours, self.sign)
 
@@ -57,7 +60,7 @@ class _Stop:
 
     def commit(self, connection: Any) -> None:
         if connection.connection.dbapi_connection.in_transaction:
-            self.come(f"commit of {self.changes}")
+            self.reach(f"commit of {self.changes}")
 
     def audit(self, name: str, arguments: tuple[Any, ...]) -> None:
         if name == "open":
@@ -66,15 +69,15 @@ class _Stop:
             path = _whole_path(arguments[0], arguments[_FOLDER[name]])
             # It writes nothing if it fails because the file exists, or does not exist.
             if _counts(path, self.root) and os.path.lexists(path) != (name == "os.mkdir"):
-                self.come(f"{name.removeprefix('os.')} of {_shown(path, self.root)}")
+                self.reach(f"{name.removeprefix('os.')} of {_shown(path, self.root)}")
 
     def opening(self, path: Any, flags: int) -> None:
         if isinstance(path, int) or not flags & _WRITING or not _counts(path, self.root):
             return
-        self.come(f"creation of {_shown(path, self.root)}")
+        self.reach(f"creation of {_shown(path, self.root)}")
         if self.sign == signal.SIGKILL:
-            made = partial(os.open, path, flags | os.O_CREAT, 0o644)
-            self.come(f"content of {_shown(path, self.root)}", lambda: os.close(made()))
+            create = partial(os.open, path, flags | os.O_CREAT, 0o644)
+            self.reach(f"content of {_shown(path, self.root)}", lambda: os.close(create()))
 
 
 def _whole_path(path: Any, folder: int) -> Any:

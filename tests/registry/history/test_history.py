@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -46,14 +46,19 @@ def life(tmp_path_factory: pytest.TempPathFactory, store_of_three: Path) -> Sequ
     return registry.history("jets")
 
 
-def test_a_model_without_events(registry: Registry, three: list[Version]) -> None:
+def test_a_model_without_events_has_an_empty_history(
+    registry: Registry, three: list[Version]
+) -> None:
     assert registry.history("jets") == []
 
 
-def test_events_come_in_order(life: Sequence[Event]) -> None:
+def test_events_have_numbers_and_times_that_ascend(life: Sequence[Event]) -> None:
     assert [event.number for event in life] == [1, 2, 3, 4, 5, 6]
-    assert {event.state for event in life} == {"done"}
     assert all(before.time < event.time for before, event in pairwise(life))
+
+
+def test_an_event_has_a_title(life: Sequence[Event]) -> None:
+    assert {event.state for event in life} == {"done"}
     assert [event.title for event in life] == [
         "promotion of jets/1 to @production",
         "refusal of jets/2 to @production",
@@ -82,7 +87,8 @@ def test_an_event_has_the_aliases_that_it_moved(
 
 
 def test_an_event_says_who_and_why(life: Sequence[Event]) -> None:
-    assert life[4].reason == "the rate went up"
+    rollback = life[4]
+    assert rollback.reason == "the rate went up"
     assert all("@" in event.by for event in life)
 
 
@@ -93,7 +99,9 @@ def test_an_approval_is_of_one_version_and_digest(
     assert approvers(life, 3, three[1].digest) == approvers(life, 2, three[1].digest) == {}
 
 
-def test_seen_by_mlflow(registry: Registry, three: list[Version]) -> None:
+def test_mlflow_shows_an_event_as_a_run_with_a_note(
+    registry: Registry, three: list[Version]
+) -> None:
     with pytest.raises(PromotionRefused):
         registry.promote(three[1], "production", [*PASSED, SLOW])
     (run,) = client_of(registry).search_runs(["1"], "tags.`soa.event` = 'refusal'")
@@ -104,13 +112,15 @@ def test_seen_by_mlflow(registry: Registry, three: list[Version]) -> None:
     assert f"jets/2 is bundle {three[1].digest[:12]}" in note
 
 
-def test_what_was_where_at_a_time(registry: Registry, three: list[Version]) -> None:
+def test_the_history_tells_the_aliases_at_any_time(
+    registry: Registry, three: list[Version]
+) -> None:
     for version in three:
         registry.promote(version, "production", PASSED)
     registry.rollback("jets")
     events = registry.history("jets")
-    found = [aliases_at(events, event.time) for event in events]
-    assert found == [
+    after_each = [aliases_at(events, event.time) for event in events]
+    assert after_each == [
         {"production": 1},
         {"production": 2, "previous": 1},
         {"production": 3, "previous": 2},
@@ -119,10 +129,10 @@ def test_what_was_where_at_a_time(registry: Registry, three: list[Version]) -> N
     tick = timedelta(milliseconds=1)
     assert aliases_at(events, events[0].time - tick) is None
     assert aliases_at(events, events[2].time - tick) == {"production": 2, "previous": 1}
-    assert aliases_at(events, datetime.now(UTC)) == found[3]
+    assert aliases_at(events, datetime.now(UTC)) == after_each[3]
 
 
-def test_a_record_longer_than_a_tag(registry: Registry, three: list[Version]) -> None:
+def test_a_record_longer_than_a_tag_is_read_back(registry: Registry, three: list[Version]) -> None:
     many = [
         Decision("tolerance", True, "outside 0", "outside <= 0", f"output número {i} " * 40)
         for i in range(60)
@@ -132,7 +142,9 @@ def test_a_record_longer_than_a_tag(registry: Registry, three: list[Version]) ->
     assert event.decisions == tuple(many)
 
 
-def test_alias_that_others_moved(registry: Registry, three: list[Version]) -> None:
+def test_an_alias_that_others_moved_is_recorded_as_found(
+    registry: Registry, three: list[Version]
+) -> None:
     registry.promote(three[0], "production", PASSED)
     client_of(registry).set_registered_model_alias("jets", "production", "3")
     registry.promote(three[1], "production", PASSED)
@@ -149,33 +161,44 @@ def test_the_way_back_leads_where_a_gate_let_production_be(
     registry.promote(three[0], "production", PASSED)
     registry.promote(three[1], "production", PASSED)
     registry.promote(three[2], "staging", PASSED)
-    client = client_of(registry)
-    client.set_registered_model_alias("jets", "previous", "3")
+    client_of(registry).set_registered_model_alias("jets", "previous", "3")
     with pytest.raises(NotPromotedError, match=r"jets/3 .*jets/1 was in production before"):
         registry.rollback("jets")
     assert registry.list()[0].aliases == {"production": 2, "previous": 3, "staging": 3}
     assert [event.kind for event in registry.history("jets")][3:] == ["found"]
 
-    client.set_registered_model_alias("jets", "production", "3")  # moved by others
-    client.set_registered_model_alias("jets", "previous", "1")
+
+def test_a_rollback_skips_what_others_put_into_production(
+    registry: Registry, promoted: list[Version]
+) -> None:
+    """@previous becomes the version that the gates let into production last."""
+    client_of(registry).set_registered_model_alias("jets", "production", "3")
     assert registry.rollback("jets").ref == "jets/1"
     assert registry.find("jets@previous").ref == "jets/2"
 
 
-@pytest.mark.parametrize("of", ["digest", "history", "tag"])
+def change_the_digest(registry: Registry, versions: list[Version]) -> None:
+    client_of(registry).set_model_version_tag("jets", "1", "digest", versions[2].digest)
+
+
+def delete_the_promotion(registry: Registry, versions: list[Version]) -> None:
+    client_of(registry).delete_model_version_tag("jets", "1", "promotion.production")
+
+
+def forge_a_promotion(registry: Registry, versions: list[Version]) -> None:
+    """@previous is jets/3, whose tag is like that of jets/1; the history does not contain it."""
+    forged = versions[0].tags["promotion.production"].replace("every file", "no file")
+    client_of(registry).set_registered_model_alias("jets", "previous", "3")
+    client_of(registry).set_model_version_tag("jets", "3", "promotion.production", forged)
+
+
+@pytest.mark.parametrize("damage", [change_the_digest, delete_the_promotion, forge_a_promotion])
 def test_no_rollback_to_what_production_would_refuse(
-    registry: Registry, promoted: list[Version], of: str
+    registry: Registry,
+    promoted: list[Version],
+    damage: Callable[[Registry, list[Version]], None],
 ) -> None:
-    """@previous is jets/1, which was in production, or another version that others put there."""
-    client, key = client_of(registry), "promotion.production"
-    if of == "digest":
-        client.set_model_version_tag("jets", "1", "digest", promoted[2].digest)
-    elif of == "tag":
-        client.delete_model_version_tag("jets", "1", key)
-    else:
-        text = registry.find("jets/1").tags[key].replace("every file", "no file")
-        client.set_registered_model_alias("jets", "previous", "3")
-        client.set_model_version_tag("jets", "3", key, text)
+    damage(registry, registry.versions("jets"))
     with pytest.raises(NotPromotedError):
         registry.rollback("jets")
     assert registry.find("jets@production").number == 2
@@ -184,7 +207,7 @@ def test_no_rollback_to_what_production_would_refuse(
 def test_a_promotion_to_staging_is_none_to_production(
     registry: Registry, promoted: list[Version]
 ) -> None:
-    """A promotion to staging does not count for production, nor does one of another version."""
+    """Nor does its record with the other alias written into it."""
     staged = registry.promote(promoted[2], "staging", PASSED)
     text = staged.tags["promotion.staging"].replace('"alias": "staging"', '"alias": "production"')
     client_of(registry).set_model_version_tag("jets", "3", "promotion.production", text)
@@ -203,7 +226,9 @@ def test_a_promotion_over_what_no_gate_saw_leaves_no_way_back_to_it(
     assert registry.list()[0].aliases == {"production": 2}
 
 
-def test_a_registry_older_than_its_history(registry: Registry, three: list[Version]) -> None:
+def test_aliases_older_than_the_history_are_found_and_no_way_back(
+    registry: Registry, three: list[Version]
+) -> None:
     client = client_of(registry)
     client.set_registered_model_alias("jets", "production", "2")
     client.set_registered_model_alias("jets", "previous", "1")
@@ -214,7 +239,9 @@ def test_a_registry_older_than_its_history(registry: Registry, three: list[Versi
     assert [event.kind for event in registry.history("jets")] == ["found", "promotion"]
 
 
-def test_a_run_that_somebody_deleted_still_counts(registry: Registry, three: list[Version]) -> None:
+def test_an_event_whose_run_somebody_deleted_still_counts(
+    registry: Registry, three: list[Version]
+) -> None:
     for version in three:
         registry.promote(version, "staging", PASSED)
     client = client_of(registry)
@@ -225,7 +252,10 @@ def test_a_run_that_somebody_deleted_still_counts(registry: Registry, three: lis
     events = registry.history("jets")
     assert [event.number for event in events] == [1, 2, 3, 4]
     assert gaps(events) == []
-    assert gaps([events[0], events[3]]) == [2, 3]
+
+
+def test_gaps_are_the_numbers_that_are_missing(life: Sequence[Event]) -> None:
+    assert gaps([life[0], life[3]]) == [2, 3]
 
 
 def test_an_event_is_later_than_the_one_before_although_the_clock_is_behind(
@@ -238,7 +268,9 @@ def test_an_event_is_later_than_the_one_before_although_the_clock_is_behind(
     assert timedelta(0) < after.time - ahead.time <= timedelta(milliseconds=1)
 
 
-def test_a_record_that_is_not_ours(registry: Registry, three: list[Version]) -> None:
+def test_a_record_that_somebody_overwrote_is_refused(
+    registry: Registry, three: list[Version]
+) -> None:
     registry.promote(three[0], "staging", PASSED)
     client = client_of(registry)
     (run,) = client.search_runs(["1"], "tags.`soa.event` = 'promotion'")
@@ -254,40 +286,55 @@ def test_a_promotion_is_refused_if_production_changed_since_its_gates_measured(
 ) -> None:
     registry.promote(three[0], "production", PASSED, replacing=0)
     registry.promote(three[1], "production", PASSED, replacing=1)
-    refused = f"@production was {was} when the gates measured and is jets/2"
-    with pytest.raises(PromotionRefused, match=refused):
+    message = f"@production was {was} when the gates measured and is jets/2"
+    with pytest.raises(PromotionRefused, match=message):
         registry.promote(three[2], "production", PASSED, replacing=measured)
     assert registry.history("jets")[-1].kind == "refusal"
     assert registry.find("jets@production").number == 2
 
 
 @pytest.mark.parametrize("name", ["", " ", "two\nlines", "n" * 101])
-def test_names_that_cannot_approve(registry: Registry, three: list[Version], name: str) -> None:
+def test_an_approval_under_an_unusable_name_is_refused(
+    registry: Registry, three: list[Version], name: str
+) -> None:
     with pytest.raises(RegistryError, match="cannot be a name"):
         registry.approve(three[0], name)
 
 
-def moved(number: int, kind: Any, alias: str, version: int, aliases: dict[str, int]) -> Event:
+def event_at(number: int, kind: Any, alias: str, version: int, aliases: dict[str, int]) -> Event:
+    """A completed event at hour `number` of a day, after which the aliases are as given."""
     time = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(hours=number)
     return Event(kind, "jets", {}, aliases, alias, version, number=number, time=time, state="done")
 
 
-def test_since_when_in_staging() -> None:
-    """The time of the promotion that brought the version to staging, as long as it stays there."""
-    here, there = {"staging": 1}, {"staging": 2}
-    events = [
-        moved(1, "promotion", "staging", 1, here),
-        moved(2, "promotion", "staging", 1, here),
-        moved(3, "refusal", "production", 1, here),
-    ]
-    assert promoted_since(events, "staging", 1) == events[0].time
-    assert promoted_since(events, "staging", 2) is None
-    events += [moved(4, "promotion", "staging", 2, there), moved(5, "alias", "staging", 1, here)]
-    assert promoted_since(events, "staging", 1) is None  # moved without a gate
-    assert promoted_since(events, "staging", 2) is None  # replaced
-    nothing = replace(moved(6, "promotion", "staging", 1, here), state="void", before=here)
-    assert promoted_since([*events, nothing], "staging", 1) is None
-    events += [moved(6, "promotion", "staging", 1, here)]
-    assert promoted_since(events, "staging", 1) == events[5].time
-    void = replace(moved(7, "promotion", "staging", 2, there), state="void", before=here)
-    assert promoted_since([*events, void], "staging", 1) == events[5].time
+ONE, TWO = {"staging": 1}, {"staging": 2}
+TWICE = (
+    event_at(1, "promotion", "staging", 1, ONE),
+    event_at(2, "promotion", "staging", 1, ONE),
+    event_at(3, "refusal", "production", 1, ONE),
+)
+REPLACED = (*TWICE, event_at(4, "promotion", "staging", 2, TWO))
+MOVED_BACK = (*REPLACED, event_at(5, "alias", "staging", 1, ONE))
+PROMOTED_BACK = (*MOVED_BACK, event_at(6, "promotion", "staging", 1, ONE))
+VOID = replace(event_at(6, "promotion", "staging", 1, ONE), state="void", before=ONE)
+VOID_OF_TWO = replace(event_at(7, "promotion", "staging", 2, TWO), state="void", before=ONE)
+
+
+@pytest.mark.parametrize(
+    ("events", "version", "number"),
+    [
+        pytest.param(TWICE, 1, 1, id="since the first of two promotions"),
+        pytest.param(TWICE, 2, None, id="never there"),
+        pytest.param(MOVED_BACK, 2, None, id="replaced"),
+        pytest.param(MOVED_BACK, 1, None, id="moved back without a gate"),
+        pytest.param((*MOVED_BACK, VOID), 1, None, id="a void promotion does not count"),
+        pytest.param(PROMOTED_BACK, 1, 6, id="promoted again after it was replaced"),
+        pytest.param((*PROMOTED_BACK, VOID_OF_TWO), 1, 6, id="a void promotion replaces nothing"),
+    ],
+)
+def test_a_version_is_in_staging_since_its_promotion_there(
+    events: Sequence[Event], version: int, number: int | None
+) -> None:
+    """It is the time of the promotion that brought the version there, as long as it stays."""
+    since = None if number is None else events[number - 1].time
+    assert promoted_since(events, "staging", version) == since

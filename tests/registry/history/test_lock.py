@@ -43,7 +43,7 @@ def leased(registry: Registry, client: MlflowClient) -> Iterator[WriteLock]:
         yield held
 
 
-def begun(client: MlflowClient, token: str) -> Lease:
+def acquired(client: MlflowClient, token: str) -> Lease:
     """The lease of an owner that does nothing afterwards."""
     lease = Lease(client, LOCK)
     lease.token = token
@@ -51,12 +51,13 @@ def begun(client: MlflowClient, token: str) -> Lease:
     return lease
 
 
-def later(patch: pytest.MonkeyPatch, plain: Any = time.monotonic) -> None:
-    """Moves the clock forward by the duration of a lease."""
-    patch.setattr(time, "monotonic", lambda: plain() + lock.LEASE_S)
+def outlast_a_lease(patch: pytest.MonkeyPatch) -> None:
+    """Moves this process's clock forward by the duration of a lease."""
+    monotonic = time.monotonic
+    patch.setattr(time, "monotonic", lambda: monotonic() + lock.LEASE_S)
 
 
-def names(client: MlflowClient) -> list[str]:
+def model_names(client: MlflowClient) -> list[str]:
     return [model.name for model in client.search_registered_models()]
 
 
@@ -73,8 +74,13 @@ def test_file_lock_waits_and_says_who_to_stop(
         pytest.raises(RegistryUnavailableError, match=r"registry\.db\.lock"),
         write_lock(registry, client, "tracks"),
     ):
+        pytest.fail("two writers have the lock")
+
+
+def test_file_lock_is_free_after_its_holder(registry: Registry, client: MlflowClient) -> None:
+    with write_lock(registry, client, "jets"):
         pass
-    with write_lock(registry, client, "jets") as held:
+    with write_lock(registry, client, "tracks") as held:
         held.check()
 
 
@@ -108,8 +114,8 @@ def test_lease_keeps_writers_apart(registry: Registry, client: MlflowClient) -> 
             with leased(registry, client) as held:
                 assert busy.acquire(blocking=False)
                 held.check()
-                time.sleep(0.01)
-                inside.append(names(client)[:1])
+                time.sleep(0.01)  # so that another one would come in
+                inside.append(model_names(client)[:1])
                 busy.release()
 
     threads = [threading.Thread(target=write) for _ in range(4)]
@@ -118,17 +124,17 @@ def test_lease_keeps_writers_apart(registry: Registry, client: MlflowClient) -> 
     for thread in threads:
         thread.join()
     assert inside == [[LOCK]] * 12
-    assert names(client) == []
+    assert model_names(client) == []
 
 
-def test_a_lease_that_ends_while_it_is_read(client: MlflowClient) -> None:
+def test_a_lease_that_ends_while_it_is_read_ends_no_other_one(client: MlflowClient) -> None:
     """A waiting process must not end the lease of the next owner.
 
     MLflow reads a model and then its tags: if the lease is released in between, it returns a model
     without an owner.
     """
-    owners = [begun(client, "first")]
-    held, busy = True, False
+    owners = [acquired(client, "first")]
+    held, busy = True, False  # whether there is a lease; whether `interleave` itself is reading
 
     def interleave(connection: Any, _: object, statement: str, *_more: object) -> None:
         """Ends the lease before each read of its tags, and begins the next one right afterwards."""
@@ -141,7 +147,7 @@ def test_a_lease_that_ends_while_it_is_read(client: MlflowClient) -> None:
         if held:
             owners[-1].release()
         else:
-            owners.append(begun(client, f"number {len(owners)}"))
+            owners.append(acquired(client, f"number {len(owners)}"))
         held, busy = not held, False
 
     waiting = Lease(client, LOCK)
@@ -151,18 +157,18 @@ def test_a_lease_that_ends_while_it_is_read(client: MlflowClient) -> None:
     finally:
         event.remove(Engine, "before_cursor_execute", interleave)
     assert len(owners) > 1
-    assert names(client) == [LOCK] * held
+    assert model_names(client) == ([LOCK] if held else [])
 
 
 def test_lease_of_a_dead_owner_is_taken_over_once(
     registry: Registry, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lock, "LEASE_S", 0.5)
-    begun(client, "dead")
+    acquired(client, "dead")
     start = time.monotonic()
     with leased(registry, client):
         assert time.monotonic() - start > 0.5
-        assert names(client) == [LOCK, f"{LOCK} dead"]
+        assert model_names(client) == [LOCK, f"{LOCK} dead"]
         successor = owner(client)
         Lease(client, LOCK).bury("dead")  # a slower process that saw the same dead owner
         assert owner(client) == successor
@@ -171,117 +177,127 @@ def test_lease_of_a_dead_owner_is_taken_over_once(
 def test_an_owner_is_dead_when_it_was_seen_for_as_long_as_a_lease_lasts(
     client: MlflowClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun(client, "one")
+    acquired(client, "one")
     waiting = Lease(client, LOCK)
     for _ in range(3):
         assert waiting.try_acquire() is None
-    assert names(client) == [LOCK]
-    later(monkeypatch)
+    assert model_names(client) == [LOCK]
+    outlast_a_lease(monkeypatch)
     assert waiting.try_acquire() is None
-    assert names(client) == [f"{LOCK} one"]
+    assert model_names(client) == [f"{LOCK} one"]
     assert waiting.try_acquire() is not None
 
 
 def test_names_of_the_long_dead_are_removed(
     client: MlflowClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for token, keep, left in (
-        ("one", timedelta(hours=1), [f"{LOCK} one"]),
-        ("two", timedelta(hours=1), [f"{LOCK} one", f"{LOCK} two"]),
-        ("three", -timedelta(hours=1), []),
-    ):
-        monkeypatch.setattr(lock, "KEEP_DEAD", keep)
-        begun(client, token).bury(token)
-        assert names(client) == left
+    for token in ("one", "two"):
+        acquired(client, token).bury(token)
+    assert model_names(client) == [f"{LOCK} one", f"{LOCK} two"]
+    monkeypatch.setattr(lock, "KEEP_DEAD", -timedelta(hours=1))  # all died longer ago than that
+    acquired(client, "three").bury("three")
+    assert model_names(client) == []
 
 
 def test_late_owner_writes_no_more_and_ends_no_other_lease(
     registry: Registry, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with leased(registry, client) as held:
-        later(monkeypatch)
+        outlast_a_lease(monkeypatch)
         with pytest.raises(RegistryUnavailableError, match="nothing more was changed"):
             held.check()
         Lease(client, LOCK).bury(owner(client))
-        begun(client, "the next")
+        acquired(client, "the next")
     assert owner(client) == "the next"
 
 
-def test_lease_that_is_never_free(
+def test_a_writer_gives_up_on_a_lease_that_is_never_free(
     registry: Registry, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lock, "QUEUE_WAIT_S", 0.3)
-    begun(client, "busy")
+    acquired(client, "busy")
     with pytest.raises(RegistryUnavailableError, match=r"0\.3 s"), leased(registry, client):
-        pass
+        pytest.fail("two writers have the lock")
 
 
-def test_a_creation_that_was_sent_twice(
+def test_a_creation_that_was_sent_twice_gives_the_lock(
     registry: Registry, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first answer was lost; the second one says that the name exists: we have made it."""
-    plain: Any = MlflowClient.create_registered_model
+    create: Any = MlflowClient.create_registered_model
 
-    def twice(*arguments: object, **more: object) -> object:
-        plain(*arguments, **more)
-        return plain(*arguments, **more)
+    def twice(*arguments: object, **options: object) -> object:
+        create(*arguments, **options)
+        return create(*arguments, **options)
 
     monkeypatch.setattr(MlflowClient, "create_registered_model", twice)
     with leased(registry, client) as held:
         held.check()
-    assert names(client) == []
+    assert model_names(client) == []
 
 
-def test_a_server_that_goes_away_while_one_waits(
-    registry: Registry, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second request was carried out, but its answer was lost."""
-    plain: Any = MlflowClient.create_registered_model
-    asked: list[str] = []
+@pytest.fixture
+def retries(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """How often MLflow may repeat each request for a lease; the first two get no answer.
 
-    def away(*arguments: object, **more: object) -> object:
-        asked.append(os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"])
-        if len(asked) > 2:
-            return plain(*arguments, **more)
-        if len(asked) == 2:
-            plain(*arguments, **more)
+    The second request was carried out, but its answer was lost.
+    """
+    create: Any = MlflowClient.create_registered_model
+    settings: list[str] = []
+
+    def unanswered_twice(*arguments: object, **options: object) -> object:
+        settings.append(os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"])
+        if len(settings) > 2:
+            return create(*arguments, **options)
+        if len(settings) == 2:
+            create(*arguments, **options)
         raise MlflowException("API request to http://host/ failed with exception [Errno 111] no")
 
-    monkeypatch.setattr(MlflowClient, "create_registered_model", away)
+    monkeypatch.setattr(MlflowClient, "create_registered_model", unanswered_twice)
+    return settings
+
+
+def test_a_writer_that_waits_asks_again_after_an_outage(
+    registry: Registry, client: MlflowClient, retries: list[str]
+) -> None:
     with leased(registry, client) as held:
         held.check()
-        assert names(client) == [LOCK]
-    assert asked == ["0", "0", "0"]
-    assert names(client) == []
+        assert model_names(client) == [LOCK]
+    assert retries == ["0", "0", "0"]
+    assert model_names(client) == []
     assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ
 
+
+@pytest.mark.usefixtures("retries")
+def test_a_writer_gives_up_after_a_long_outage(
+    registry: Registry, client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lock, "OUTAGE_WAIT_S", 0.0)
-    asked.clear()
     with pytest.raises(MlflowException, match="API request to"), leased(registry, client):
-        pass
+        pytest.fail("there is no lock")
 
 
 @pytest.fixture
 def unanswered(client: MlflowClient, monkeypatch: pytest.MonkeyPatch) -> Lease:
     """A lease that MLflow made long ago; the answer was lost."""
     lease = Lease(client, LOCK)
-    plain: Any = MlflowClient.create_registered_model
+    create: Any = MlflowClient.create_registered_model
 
-    def lost(*arguments: object, **more: object) -> None:
-        plain(*arguments, **more)
+    def lost(*arguments: object, **options: object) -> None:
+        create(*arguments, **options)
         raise MlflowException("API request to http://host/ failed")
 
     with monkeypatch.context() as patch, pytest.raises(MlflowException):
         patch.setattr(MlflowClient, "create_registered_model", lost)
         lease.try_acquire()
-    later(monkeypatch)
+    outlast_a_lease(monkeypatch)
     return lease
 
 
 def test_a_lost_answer_of_long_ago_is_not_the_lock(client: MlflowClient, unanswered: Lease) -> None:
     """Others may have seen that lease for as long, and may be about to end it."""
     assert unanswered.try_acquire() is None
-    assert names(client) == []
+    assert model_names(client) == []
 
 
 def test_after_a_lost_answer_a_writer_takes_a_lease_of_another_token(
@@ -289,7 +305,7 @@ def test_after_a_lost_answer_a_writer_takes_a_lease_of_another_token(
 ) -> None:
     first = unanswered.token
     unanswered.try_acquire()
-    held = unanswered.try_acquire()
-    assert held is not None
-    held.check()
+    acquired_it = unanswered.try_acquire()
+    assert acquired_it is not None
+    acquired_it.check()
     assert owner(client) == unanswered.token != first

@@ -35,49 +35,55 @@ WRITES = (
 MOVE = "set_registered_model_alias"
 
 
-def kill_before(patch: pytest.MonkeyPatch, wanted: str = "", let_through: int = 0) -> None:
-    """Lets through a number of writes, counting those of the `wanted` kind, and then none."""
-    left, dead = let_through, False
-    for name in WRITES:
-        plain = getattr(MlflowClient, name)
+class Killer:
+    """Lets through a number of writes, counting those in `counted`, and then none of any kind."""
 
-        def write(
-            *arguments: Any, _plain: Any = plain, _counts: bool = wanted in name, **more: Any
-        ) -> Any:
-            nonlocal left, dead
-            if dead or (_counts and left == 0):
-                dead = True
+    def __init__(
+        self, patch: pytest.MonkeyPatch, let_through: int, counted: tuple[str, ...] = WRITES
+    ) -> None:
+        self._left, self._dead = let_through, False
+        for name in WRITES:
+            write = self._guarded(getattr(MlflowClient, name), name in counted)
+            patch.setattr(MlflowClient, name, write)
+
+    def _guarded(self, plain: Callable[..., Any], counts: bool) -> Callable[..., Any]:
+        def write(*arguments: Any, **options: Any) -> Any:
+            self._dead = self._dead or (counts and self._left == 0)
+            if self._dead:
                 raise Killed
-            left -= _counts
-            return _plain(*arguments, **more)
+            if counts:
+                self._left -= 1
+            return plain(*arguments, **options)
 
-        patch.setattr(MlflowClient, name, write)
+        return write
 
 
-def killed(operation: Callable[[], object], wanted: str, let_through: int = 0) -> None:
+def kill_before(operation: Callable[[], object], write: str, let_through: int = 0) -> None:
+    """Kills the operation at its first call of `write`, or after so many calls of it."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
-        kill_before(patch, wanted, let_through)
+        Killer(patch, let_through, (write,))
         operation()
 
 
 def at_each_write(
     registry: Registry, operation: Callable[[Registry], object]
 ) -> Iterator[Registry]:
-    """The registry with the operation killed before each of its writes, and at last completed."""
+    """Copies of the registry: the operation was killed before its first write, before its second,
+    and so on. In the last copy it is complete."""
     database = file_of(registry)
     for writes in itertools.count():
-        copy = database.with_name(f"{writes}.db")
-        shutil.copy(database, copy)
-        made, done = Registry(f"sqlite:///{copy}"), True
+        path = database.with_name(f"{writes}.db")
+        shutil.copy(database, path)
+        copy, complete = Registry(f"sqlite:///{path}"), True
         with pytest.MonkeyPatch.context() as patch:
-            kill_before(patch, let_through=writes)
+            Killer(patch, writes)
             try:
-                operation(made)
+                operation(copy)
             except Killed:
-                done = False
-        yield made
-        if done:
-            assert writes > 3
+                complete = False
+        yield copy
+        if complete:
+            assert writes > 3  # a run, a tag, an alias and the end of the run, at least
             return
 
 
@@ -91,74 +97,75 @@ def test_a_move_happens_or_does_not(registry: Registry, promoted: list[Version],
     promotes = kind == "promotion"
     new = 3 if promotes else 1
 
-    def operation(made: Registry) -> None:
+    def move(copy: Registry) -> None:
         if promotes:
-            made.promote(promoted[2], "production", PASSED)
+            copy.promote(promoted[2], "production", PASSED)
         else:
-            made.rollback("jets")
+            copy.rollback("jets")
 
-    seen = []
-    for made in at_each_write(registry, operation):
-        happened = aliases(made)["production"] == new
-        seen.append(happened)
-        foreseen = [event.state for event in made.history("jets")[2:]]
+    outcomes = []
+    for copy in at_each_write(registry, move):
+        happened = aliases(copy)["production"] == new
+        outcomes.append(happened)
+        foreseen = [event.state for event in copy.history("jets")[2:]]
         assert foreseen in ([], ["done" if happened else "void"])
         assert foreseen or not happened
         if promotes and happened:  # a load finds the record of its promotion
-            assert made.find("jets/3").promotion("production") is not None
+            assert copy.find("jets/3").promotion("production") is not None
 
-        made.approve(promoted[0], "Ada")  # any writer settles
+        copy.approve(promoted[0], "Ada")  # any writer settles
         after = {"production": new, "previous": 2} if happened else {"production": 2, "previous": 1}
-        assert aliases(made) == after
-        events = made.history("jets")
+        assert aliases(copy) == after
+        events = copy.history("jets")
         assert [event.state for event in events] == ["done", "done", *foreseen, "done"]
         assert "found" not in [event.kind for event in events]
         if promotes:
-            assert (made.find("jets/3").promotion("production") is not None) is happened
+            assert (copy.find("jets/3").promotion("production") is not None) is happened
         else:
-            assert ("rolled_back" in made.find("jets/2").tags) is happened
-    assert seen == sorted(seen)
-    assert set(seen) == {False, True}
+            assert ("rolled_back" in copy.find("jets/2").tags) is happened
+    assert outcomes == sorted(outcomes)  # killed later, it has happened; killed earlier, it has not
+    assert set(outcomes) == {False, True}
 
 
-def test_a_promotion_that_never_was_leaves_the_one_before(
+def test_a_void_promotion_leaves_the_one_before(
     registry: Registry, promoted: list[Version]
 ) -> None:
     """jets/1 was promoted before; its second promotion is void, and the first one still counts."""
     before = registry.find("jets/1").promotion("production")
     other = [Decision("digests", True, "all match", "all match", "another day")]
-    killed(lambda: registry.promote(promoted[0], "production", other), MOVE)
-    between = registry.find("jets/1").promotion("production")
-    assert between is not None
-    assert between.decisions == tuple(other)
+    kill_before(lambda: registry.promote(promoted[0], "production", other), MOVE)
+    unsettled = registry.find("jets/1").promotion("production")
+    assert unsettled is not None
+    assert unsettled.decisions == tuple(other)
     registry.approve(promoted[0], "Ada")
     assert registry.find("jets/1").promotion("production") == before
 
 
-def test_one_cut_short_by_a_writer_that_named_no_version(
+def test_a_void_promotion_in_an_old_form_of_the_record_is_removed(
     registry: Registry, promoted: list[Version]
 ) -> None:
-    killed(
-        lambda: registry.promote(promoted[2], "production", PASSED), "set_registered_model_alias"
-    )
+    """Writers of earlier versions did not name the promoted version in the record."""
+    kill_before(lambda: registry.promote(promoted[2], "production", PASSED), MOVE)
     record = json.loads(registry.find("jets/3").tags["promotion.production"])
-    old = {key: record[key] for key in ("alias", "annexes", "at", "by", "decisions")}
-    text = json.dumps(old, sort_keys=True)
+    old_record = {key: record[key] for key in ("alias", "annexes", "at", "by", "decisions")}
+    text = json.dumps(old_record, sort_keys=True)
     client_of(registry).set_model_version_tag("jets", "3", "promotion.production", text)
     registry.approve(promoted[0], "Ada")
     assert registry.find("jets/3").promotion("production") is None
 
 
-def test_what_was_found_is_not_put_back(registry: Registry, promoted: list[Version]) -> None:
+def test_an_alias_that_others_moved_is_not_put_back(
+    registry: Registry, promoted: list[Version]
+) -> None:
     """Killed while it records that others moved an alias; then others move it again."""
     client = client_of(registry)
     client.set_registered_model_alias("jets", "production", "1")
-    killed(lambda: registry.approve(promoted[0], "Ada"), "set_terminated")
+    kill_before(lambda: registry.approve(promoted[0], "Ada"), "set_terminated")
     client.set_registered_model_alias("jets", "production", "3")
     registry.approve(promoted[0], "Ada")
     assert aliases(registry) == {"production": 3, "previous": 1}
-    found = [event.after["production"] for event in registry.history("jets")[2:]]
-    assert found == [1, 3, 3]
+    production = [event.after["production"] for event in registry.history("jets")[2:]]
+    assert production == [1, 3, 3]  # found at 1, found at 3, and the approval
 
 
 @pytest.mark.parametrize(
@@ -169,13 +176,12 @@ def test_what_was_found_is_not_put_back(registry: Registry, promoted: list[Versi
     ],
     ids=["the one to become previous", "the new one"],
 )
-def test_version_deleted_before_its_move_was_settled(
+def test_a_version_is_deleted_before_its_move_is_settled(
     registry: Registry, promoted: list[Version],
     moved: int, deleted: str, after: dict[str, int], last: list[tuple[str, str]],
 ) -> None:  # fmt: skip
-    """Killed after some of the aliases had moved."""
-    operation = lambda: registry.promote(promoted[2], "production", PASSED)  # noqa: E731
-    killed(operation, MOVE, moved)
+    """The promotion of jets/3 was killed after `moved` of its two aliases had moved."""
+    kill_before(lambda: registry.promote(promoted[2], "production", PASSED), MOVE, moved)
     client_of(registry).delete_model_version("jets", deleted)
     registry.approve(promoted[0], "Ada")
     assert aliases(registry) == after
@@ -184,7 +190,7 @@ def test_version_deleted_before_its_move_was_settled(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
-def test_failed_write_is_settled_at_once(
+def test_a_failed_move_is_taken_back_at_once(
     registry: Registry,
     promoted: list[Version],
     error: BaseException,

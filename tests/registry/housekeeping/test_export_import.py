@@ -25,8 +25,11 @@ CUDA = "cuda/sm_90"
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Path:
-    """jets/2 is in production, with one more target and a signature; jets/1 was there before."""
+def exportable(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Path:
+    """A folder with the registry `store` and a key pair, `release`.
+
+    jets/2 is in production, with one more target and a signature; jets/1 was there before.
+    """
 
     def make(folder: Path) -> None:
         registries.copy(empty_database.parent, folder / "store")
@@ -46,8 +49,8 @@ def made(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Path
 
 
 @pytest.fixture
-def source(registry: Registry, made: Path) -> Registry:
-    registries.copy(made / "store", registries.file_of(registry).parent)
+def source(registry: Registry, exportable: Path) -> Registry:
+    registries.copy(exportable / "store", registries.file_of(registry).parent)
     return registry
 
 
@@ -57,8 +60,8 @@ def test_an_export_is_a_folder_or_a_file(
 ) -> None:
     export = export_to(source, Ref("jets"), tmp_path / "out" / form)
     assert (list(export.versions), len(export.history)) == ([1, 2], 5)
-    found = import_from(away, tmp_path / "out" / form)
-    assert [each.version.ref for each in found.versions.values()] == ["jets/1", "jets/2"]
+    report = import_from(away, tmp_path / "out" / form)
+    assert [item.version.ref for item in report.versions.values()] == ["jets/1", "jets/2"]
     assert [path.name for path in (tmp_path / "out").iterdir()] == [form]
 
 
@@ -70,14 +73,17 @@ def imported(source: Registry, away: Registry, tmp_path: Path) -> Registry:
     return away
 
 
-def test_versions_come_with_all_files(source: Registry, imported: Registry, made: Path) -> None:
+def test_versions_are_imported_with_their_annexes(source: Registry, imported: Registry) -> None:
     old, new = source.versions("jets"), imported.versions("jets")
-    assert [v.digest for v in new] == [v.digest for v in old]
-    assert [v.annexes for v in new] == [v.annexes for v in old]
+    assert [one.digest for one in new] == [one.digest for one in old]
+    assert [one.annexes for one in new] == [one.annexes for one in old]
     for version in new:
         imported.open(version).verify()
-    opened = imported.open(new[1])
-    imported.require_signature(new[1], opened, [read_trusted(made / "release.pem")])
+
+
+def test_a_version_is_imported_with_its_signature(imported: Registry, exportable: Path) -> None:
+    version, key = imported.find("jets/2"), read_trusted(exportable / "release.pem")
+    imported.require_signature(version, imported.open(version), [key])  # or TrustError
 
 
 def test_a_version_says_where_it_was_imported_from(source: Registry, imported: Registry) -> None:
@@ -104,9 +110,9 @@ def test_an_imported_history_moves_nothing(imported: Registry) -> None:
 
 
 def test_a_second_import_changes_nothing(imported: Registry, tmp_path: Path) -> None:
-    again = import_from(imported, tmp_path / "out")
-    assert again.events == 0
-    assert not any(each.new for each in again.versions.values())
+    report = import_from(imported, tmp_path / "out")
+    assert report.events == 0
+    assert not any(item.new for item in report.versions.values())
     assert (len(imported.versions("jets")), len(imported.history("jets"))) == (2, 5)
 
 
@@ -116,36 +122,36 @@ def test_an_event_that_is_exported_again_keeps_its_first_registry(
     imported.approve(imported.find("jets/1"), "bob")
     export_to(imported, Ref("jets"), tmp_path / "back")
     assert import_from(source, tmp_path / "back").events == 6
-    told = [event.imported for event in source.history("jets") if event.kind == "import"]
-    assert [each["registry"] for each in told] == [source.uri] * 5 + [imported.uri]
+    records = [event.imported for event in source.history("jets") if event.kind == "import"]
+    assert [record["registry"] for record in records] == [source.uri] * 5 + [imported.uri]
 
 
-def test_two_imports_at_once(
+def test_of_two_imports_at_once_one_brings_the_events(
     source: Registry, away: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second import runs just after the first one has read the list of events."""
     export_to(source, Ref("jets"), tmp_path / "out")
-    plain = Registry.history
+    plain_history = Registry.history
 
-    def looked(registry: Registry, name: str) -> Sequence[Event]:
-        monkeypatch.setattr(Registry, "history", plain)
-        found = plain(registry, name)
+    def history(registry: Registry, name: str) -> Sequence[Event]:
+        monkeypatch.setattr(Registry, "history", plain_history)
+        events = plain_history(registry, name)
         assert import_from(registry, tmp_path / "out").events == 5
-        return found
+        return events
 
-    monkeypatch.setattr(Registry, "history", looked)
+    monkeypatch.setattr(Registry, "history", history)
     assert import_from(away, tmp_path / "out").events == 0
     assert len(away.history("jets")) == 5
 
 
-def test_one_version_under_another_name(
+def test_one_version_is_imported_under_another_name(
     source: Registry, away: Registry, tmp_path: Path, bundle: Bundle
 ) -> None:
     away.register(bundle, "tagger")  # so the version numbers differ
     export = export_to(source, Ref("jets", 2), tmp_path / "out")
     assert list(export.versions) == [2]
-    found = import_from(away, tmp_path / "out", "tagger")
-    assert {n: each.version.ref for n, each in found.versions.items()} == {2: "tagger/2"}
+    report = import_from(away, tmp_path / "out", "tagger")
+    assert {old: item.version.ref for old, item in report.versions.items()} == {2: "tagger/2"}
     assert [event.imported["event"]["kind"] for event in away.history("tagger")] == [
         "build",
         "promotion",
@@ -155,7 +161,9 @@ def test_one_version_under_another_name(
 
 
 @pytest.mark.parametrize("ref", [Ref("tracks"), Ref("jets", 9)], ids=str)
-def test_what_is_not_there_is_not_exported(source: Registry, tmp_path: Path, ref: Ref) -> None:
+def test_a_missing_model_or_version_is_not_exported(
+    source: Registry, tmp_path: Path, ref: Ref
+) -> None:
     with pytest.raises(NotFoundError):
         export_to(source, ref, tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -181,7 +189,7 @@ PROGRAM, ANNEX = "versions/2/program.pt2", "versions/2/annexes/cuda/sm_90/aoti/m
 
 
 @pytest.mark.parametrize(
-    ("damage", "says"),
+    ("damage", "message"),
     [
         (other_content(PROGRAM), r"program\.pt2 is truncated or altered"),
         (other_content(ANNEX), r"model\.so is truncated or altered"),
@@ -193,16 +201,18 @@ PROGRAM, ANNEX = "versions/2/program.pt2", "versions/2/annexes/cuda/sm_90/aoti/m
     ids=["program", "annex", "version", "record", "no record", "no export"],
 )
 def test_a_damaged_export_is_refused_before_anything_comes_in(
-    source: Registry, away: Registry, tmp_path: Path, damage: Callable[[Path], object], says: str
+    source: Registry, away: Registry, tmp_path: Path, damage: Callable[[Path], object], message: str
 ) -> None:
     export_to(source, Ref("jets"), tmp_path / "out")
     damage(tmp_path / "out")
-    with pytest.raises(BundleError, match=says):
+    with pytest.raises(BundleError, match=message):
         import_from(away, tmp_path / "out")
     assert away.list() == []
 
 
-def test_a_future_schema(source: Registry, away: Registry, tmp_path: Path) -> None:
+def test_an_export_of_a_newer_schema_is_refused(
+    source: Registry, away: Registry, tmp_path: Path
+) -> None:
     export_to(source, Ref("jets", 1), tmp_path / "out")
     data = json.loads((tmp_path / "out/export.json").read_text())
     (tmp_path / "out/export.json").write_text(json.dumps(data | {"schema_version": 2}))
@@ -210,23 +220,7 @@ def test_a_future_schema(source: Registry, away: Registry, tmp_path: Path) -> No
         import_from(away, tmp_path / "out")
 
 
-@pytest.mark.parametrize("name", ["../evil", "/evil", "a/../../evil", "a\\b"])
-def test_an_archive_that_reaches_outside(away: Registry, tmp_path: Path, name: str) -> None:
-    refused_archive(away, tmp_path, [name])
-    assert [path.name for path in tmp_path.glob("in/*")] == ["x.tar"]
-
-
-@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
-def test_an_archive_of_links(away: Registry, tmp_path: Path, kind: bytes) -> None:
-    said = refused_archive(away, tmp_path, ["export.json"], kind)
-    assert "export.json is not a plain file" in said
-
-
-def test_an_archive_with_two_files_of_one_name(away: Registry, tmp_path: Path) -> None:
-    refused_archive(away, tmp_path, ["export.json", "export.json"])
-
-
-def refused_archive(
+def refusal_of_archive(
     registry: Registry, folder: Path, names: Sequence[str], kind: bytes = tarfile.REGTYPE
 ) -> str:
     """The error for a tar with members of these names, in `folder / "in"`."""
@@ -240,6 +234,28 @@ def refused_archive(
     with pytest.raises(BundleError, match="neither folder nor tar of an export") as caught:
         import_from(registry, folder / "in/x.tar")
     return str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["../evil", "/evil", "a/../../evil", "a\\b"])
+def test_an_archive_that_reaches_outside_is_refused(
+    away: Registry, tmp_path: Path, name: str
+) -> None:
+    refusal_of_archive(away, tmp_path, [name])
+    assert [path.name for path in tmp_path.glob("in/*")] == ["x.tar"]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE],
+    ids=["symbolic link", "hard link", "pipe"],
+)
+def test_an_archive_of_links_is_refused(away: Registry, tmp_path: Path, kind: bytes) -> None:
+    message = refusal_of_archive(away, tmp_path, ["export.json"], kind)
+    assert "export.json is not a plain file" in message
+
+
+def test_an_archive_with_two_files_of_one_name_is_refused(away: Registry, tmp_path: Path) -> None:
+    refusal_of_archive(away, tmp_path, ["export.json", "export.json"])
 
 
 def test_pushed_versions_are_exported_with_their_origin(

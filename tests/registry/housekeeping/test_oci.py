@@ -11,6 +11,7 @@ import random
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,9 @@ V4 = "cpu/x86-64-v4"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OciServer]:
-    made = OciServer(tmp_path_factory.mktemp("oci") / "server")
-    yield made
-    made.close()
+    running = OciServer(tmp_path_factory.mktemp("oci") / "server")
+    yield running
+    running.close()
 
 
 @pytest.fixture(autouse=True)
@@ -55,14 +56,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[Callable[..., OciServer]]:
     """Starts a server that the test may kill."""
-    made: list[OciServer] = []
+    started: list[OciServer] = []
 
     def start(**settings: Any) -> OciServer:
-        made.append(OciServer(tmp_path / f"server{len(made)}", **settings))
-        return made[-1]
+        started.append(OciServer(tmp_path / f"server{len(started)}", **settings))
+        return started[-1]
 
     yield start
-    for server in made:
+    for server in started:
         server.close()
 
 
@@ -82,6 +83,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 def beside(folder: Path) -> list[str]:
+    """The names of the folder and of temporary ones of it."""
     return sorted(path.name for path in folder.parent.iterdir() if folder.name in path.name)
 
 
@@ -128,15 +130,27 @@ def test_the_digest_of_a_file_is_that_of_its_blob(server: OciServer, pulled: Pat
 
 
 def test_other_programs_read_it(server: OciServer, pulled: Path, tmp_path: Path) -> None:
+    """`oras pull` makes the same folder, and `model_signing` verifies its signature."""
     keys = make_keys(tmp_path, "release")
     sign(Bundle.open(pulled), keys.private)
-    _, bundle = oci.push(pulled, f"oci://{server.host}/physics/read-by-others:1")
-    stock = oras.client.OrasClient(insecure=True)
-    place = f"{server.host}/physics/read-by-others"
-    stock.pull(f"{place}:1", outdir=str(tmp_path / "stock"))
-    assert files_of(tmp_path / "stock") == files_of(pulled)
+    image = f"{server.host}/physics/read-by-others:1"
+    oci.push(pulled, f"oci://{image}")
+    folder = tmp_path / "stock"
+    oras.client.OrasClient(insecure=True).pull(image, outdir=str(folder))
+    assert files_of(folder) == files_of(pulled)
 
-    manifest = stock.get_manifest(f"{place}:1")
+    shutil.move(folder / "bundle.sig", tmp_path / "bundle.sig")
+    unsigned = [f"--ignore-paths={folder / name}" for name in ("PROMOTED.json", "annexes")]
+    command = ("verify", "key", folder, *unsigned, "--signature", tmp_path / "bundle.sig")
+    assert standard(*command, "--public_key", keys.public) == 0
+    (folder / "program.pt2").write_bytes(b"other")
+    assert standard(*command, "--public_key", keys.public) != 0
+
+
+def test_an_artifact_is_a_model_of_the_cncf_format(server: OciServer, pulled: Path) -> None:
+    image = f"{server.host}/physics/cncf:1"
+    _, bundle = oci.push(pulled, f"oci://{image}")
+    manifest = oras.client.OrasClient(insecure=True).get_manifest(image)
     assert manifest["artifactType"] == "application/vnd.cncf.model.manifest.v1+json"
     assert manifest["config"]["mediaType"] == "application/vnd.cncf.model.config.v1+json"
     config = json.loads(server.blob(manifest["config"]["digest"][7:]).read_bytes())
@@ -149,28 +163,20 @@ def test_other_programs_read_it(server: OciServer, pulled: Path, tmp_path: Path)
     assert kinds["program.pt2"] == "application/vnd.cncf.model.weight.v1.raw"
     assert kinds["reference.safetensors"] == "application/vnd.cncf.model.dataset.v1.raw"
 
-    folder = tmp_path / "stock"
-    shutil.move(folder / "bundle.sig", tmp_path / "bundle.sig")
-    unsigned = [f"--ignore-paths={folder / name}" for name in ("PROMOTED.json", "annexes")]
-    command = ("verify", "key", folder, *unsigned, "--signature", tmp_path / "bundle.sig")
-    assert standard(*command, "--public_key", keys.public) == 0
-    (folder / "program.pt2").write_bytes(b"other")
-    assert standard(*command, "--public_key", keys.public) != 0
 
-
-def test_a_tag_moves_in_mid_pull(
+def test_a_pull_takes_one_version_although_the_tag_moves_meanwhile(
     server: OciServer, make_bundle: MakeBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tag = f"oci://{server.host}/moving:latest"
     address, first = oci.push(make_bundle(seed=1), tag)
     other, pieces = make_bundle(seed=2), oci_client.Repository.pieces
 
-    def moved(*arguments: Any) -> Any:
+    def pieces_after_a_push(*arguments: Any) -> Any:
         oci.push(other, tag)
         return pieces(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(oci_client.Repository, "pieces", moved)
+        patch.setattr(oci_client.Repository, "pieces", pieces_after_a_push)
         name, bundle = oci.pull(tag, tmp_path / "back")
     assert (name, bundle.digest) == (address, first.digest)
     assert oci.pull(tag, tmp_path / "new")[1].digest == Bundle.open(other).digest
@@ -187,8 +193,13 @@ def large(make_bundle: MakeBundle, mib: int = 2) -> Path:
     return folder
 
 
+def uploads(server: OciServer) -> list[str]:
+    """The paths under which files were stored so far."""
+    return [path for path in server.asked("PUT") if "/blobs/" in path]
+
+
 @pytest.mark.parametrize("in_chunks", [False, True])
-def test_the_server_dies_while_files_are_pushed(
+def test_a_push_that_broke_off_is_completed_by_the_next_one(
     own: Callable[..., OciServer],
     make_bundle: MakeBundle,
     tmp_path: Path,
@@ -205,88 +216,118 @@ def test_the_server_dies_while_files_are_pushed(
     address = f"oci://{server.host}/jets:1"
     with pytest.raises(NotFoundError, match="there is no 1"):
         oci.pull(address, tmp_path / "back")
-    before = len([p for p in server.asked("PUT") if "/blobs/" in p])
-    assert 0 < before < len(Bundle.open(folder).files)
+    blobs = {*Bundle.open(folder).files.values()}
+    assert 0 < len(uploads(server)) < len(blobs)
     oci.push(folder, address)
-    stored = len([p for p in server.asked("PUT") if "/blobs/" in p])
-    assert stored == len({*Bundle.open(folder).files.values()}) + 2, "each file once"
+    assert len(uploads(server)) == len(blobs) + 2  # each once; with SHA256SUMS and the config
     assert files_of(oci.pull(address, tmp_path / "back")[1].path) == files_of(folder)
 
 
-def test_the_server_dies_while_files_are_pulled(
+def test_a_pull_that_broke_off_is_completed_by_the_next_one(
     own: Callable[..., OciServer], make_bundle: MakeBundle, tmp_path: Path
 ) -> None:
     server, folder, back = own(), large(make_bundle), tmp_path / "back"
     _, bundle = oci.push(folder, f"oci://{server.host}/jets:1")
     with relayed(server, 1 << 20) as host, pytest.raises(RegistryUnavailableError):
         oci.pull(f"oci://{host}/jets:1", back)
-    (kept,) = beside(back)
-    assert 0 < (back.parent / kept / "program.pt2").stat().st_size < 2 << 20
+    (partial,) = beside(back)
+    assert 0 < (back.parent / partial / "program.pt2").stat().st_size < 2 << 20
     server.start()
-    seen = len(server.asked("GET"))
+    earlier = len(server.asked("GET"))
     assert oci.pull(f"oci://{server.host}/jets:1", back)[1].digest == bundle.digest
     assert files_of(back) == files_of(folder)
     assert beside(back) == ["back"]
-    asked = " ".join(server.asked("GET")[seen:])
-    assert bundle.files["program.pt2"] in asked
-    assert sha((folder / "manifest.json").read_bytes()) not in asked, "it was there already"
+    requests = " ".join(server.asked("GET")[earlier:])
+    assert bundle.files["program.pt2"] in requests
+    assert sha((folder / "manifest.json").read_bytes()) not in requests, "it was there already"
 
 
-def test_what_was_kept_is_not_believed(
-    server: OciServer, pulled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tag, back = f"oci://{server.host}/kept:1", tmp_path / "back"
+@dataclass(frozen=True)
+class Pulling:
+    """The address of a bundle, the folder to pull it into, and that of a pull that broke off."""
+
+    tag: str
+    back: Path
+    partial: Path
+
+
+@pytest.fixture
+def pulling(server: OciServer, pulled: Path, tmp_path: Path) -> Pulling:
+    tag = f"oci://{server.host}/kept:1"
     address, _ = oci.push(pulled, tag)
-    kept = tmp_path / f".back.{address.rpartition(':')[2][:12]}.partial"
-    kept.mkdir()
-    (kept / "program.pt2").write_bytes(b"x" * 5000)  # as long, and another content: fetched again
-    (kept / "model.ts").write_bytes(b"x" * 6000)
-    assert files_of(oci.pull(tag, back)[1].path) == files_of(pulled)
-    shutil.rmtree(back)
+    partial = tmp_path / f".back.{address.rpartition(':')[2][:12]}.partial"
+    return Pulling(tag, tmp_path / "back", partial)
 
-    kept.mkdir()
-    (kept / "more").touch()
+
+def test_files_that_were_kept_are_fetched_again_if_their_content_differs(
+    pulling: Pulling, pulled: Path
+) -> None:
+    pulling.partial.mkdir()
+    (pulling.partial / "program.pt2").write_bytes(b"x" * 5000)  # the right length
+    (pulling.partial / "model.ts").write_bytes(b"x" * 6000)
+    assert files_of(oci.pull(pulling.tag, pulling.back)[1].path) == files_of(pulled)
+
+
+def test_a_file_of_others_among_those_that_were_kept_is_refused(pulling: Pulling) -> None:
+    pulling.partial.mkdir()
+    (pulling.partial / "more").touch()
     with pytest.raises(BundleError, match="more does not belong to the bundle"):
-        oci.pull(tag, back)
-    assert beside(back) == []
+        oci.pull(pulling.tag, pulling.back)
+    assert beside(pulling.back) == []
 
-    kept.symlink_to(tmp_path / "elsewhere")
+
+def test_a_link_in_place_of_the_kept_folder_is_refused(pulling: Pulling, tmp_path: Path) -> None:
+    pulling.partial.symlink_to(tmp_path / "elsewhere")
     with pytest.raises((BundleError, OSError)):
-        oci.pull(tag, back)
-    kept.unlink()
-    kept.mkdir()
-    with monkeypatch.context() as patch, pytest.raises(BundleError, match="another user"):
-        patch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-        oci.pull(tag, back)
-    handle = os.open(kept, os.O_RDONLY)
+        oci.pull(pulling.tag, pulling.back)
+
+
+def test_a_kept_folder_of_another_user_is_refused(
+    pulling: Pulling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pulling.partial.mkdir()
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(BundleError, match="another user"):
+        oci.pull(pulling.tag, pulling.back)
+
+
+def test_a_folder_that_another_process_is_pulling_is_left_to_it(pulling: Pulling) -> None:
+    pulling.partial.mkdir()
+    handle = os.open(pulling.partial, os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX)
     with pytest.raises(RegistryUnavailableError, match="another process is writing it"):
-        oci.pull(tag, back)
+        oci.pull(pulling.tag, pulling.back)
     os.close(handle)
-    assert kept.is_dir()
+    assert pulling.partial.is_dir()
 
+
+def test_a_file_system_without_locks_will_do(
+    pulling: Pulling, pulled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_locks(*_: object) -> None:
         raise OSError(errno.EBADF, "NFS")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(fcntl, "flock", no_locks)
-        assert files_of(oci.pull(tag, back)[1].path) == files_of(pulled)
-    shutil.rmtree(back)
-    back.mkdir()
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    assert files_of(oci.pull(pulling.tag, pulling.back)[1].path) == files_of(pulled)
+
+
+def test_a_pull_replaces_no_folder(pulling: Pulling) -> None:
+    pulling.back.mkdir()
     with pytest.raises(BundleError, match="exists already"):
-        oci.pull(tag, back)
+        oci.pull(pulling.tag, pulling.back)
 
 
 # -- hostile content -------------------------------------------------------------------------------
 
 
-def layer(**given: Any) -> dict[str, Any]:
+def layer(**fields: Any) -> dict[str, Any]:
+    """A layer of a manifest that is right, but for the given fields."""
     return {
         "mediaType": "application/vnd.cncf.model.weight.v1.raw",
         "digest": f"sha256:{sha(b'content')}",
-        "size": 7,
+        "size": len(b"content"),
         "annotations": {"org.cncf.model.filepath": "program.pt2"},
-    } | given
+    } | fields
 
 
 def named(*names: str) -> list[dict[str, Any]]:
@@ -298,7 +339,7 @@ MODEL = {"artifactType": oci.MODEL}
 
 
 @pytest.mark.parametrize(
-    ("manifest", "said"),
+    ("manifest", "message"),
     [
         (MODEL | {"layers": named("/etc/x")}, "'/etc/x' is not a relative path"),
         (MODEL | {"layers": named("../up")}, "leaves its folder"),
@@ -330,7 +371,7 @@ MODEL = {"artifactType": oci.MODEL}
         ("[" * 10**5, "nested deeper than"),
     ],
 )  # fmt: skip
-def test_a_hostile_manifest(manifest: Any, said: str, tmp_path: Path) -> None:
+def test_a_hostile_manifest_is_refused(manifest: Any, message: str, tmp_path: Path) -> None:
     """A registry may give any bytes as a manifest, and any length."""
     text = manifest if isinstance(manifest, str) else json.dumps(manifest)
     back = tmp_path / "back"
@@ -342,13 +383,14 @@ def test_a_hostile_manifest(manifest: Any, said: str, tmp_path: Path) -> None:
             return 404, {}, b""
         return 200, {}, b"content"
 
-    with answering(answer) as host, pytest.raises(RegistryError, match=said) as caught:
+    with answering(answer) as host, pytest.raises(RegistryError, match=message) as caught:
         oci.pull(f"oci://{host}/jets:1", back)
-    assert "\n" not in str(caught.value) and "\x1b" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert "\x1b" not in str(caught.value)
     assert beside(back) == []
 
 
-def test_a_blob_that_was_altered(
+def test_a_blob_that_was_altered_is_refused(
     own: Callable[..., OciServer], make_bundle: MakeBundle, tmp_path: Path
 ) -> None:
     server, folder = own(), make_bundle()
@@ -362,40 +404,71 @@ def test_a_blob_that_was_altered(
         assert beside(tmp_path / "back") == []
 
 
-def test_what_a_registry_may_not_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def teapot(request: Any) -> oci_server.Answer:
+    if "/manifests/" in request.path:
+        return 418, {}, b'{"errors": [{"code": "TEAPOT", "message": "short"}]}'
+    return 200, {}, b""
+
+
+BAD_ANSWERS: dict[str, Callable[[Any], oci_server.Answer]] = {
+    "gave another manifest, sha256": lambda _: (200, {}, b" " * (5 << 20)),
+    "another manifest": lambda _: (200, {}, b"{}"),
+    "without TLS": lambda _: (302, {"Location": "http://192.0.2.1/"}, b""),
+    "HTTP 418 .*short": teapot,
+    "HTTP 503": lambda _: (503, {}, b"busy"),
+    "broke off|IncompleteRead": lambda _: (200, {"Content-Length": "99"}, b"{"),
+}
+
+
+@pytest.mark.parametrize("message", BAD_ANSWERS)
+def test_an_answer_that_is_no_manifest_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str
+) -> None:
     monkeypatch.setattr(oci_client, "ANSWER_S", 0.3)
     monkeypatch.setattr(oci_client, "RETRIES", 0)
-    release = threading.Event()
-    answers: dict[str, Callable[[Any], oci_server.Answer]] = {
-        "gave another manifest, sha256": lambda _: (200, {}, b" " * (5 << 20)),
-        "another manifest": lambda _: (200, {}, b"{}"),
-        "without TLS": lambda _: (302, {"Location": "http://192.0.2.1/"}, b""),
-        "HTTP 418 .*short": lambda r: (
-            (418, {}, b'{"errors": [{"code": "TEAPOT", "message": "short"}]}')
-            if "/manifests/" in r.path
-            else (200, {}, b"")
-        ),
-        "HTTP 503": lambda _: (503, {}, b"busy"),
-        "broke off|IncompleteRead": lambda _: (200, {"Content-Length": "99"}, b"{"),
-        "did not answer in time": lambda _: (200, {}, b"x" * (not release.wait(5))),
-    }
-    for said, answer in answers.items():
-        with answering(answer) as host, pytest.raises(RegistryError, match=said):
-            try:
-                oci.pull(f"oci://{host}/jets@sha256:{'0' * 64}", tmp_path / "back")
-            finally:
-                release.set() if "in time" in said else None
+    with answering(BAD_ANSWERS[message]) as host, pytest.raises(RegistryError, match=message):
+        oci.pull(f"oci://{host}/jets@sha256:{'0' * 64}", tmp_path / "back")
     assert beside(tmp_path / "back") == []
 
 
-def test_a_hostile_folder_is_not_pushed(server: OciServer, pulled: Path, tmp_path: Path) -> None:
-    address = f"oci://{server.host}/hostile:1"
-    (pulled / "link").symlink_to("/etc/passwd")
-    with pytest.raises(BundleError, match="link is a symbolic link"):
-        oci.push(pulled, address)
-    (pulled / "link").unlink()
-    (pulled / "program.pt2").write_bytes(b"other")
-    with pytest.raises(BundleError, match="truncated or altered"):
+def test_an_answer_that_takes_too_long_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(oci_client, "ANSWER_S", 0.3)
+    monkeypatch.setattr(oci_client, "RETRIES", 0)
+    release = threading.Event()
+
+    def answer_late(_: Any) -> oci_server.Answer:
+        release.wait(5)
+        return 200, {}, b""
+
+    with answering(answer_late) as host:
+        try:
+            with pytest.raises(RegistryError, match="did not answer in time"):
+                oci.pull(f"oci://{host}/jets@sha256:{'0' * 64}", tmp_path / "back")
+        finally:
+            release.set()  # or the server would be waited for
+    assert beside(tmp_path / "back") == []
+
+
+def add_a_link(folder: Path) -> None:
+    (folder / "link").symlink_to("/etc/passwd")
+
+
+def alter_a_file(folder: Path) -> None:
+    (folder / "program.pt2").write_bytes(b"other")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [(add_a_link, "link is a symbolic link"), (alter_a_file, "truncated or altered")],
+)
+def test_a_damaged_folder_is_not_pushed(
+    server: OciServer, pulled: Path, tmp_path: Path, damage: Callable[[Path], None], message: str
+) -> None:
+    address = f"oci://{server.host}/{damage.__name__.replace('_', '-')}:1"
+    damage(pulled)
+    with pytest.raises(BundleError, match=message):
         oci.push(pulled, address)
     with pytest.raises(NotFoundError):
         oci.pull(address, tmp_path / "back")
@@ -410,83 +483,140 @@ def test_a_hostile_folder_is_not_pushed(server: OciServer, pulled: Path, tmp_pat
      "oci://host/a//b:1", "oci://u:p@host/a:1", "oci://host/a:1@sha256:12", "oci://host/a:1?x=1",
      "oci://host:99999999/a:1", "oci://host/a:" + "x" * 200, "oci://ho st/a:1", "https://host/a:1"],
 )  # fmt: skip
-def test_an_address_that_is_none(text: str, pulled: Path, tmp_path: Path) -> None:
+def test_text_that_is_no_address_is_refused(text: str, pulled: Path, tmp_path: Path) -> None:
     with pytest.raises(RegistryError, match="found no oci://HOST/name:TAG"):
         oci.pull(text, tmp_path / "back")
     with pytest.raises(RegistryError, match="found no oci://HOST/name:TAG"):
         oci.push(pulled, text)
 
 
-def test_nobody_answers(pulled: Path) -> None:
+def test_a_registry_that_does_not_run_is_unavailable(pulled: Path) -> None:
     with pytest.raises(RegistryUnavailableError, match="Connection refused"):
         oci.push(pulled, "oci://127.0.0.1:1/jets:1")
 
 
-def test_a_push_to_a_digest(server: OciServer, pulled: Path) -> None:
-    """It works for the artifact that has this digest."""
+def test_an_artifact_is_pushed_to_its_own_digest(server: OciServer, pulled: Path) -> None:
     address, _ = oci.push(pulled, f"oci://{server.host}/exact:1")
     assert oci.push(pulled, address)[0] == address
+
+
+def test_an_artifact_is_not_pushed_to_another_digest(server: OciServer, pulled: Path) -> None:
     with pytest.raises(RegistryError, match="HTTP 400"):
         oci.push(pulled, f"oci://{server.host}/exact@sha256:{'0' * 64}")
 
 
-def test_passwords(own: Callable[..., OciServer], pulled: Path, tmp_path: Path, home: Path) -> None:
-    server = own(password=True)
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OciServer]:
+    """A server that asks for a password."""
+    running = OciServer(tmp_path_factory.mktemp("oci-guarded") / "server", password=True)
+    yield running
+    running.close()
+
+
+def login_refusal(server: OciServer, pulled: Path, tmp_path: Path) -> str:
+    """The error with which both push and pull are refused."""
     address = f"oci://{server.host}/jets:1"
+    with pytest.raises(RegistryError, match="docker login") as caught:
+        oci.push(pulled, address)
+    assert caught.value.code == "registry-login"
+    with pytest.raises(RegistryError, match="docker login") as caught:
+        oci.pull(address, tmp_path / "back")
+    return str(caught.value)
 
-    def refused() -> str:
-        with pytest.raises(RegistryError, match="docker login") as caught:
-            oci.push(pulled, address)
-        assert caught.value.code == "registry-login"
-        with pytest.raises(RegistryError, match="docker login") as caught:
-            oci.pull(address, tmp_path / "b")
-        return str(caught.value)
 
-    assert "HTTP 401" in refused()
-    store_password(home, server.host, "wrong")
-    assert "wrong" not in refused()
+def test_without_a_password_a_guarded_registry_refuses(
+    guarded: OciServer, pulled: Path, tmp_path: Path
+) -> None:
+    assert "HTTP 401" in login_refusal(guarded, pulled, tmp_path)
+
+
+def test_a_wrong_password_is_not_repeated_in_the_error(
+    guarded: OciServer, pulled: Path, tmp_path: Path, home: Path
+) -> None:
+    store_password(home, guarded.host, "wrong")
+    assert "wrong" not in login_refusal(guarded, pulled, tmp_path)
+
+
+def test_the_password_of_another_registry_is_not_used(
+    guarded: OciServer, pulled: Path, tmp_path: Path, home: Path
+) -> None:
     store_password(home, "another.example")
-    refused()
-    named = "~/.docker/config.json cannot be used: "
-    wrong = ("{", "[]", '{"auths": 5}', '{"credHelpers": 5}', '{"auths": "\xff"}', "[" * 10**5)
-    for text in wrong:
-        (home / ".docker/config.json").write_text(text, "latin-1")
-        with pytest.raises(RegistryError, match=named) as caught:
-            oci.push(pulled, address)
-        assert "\n" not in str(caught.value)
-    store_password(home, server.host)
-    # The password of ~/.netrc is for other programs.
+    login_refusal(guarded, pulled, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", '{"auths": 5}', '{"credHelpers": 5}', '{"auths": "\xff"}', "[" * 10**5],
+    ids=["cut off", "a list", "auths", "credHelpers", "not UTF-8", "deep"],
+)
+def test_an_unreadable_file_of_passwords_is_an_error_of_one_line(
+    guarded: OciServer, pulled: Path, home: Path, text: str
+) -> None:
+    store_password(home, guarded.host)
+    (home / ".docker/config.json").write_text(text, "latin-1")
+    message = "~/.docker/config.json cannot be used: "
+    with pytest.raises(RegistryError, match=message) as caught:
+        oci.push(pulled, f"oci://{guarded.host}/jets:1")
+    assert "\n" not in str(caught.value)
+
+
+def test_the_stored_password_opens_a_guarded_registry(
+    guarded: OciServer, pulled: Path, tmp_path: Path, home: Path
+) -> None:
+    """The password of ~/.netrc is for other programs."""
+    store_password(home, guarded.host)
     (home / ".netrc").write_text("machine 127.0.0.1 login eve password wrong\n")
+    address = f"oci://{guarded.host}/opened:1"
     oci.push(pulled, address)
     assert files_of(oci.pull(address, tmp_path / "back")[1].path) == files_of(pulled)
 
 
-def test_tokens(own: Callable[..., OciServer], pulled: Path, tmp_path: Path, home: Path) -> None:
-    tokens = oci_server.Tokens(tmp_path)
-    with answering(tokens.answer) as host:
-        server = own(auth=tokens.settings(host))
-        address = f"oci://{server.host}/jets:1"
-        for password in (None, "wrong"):
-            if password:
-                store_password(home, server.host, password)
-            with pytest.raises(RegistryError) as caught:
-                oci.push(pulled, address)
-            assert caught.value.code == "registry-login"
-        assert tokens.asked == []
-        store_password(home, server.host)
-        oci.push(pulled, address)  # it needs a second token, since the first is for reading only
-        oci.pull(address, tmp_path / "back")
-    actions = {frozenset(scope.split(":")[2].split(",")) for scope in tokens.asked}
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[oci_server.Tokens, str]]:
+    """What gives tokens for a password, and an address on a registry that asks for a token."""
+    folder = tmp_path_factory.mktemp("oci-tokens")
+    giver = oci_server.Tokens(folder)
+    with answering(giver.answer) as host:
+        running = OciServer(folder / "server", auth=giver.settings(host))
+        yield giver, f"oci://{running.host}/jets:1"
+        running.close()
+
+
+@pytest.mark.parametrize("password", [None, "wrong"])
+def test_without_the_password_no_token_is_given(
+    tokens: tuple[oci_server.Tokens, str], pulled: Path, home: Path, password: str | None
+) -> None:
+    giver, address = tokens
+    giver.asked.clear()
+    if password is not None:
+        store_password(home, address.removeprefix("oci://").partition("/")[0], password)
+    with pytest.raises(RegistryError) as caught:
+        oci.push(pulled, address)
+    assert caught.value.code == "registry-login"
+    assert giver.asked == []
+
+
+def test_a_push_takes_a_token_for_reading_and_one_for_writing(
+    tokens: tuple[oci_server.Tokens, str], pulled: Path, tmp_path: Path, home: Path
+) -> None:
+    giver, address = tokens
+    giver.asked.clear()
+    store_password(home, address.removeprefix("oci://").partition("/")[0])
+    oci.push(pulled, address)
+    oci.pull(address, tmp_path / "back")
+    actions = {frozenset(scope.split(":")[2].split(",")) for scope in giver.asked}
     assert actions == {frozenset({"pull"}), frozenset({"pull", "push"})}
-    with answering(
-        lambda _: (401, {"WWW-Authenticate": 'Bearer realm="http://192.0.2.1/t"'}, b"")
-    ) as host:
+
+
+def test_no_password_is_sent_for_a_token_without_tls(tmp_path: Path, home: Path) -> None:
+    realm = {"WWW-Authenticate": 'Bearer realm="http://192.0.2.1/t"'}
+    with answering(lambda _: (401, realm, b"")) as host:
         store_password(home, host)
         with pytest.raises(RegistryError, match=r"192\.0\.2\.1: not asked, as it is without TLS"):
             oci.pull(f"oci://{host}/jets:1", tmp_path / "none")
 
 
-def test_tls(
+def test_the_certificate_of_a_registry_is_verified(
     own: Callable[..., OciServer], pulled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On loopback TLS is not used; here the server is taken for one on another host."""
@@ -503,10 +633,10 @@ def test_tls(
 
 
 def test_a_proxy_is_asked(pulled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+    paths: list[str] = []
 
     def answer(request: Any) -> oci_server.Answer:
-        asked.append(request.path)
+        paths.append(request.path)
         return 404, {}, b""
 
     with answering(answer) as host:
@@ -514,4 +644,4 @@ def test_a_proxy_is_asked(pulled: Path, monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setenv("HTTP_PROXY", f"http://{host}")
         with pytest.raises(RegistryError):
             oci.push(pulled, "oci://127.0.0.1:1/jets:1")
-    assert asked[0] == "http://127.0.0.1:1/v2/"
+    assert paths[0] == "http://127.0.0.1:1/v2/"

@@ -31,7 +31,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> It
         yield uri
 
 
-def test_a_server_without_models(tmp_path: Path, empty_database: Path) -> None:
+def test_a_server_without_models_has_none_to_find(tmp_path: Path, empty_database: Path) -> None:
     with served_here(tmp_path, empty_database) as uri:
         assert Registry(uri).list() == []
         with pytest.raises(NotFoundError, match="its models: none"):
@@ -90,80 +90,110 @@ def test_a_target_is_added_behind_a_server(
     first, second = (
         write_annex(tmp_path / str(seed), bundle, "cuda/sm_90", seed) for seed in (1, 2)
     )
-    found = registry.add_target(version, first)
+    extended = registry.add_target(version, first)
     with pytest.raises(RegistryError, match="later/1 has cuda/sm_90 already: built later"):
         registry.add_target(version, second)  # looked up before the first was added
     with registry.client() as client:
-        kept = client.list_artifacts(str(version.run_id), "annexes/cuda.sm_90")
-    assert [Path(each.path).name for each in kept if each.is_dir] == [first.digest]
+        stored = client.list_artifacts(str(version.run_id), "annexes/cuda.sm_90")
+    assert [Path(item.path).name for item in stored if item.is_dir] == [first.digest]
 
-    opened = registry.open(found)
+    opened = registry.open(extended)
     cached = tmp_path / "cache" / "soa-pipeline" / first.digest / "aoti" / "model.so"
     assert opened.file("annexes/cuda/sm_90/aoti/model.so") == cached
-    assert registry.fetch(found, tmp_path / "copy").manifest == opened.manifest
+    assert registry.fetch(extended, tmp_path / "copy").manifest == opened.manifest
 
 
-def test_signed_behind_a_server(server: str, make_bundle: MakeBundle, tmp_path: Path) -> None:
+def test_a_version_is_signed_behind_a_server(
+    server: str, make_bundle: MakeBundle, tmp_path: Path
+) -> None:
     """The signature is stored, and is added to a cache that already has the files."""
     registry = Registry(server)
     version = registry.register(Bundle.open(make_bundle(seed=7)), "signed")
     release = make_keys(tmp_path, "release")
-    keys = [read_trusted(release.public)]
-    early = registry.open(version, cache=tmp_path / "early")
+    key = read_trusted(release.public)
+    cached = registry.open(version, cache=tmp_path / "cached before")
     with pytest.raises(TrustError, match="not signed"):
-        registry.require_signature(version, early, keys)
+        registry.require_signature(version, cached, [key])
     registry.sign(version, release.private)
-    assert registry.require_signature(version, early, keys) == keys[0]
-    late = registry.fetch(version, tmp_path / "late")
-    assert require_signature(late, keys) == keys[0]
+    assert registry.require_signature(version, cached, [key]) == key
+    assert require_signature(registry.fetch(version, tmp_path / "fetched"), [key]) == key
+
+
+def test_a_signature_is_replaced_behind_a_server(
+    server: str, make_bundle: MakeBundle, tmp_path: Path
+) -> None:
+    registry = Registry(server)
+    version = registry.register(Bundle.open(make_bundle(seed=8)), "signed-twice")
+    registry.sign(version, make_keys(tmp_path, "release").private)
+    fetched = registry.fetch(version, tmp_path / "fetched")
     other = make_keys(tmp_path, "other")
     registry.sign(version, other.private)
-    keys = [read_trusted(other.public)]
-    assert registry.require_signature(version, late, keys) == keys[0]
+    key = read_trusted(other.public)
+    assert registry.require_signature(version, fetched, [key]) == key
+
+
+def folder_with_an_annex(bundle: Bundle, folder: Path) -> Path:
+    """A copy of the bundle with one more target, to be pushed."""
+    shutil.copytree(bundle.path, folder)
+    write_annex(folder / "annexes/cuda/sm_90", bundle, "cuda/sm_90")
+    return folder
 
 
 @pytest.mark.long
-def test_housekeeping_behind_a_server(
-    server: str, make_bundle: MakeBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_folder_is_pushed_to_a_server(
+    server: str, make_bundle: MakeBundle, tmp_path: Path
 ) -> None:
-    """Push, removal and collection of files that are not on this host."""
-    registry, now = Registry(server), timedelta(0)
-    bundle = Bundle.open(make_bundle(seed=11))
+    registry = Registry(server)
     release = make_keys(tmp_path, "release")
-    folder = tmp_path / "folder"
-    shutil.copytree(bundle.path, folder)
-    write_annex(folder / "annexes/cuda/sm_90", bundle, "cuda/sm_90")
-    version = push(registry, folder, "kept").version
+    folder = folder_with_an_annex(Bundle.open(make_bundle(seed=11)), tmp_path / "folder")
+    version = push(registry, folder, "pushed").version
     assert version.annexes.keys() == {"cuda/sm_90"}
     sign(Bundle.open(folder), release.private)
-    assert push(registry, folder, "kept").signature == "carried"
-    assert push(registry, folder, "kept").signature == "carried"
+    assert push(registry, folder, "pushed").signature == "carried"
+    assert push(registry, folder, "pushed").signature == "carried"
     fetched = registry.fetch(version, tmp_path / "fetched")
     require_signature(fetched, [read_trusted(release.public)])
     assert fetched.annexes.keys() == {"cuda/sm_90"}
 
-    gone = push(registry, folder, "gone").version
-    done = remove(registry, Ref("gone", 1), "a trial")
-    assert done.bytes > 30_000
+
+@pytest.mark.long
+def test_a_version_is_removed_from_a_server(
+    server: str, make_bundle: MakeBundle, tmp_path: Path
+) -> None:
+    registry = Registry(server)
+    folder = folder_with_an_annex(Bundle.open(make_bundle(seed=13)), tmp_path / "folder")
+    version = push(registry, folder, "removed").version
+    assert remove(registry, Ref("removed", 1), "a trial").bytes > 30_000  # files of 5000 bytes
     with registry.client() as client:
-        assert client.list_artifacts(str(gone.run_id)) == []
-    left = write_annex(tmp_path / "left", bundle, "rocm/gfx90a")
+        assert client.list_artifacts(str(version.run_id)) == []
+
+
+def be_killed(*arguments: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.long
+def test_unfinished_files_on_a_server_are_collected(
+    server: str, make_bundle: MakeBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a registration and of an annex whose processes were killed."""
+    registry, now = Registry(server), timedelta(0)
+    bundle = Bundle.open(make_bundle(seed=14))
+    folder = folder_with_an_annex(bundle, tmp_path / "folder")
+    version = push(registry, folder, "collected").version
+    unfinished = write_annex(tmp_path / "unfinished", bundle, "rocm/gfx90a")
     with registry.client(write=True) as client:
-        upload.upload_annex(client, str(version.run_id), left)
+        upload.upload_annex(client, str(version.run_id), unfinished)
     with monkeypatch.context() as patch:
-        patch.setattr(upload, "require_open", killed)
+        patch.setattr(upload, "require_open", be_killed)
         patch.setattr(upload, "discard", lambda *arguments: None)
         with pytest.raises(KeyboardInterrupt):
             registry.register(Bundle.open(make_bundle(seed=12)), "never")
-    assert collect(registry) == []
-    found = collect(registry, older_than=now, dry_run=True)
-    assert sorted(each.kind for each in found) == ["annex", "registration"]
-    assert all(each.bytes > 5000 for each in found)
-    assert collect(registry, older_than=now) == found
+    assert collect(registry) == []  # they may still be at work
+    foreseen = collect(registry, older_than=now, dry_run=True)
+    assert sorted(item.kind for item in foreseen) == ["annex", "registration"]
+    assert all(item.bytes > 5000 for item in foreseen)
+    assert collect(registry, older_than=now) == foreseen
     assert collect(registry, older_than=now) == []
-    registry.open(registry.find("kept/1"), cache=tmp_path / "new").verify()
-    assert registry.add_target(version, left).annexes.keys() == {"cuda/sm_90", "rocm/gfx90a"}
-
-
-def killed(*arguments: object) -> None:
-    raise KeyboardInterrupt
+    registry.open(registry.find("collected/1"), cache=tmp_path / "new").verify()
+    assert registry.add_target(version, unfinished).annexes.keys() == {"cuda/sm_90", "rocm/gfx90a"}

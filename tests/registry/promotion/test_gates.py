@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from registry import Decision, Manifest, RegistryError, SpeedComparison, SpeedPoint, Worst, decide
@@ -28,14 +28,17 @@ Ask = Callable[..., dict[str, Decision]]
 
 @pytest.fixture
 def ask(manifest: Manifest) -> Ask:
-    """The decision of each gate; if a gate makes several, the first refusal."""
+    """`ask(manifest, **fields of Findings or Requirements)`: the decision of each gate.
 
-    def asked(manifest: Manifest = manifest, **changes: Any) -> dict[str, Decision]:
+    If a gate makes several, its last refusal, or its first decision if there is no refusal.
+    """
+
+    def decisions_of(manifest: Manifest = manifest, **changes: Any) -> dict[str, Decision]:
         decisions = decide(findings(manifest, **changes))
-        found = {d.gate: d for d in reversed(decisions)}
-        return found | {d.gate: d for d in decisions if not d.passed}
+        firsts = {decision.gate: decision for decision in reversed(decisions)}
+        return firsts | {item.gate: item for item in decisions if not item.passed}
 
-    return asked
+    return decisions_of
 
 
 @pytest.fixture
@@ -55,10 +58,16 @@ def refusals(decisions: dict[str, Decision]) -> set[str]:
     return {gate for gate, decision in decisions.items() if not decision.passed}
 
 
-def test_all_pass_in_order(ask: Ask, manifest: Manifest) -> None:
-    in_order = [d.gate for d in decide(findings(manifest))]
-    assert in_order == ["digests", "verified", "tolerance", "reference", "speed"]
+def test_gates_are_asked_in_order(manifest: Manifest) -> None:
+    gates = [decision.gate for decision in decide(findings(manifest))]
+    assert gates == ["digests", "verified", "tolerance", "reference", "speed"]
+
+
+def test_a_good_version_passes_all_gates(ask: Ask) -> None:
     assert refusals(ask()) == set()
+
+
+def test_speed_passes_if_no_version_is_in_place(ask: Ask) -> None:
     assert "no version in place" in ask()["speed"].detail
 
 
@@ -69,22 +78,31 @@ def test_every_gate_is_asked_after_a_refusal(ask: Ask) -> None:
     assert refused["reference"].detail == "49% is NaN"
 
 
-def test_targets(ask: Ask, three: Manifest) -> None:
+def test_at_least_one_target_is_needed(ask: Ask) -> None:
     assert "at least 1" in ask(targets=())["verified"].detail
+
+
+def test_a_target_that_the_bundle_lacks_is_refused(ask: Ask, three: Manifest) -> None:
     absent = ask(three, targets=("cpu/none",))["verified"]
     assert f"cpu/none is not in the bundle, which has {V3}, {ROCM}" in absent.detail
+
+
+def test_a_failed_target_is_refused_although_it_is_allowed(ask: Ask, three: Manifest) -> None:
     failed = ask(three, targets=(SM90,), allow_unverified=frozenset({SM90, V3}))
     assert refusals(failed) == {"verified", "tolerance"}
     assert failed["verified"].detail == f"{SM90} is failed, verified is needed"
 
 
 def test_unverified_passes_only_by_name(ask: Ask, three: Manifest) -> None:
-    asked: dict[str, Any] = {"targets": (V3, ROCM)}
-    allowed = frozenset({ROCM})
-    assert refusals(ask(three, **asked)) == {"verified", "tolerance"}
-    assert refusals(ask(three, **asked, allow_unverified=allowed)) == set()
-    assert refusals(ask(three, **asked, allow_unverified=frozenset({V3})))
-    named = ask(three, **asked, allow_unverified=allowed, named_targets=allowed)
+    targets = (V3, ROCM)
+    assert refusals(ask(three, targets=targets)) == {"verified", "tolerance"}
+    assert refusals(ask(three, targets=targets, allow_unverified=frozenset({ROCM}))) == set()
+    assert refusals(ask(three, targets=targets, allow_unverified=frozenset({V3})))
+
+
+def test_an_unverified_target_that_a_policy_names_does_not_pass(ask: Ask, three: Manifest) -> None:
+    rocm = frozenset({ROCM})
+    named = ask(three, targets=(V3, ROCM), allow_unverified=rocm, named_targets=rocm)
     assert named["verified"].detail.endswith("run it there, a policy names it")
     assert not named["tolerance"].passed
 
@@ -102,33 +120,52 @@ def emulated(deviations: Worst | None) -> Manifest:
     return as_record(Manifest, data | {"targets": data["targets"] | {ARM: arm}})
 
 
-def test_what_was_emulated_reaches_staging_and_not_production(ask: Ask) -> None:
-    good = emulated(Worst(max_abs=1e-7, max_rel=1e-6, outside=0.0))
-    asked: dict[str, Any] = {"targets": (V3, ARM)}
-    assert refusals(ask(good, **asked, production=False)) == set()
-    refused = ask(good, **asked)
+SMALL = Worst(max_abs=1e-7, max_rel=1e-6, outside=0.0)
+
+
+def test_an_emulated_target_reaches_staging(ask: Ask) -> None:
+    assert refusals(ask(emulated(SMALL), targets=(V3, ARM), production=False)) == set()
+
+
+def test_an_emulated_target_does_not_reach_production(ask: Ask) -> None:
+    refused = ask(emulated(SMALL), targets=(V3, ARM))
     assert refusals(refused) == {"verified", "tolerance"}
     assert refused["verified"].detail.startswith(f"{ARM} is emulated, verified is needed")
-    assert refusals(ask(good, **asked, allow_unverified=frozenset({ARM}))) == set()
-    assert refusals(ask(emulated(None), **asked, production=False)) == {"tolerance"}
-    bad = emulated(Worst(max_abs=1.0, max_rel=1.0, outside=0.5))
-    assert refusals(ask(bad, **asked, production=False)) == {"tolerance"}
 
 
-def test_what_only_compiles_reaches_nothing(ask: Ask) -> None:
+def test_an_emulated_target_reaches_production_if_it_is_allowed(ask: Ask) -> None:
+    allowed = frozenset({ARM})
+    assert refusals(ask(emulated(SMALL), targets=(V3, ARM), allow_unverified=allowed)) == set()
+
+
+@pytest.mark.parametrize(
+    "deviations",
+    [None, Worst(max_abs=1.0, max_rel=1.0, outside=0.5)],
+    ids=["not measured", "too large"],
+)
+def test_an_emulated_target_needs_small_deviations(ask: Ask, deviations: Worst | None) -> None:
+    decisions = ask(emulated(deviations), targets=(V3, ARM), production=False)
+    assert refusals(decisions) == {"tolerance"}
+
+
+def test_a_target_that_only_compiles_reaches_nothing_unless_it_is_allowed(ask: Ask) -> None:
     data = as_data(emulated(None))
     data["targets"][ARM] |= {"status": "compiles"}
     data["targets"][ARM]["candidates"]["lanes"]["status"] = "compiles"
     manifest = as_record(Manifest, data)
-    asked: dict[str, Any] = {"targets": (V3, ARM), "production": False}
-    assert refusals(ask(manifest, **asked)) == {"verified", "tolerance"}
-    assert refusals(ask(manifest, **asked, allow_unverified=frozenset({ARM}))) == set()
+    options: dict[str, Any] = {"targets": (V3, ARM), "production": False}
+    assert refusals(ask(manifest, **options)) == {"verified", "tolerance"}
+    assert refusals(ask(manifest, **options, allow_unverified=frozenset({ARM}))) == set()
 
 
-def test_allowing_never_excuses_what_was_measured(ask: Ask, three: Manifest) -> None:
-    for target in (ROCM, V3):
-        asked: dict[str, Any] = {"targets": (target,), "allow_unverified": frozenset({target})}
-        assert refusals(ask(three, **asked, worst={target: BAD})) == {"tolerance"}
+@pytest.mark.parametrize("target", [ROCM, V3])
+def test_an_allowed_target_needs_small_deviations(ask: Ask, three: Manifest, target: str) -> None:
+    allowed = frozenset({target})
+    decisions = ask(three, targets=(target,), allow_unverified=allowed, worst={target: BAD})
+    assert refusals(decisions) == {"tolerance"}
+
+
+def test_a_verified_target_is_measured_although_it_is_allowed(ask: Ask, three: Manifest) -> None:
     assert refusals(ask(three, worst={}, allow_unverified=frozenset({V3}))) == {"tolerance"}
 
 
@@ -139,114 +176,176 @@ def test_tolerance_names_number_and_limit(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stored", "asked", "of_output", "passes"),
+    ("in_manifest", "in_config", "by_output", "passes"),
     [
         (0.2, 0.2, {}, True),
         (0.0, 0.2, {}, False),
         (0.2, 0.0, {}, False),
         (1.0, 1.0, {"probabilities": 0.2}, True),
         (1.0, 1.0, {"probabilities": 0.1}, False),
-        (1.0, 1.0, {"probabilties": 0.5}, False),  # no such output
     ],
 )
 def test_the_strictest_limit_counts(
-    ask: Ask, stored: float, asked: float, of_output: dict[str, float], passes: bool
+    ask: Ask, in_manifest: float, in_config: float, by_output: dict[str, float], passes: bool
 ) -> None:
+    """An eighth of the values of `BAD` are outside."""
     data = manifest_data()
-    data["tolerances"]["probabilities"]["max_outside"] = stored
-    manifest = as_record(Manifest, data)
-    limits = {"max_outside": asked, "max_outside_by_output": of_output}
-    gate = ask(manifest, worst={V3: BAD}, **limits)["tolerance"]
-    assert gate.passed is passes
-    if "probabilties" in of_output:
-        assert "there is no output probabilties" in gate.detail
+    data["tolerances"]["probabilities"]["max_outside"] = in_manifest
+    limits = {"max_outside": in_config, "max_outside_by_output": by_output}
+    decisions = ask(as_record(Manifest, data), worst={V3: BAD}, **limits)
+    assert decisions["tolerance"].passed is passes
+
+
+def test_a_limit_for_an_output_that_there_is_not_is_refused(ask: Ask) -> None:
+    gate = ask(max_outside_by_output={"probabilties": 0.5})["tolerance"]
+    assert not gate.passed
+    assert "there is no output probabilties" in gate.detail
 
 
 @pytest.mark.parametrize(
-    ("worst", "says"),
+    ("worst", "detail"),
     [({}, "not run again"), ({V3: {}}, "not run again"), ({V3: {"y": BAD}}, "was not compared")],
+    ids=["no target", "no engine", "another output"],
 )
-def test_not_run_again(ask: Ask, worst: Any, says: str) -> None:
-    assert says in ask(worst=worst)["tolerance"].detail
+def test_the_tolerance_of_a_target_that_was_not_run_again_is_refused(
+    ask: Ask, worst: Any, detail: str
+) -> None:
+    assert detail in ask(worst=worst)["tolerance"].detail
 
 
-def test_nan_passes_nothing(ask: Ask) -> None:
-    assert "tolerance" in refusals(ask(worst={V3: NAN}, max_outside=1.0))
+def one_point(new_us: float, old_us: float) -> SpeedComparison:
+    return SpeedComparison("jets/1", (SpeedPoint(V3, 10, new_us, old_us),))
+
+
+@pytest.mark.parametrize(
+    ("gate", "measured"),
+    [
+        ("tolerance", {"worst": {V3: NAN}, "max_outside": 1.0}),
+        ("speed", {"speed": one_point(math.nan, 1.0)}),
+        ("speed", {"speed": one_point(1.0, 0.0)}),
+    ],
+    ids=["deviations", "time", "ratio to no time"],
+)
+def test_nan_passes_nothing(ask: Ask, gate: str, measured: dict[str, Any]) -> None:
+    assert gate in refusals(ask(**measured))
+
+
+def test_a_point_of_speed_that_is_nan_is_the_worst(ask: Ask) -> None:
     points = (SpeedPoint(V3, 10, math.nan, 1.0), SpeedPoint(V3, 1000, 1.0, 1.0))
     assert "speed" in refusals(ask(speed=SpeedComparison("jets/1", points)))
-    zero = SpeedComparison("jets/1", (SpeedPoint(V3, 10, 1.0, 0.0),))
-    assert "speed" in refusals(ask(speed=zero))
 
 
 def test_speed_names_the_worst_point(ask: Ask) -> None:
     points = (SpeedPoint(V3, 10, 9.0, 10.0), SpeedPoint(V3, 1000, 300.0, 200.0))
-    speed = SpeedComparison("jets/1", points)
+    detail = ask(speed=SpeedComparison("jets/1", points))["speed"].detail
     for part in (f"{V3} at n=1000", "300 µs", "200 µs of jets/1", "ratio 1.5", "limit 1.1"):
-        assert part in ask(speed=speed)["speed"].detail
-    assert refusals(ask(speed=speed, max_slowdown=1.5)) == set()
-    assert "not measured beside jets/1" in ask(speed=SpeedComparison("jets/1", ()))["speed"].detail
+        assert part in detail
+
+
+def test_a_speed_that_was_not_measured_is_refused(ask: Ask) -> None:
+    gate = ask(speed=SpeedComparison("jets/1", ()))["speed"]
+    assert not gate.passed
+    assert "not measured beside jets/1" in gate.detail
 
 
 @given(ratio=st.floats(0.1, 10.0), limit=st.floats(0.1, 10.0))
-def test_speed_limit(ratio: float, limit: float) -> None:
+@example(ratio=1.5, limit=1.5)
+def test_a_speed_up_to_the_limit_passes(ratio: float, limit: float) -> None:
     manifest = as_record(Manifest, manifest_data())
     speed = SpeedComparison("m/1", (SpeedPoint(V3, 1, ratio, 1.0),))
-    decisions = {d.gate: d for d in decide(findings(manifest, speed=speed, max_slowdown=limit))}
+    decisions = {
+        decision.gate: decision
+        for decision in decide(findings(manifest, speed=speed, max_slowdown=limit))
+    }
     assert decisions["speed"].passed is (ratio <= limit)
 
 
-def test_reference_set(ask: Ask) -> None:
-    good = {"probabilities": Worst(max_abs=0, max_rel=0, outside=0)}
-    for worst in (good, BAD, NAN, None):
-        gate = ask(sets=[SetResult("big.safetensors", V3, "aoti", worst)])["reference set"]
-        assert gate.passed is (worst is good)
-        assert "aoti beside the portable program on big.safetensors" in gate.detail
+@pytest.mark.parametrize(
+    ("worst", "passes"),
+    [
+        ({"probabilities": Worst(max_abs=0, max_rel=0, outside=0)}, True),
+        (BAD, False),
+        (NAN, False),
+        (None, False),
+    ],
+    ids=["equal", "outside", "NaN", "not measured"],
+)
+def test_a_version_must_be_right_on_the_reference_set(
+    ask: Ask, worst: dict[str, Worst] | None, passes: bool
+) -> None:
+    gate = ask(sets=[SetResult("big.safetensors", V3, "aoti", worst)])["reference set"]
+    assert gate.passed is passes
+    assert "aoti beside the portable program on big.safetensors" in gate.detail
 
 
-def test_time_in_staging(ask: Ask) -> None:
-    for time, passes in [(None, False), (DAY / 2, False), (DAY, True), (DAY * 2, True)]:
-        gate = ask(in_staging=time, min_time_in_staging=DAY)["staging"]
-        assert gate.passed is passes
-        assert "24 h" in gate.detail
+@pytest.mark.parametrize(
+    ("time", "passes"), [(None, False), (DAY / 2, False), (DAY, True), (DAY * 2, True)], ids=str
+)
+def test_a_version_must_have_been_in_staging_for_a_time(
+    ask: Ask, time: timedelta | None, passes: bool
+) -> None:
+    gate = ask(in_staging=time, min_time_in_staging=DAY)["staging"]
+    assert gate.passed is passes
+    assert "24 h" in gate.detail
 
 
-def test_approvals(ask: Ask) -> None:
-    for given_by, passes in [([], False), (["Ada"], False), (["Bob", "Ada", "Eve"], True)]:
-        gate = ask(approvals=("Ada", "Bob"), approved_by=given_by)["approvals"]
-        assert gate.passed is passes
-        assert ("missing: Bob" in gate.detail) is (given_by == ["Ada"])
+@pytest.mark.parametrize(
+    ("approved_by", "missing"),
+    [([], "missing: Ada, Bob"), (["Ada"], "missing: Bob"), (["Bob", "Ada", "Eve"], "")],
+    ids=["nobody", "one", "both and another"],
+)
+def test_all_whom_a_policy_names_must_approve(
+    ask: Ask, approved_by: list[str], missing: str
+) -> None:
+    gate = ask(approvals=("Ada", "Bob"), approved_by=approved_by)["approvals"]
+    assert gate.passed is (missing == "")
+    assert missing in gate.detail
 
 
-def test_signature(ask: Ask) -> None:
+def test_a_trusted_signature_passes(ask: Ask) -> None:
     assert ask(signature=SignatureCheck("ab", found="ab"))["signature"].passed
+
+
+def test_a_missing_signature_is_refused(ask: Ask) -> None:
     gate = ask(signature=SignatureCheck("ab", error="not signed"))["signature"]
     assert (gate.passed, gate.detail) == (False, "not signed")
 
 
-def test_override() -> None:
-    slow = Decision("speed", False, "ratio 1.5", "ratio <= 1.1", "ratio 1.5, limit 1.1")
-    good = Decision("tolerance", True, "outside 0", "outside <= 0", "fine")
-    altered = Decision("digests", False, "altered", "as sealed", "program.pt2 is altered")
-    found = override([altered, good, slow], ["speed", "tolerance"], "on purpose")
-    assert [d.answer for d in found] == ["REFUSED", "passed", "overridden"]
-    assert [d.override for d in found] == ["", "", "on purpose"]
-    assert [d.lets_pass for d in found] == [False, True, True]
-    for gate, reason, says in [
+SLOW = Decision("speed", False, "ratio 1.5", "ratio <= 1.1", "ratio 1.5, limit 1.1")
+GOOD = Decision("tolerance", True, "outside 0", "outside <= 0", "fine")
+ALTERED = Decision("digests", False, "altered", "as sealed", "program.pt2 is altered")
+
+
+def test_an_override_lets_pass_the_refusals_of_the_named_gates() -> None:
+    decisions = override([ALTERED, GOOD, SLOW], ["speed", "tolerance"], "on purpose")
+    assert [decision.answer for decision in decisions] == ["REFUSED", "passed", "overridden"]
+    assert [decision.override for decision in decisions] == ["", "", "on purpose"]
+    assert [decision.lets_pass for decision in decisions] == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("gate", "reason", "message"),
+    [
         ("digests", "on purpose", "'digests' cannot be overridden"),
         ("sped", "on purpose", "no gate 'sped' was asked; there are: tolerance, speed"),
         ("speed", "", "takes a reason"),
         ("speed", "  ", "takes a reason"),
-    ]:
-        with pytest.raises(RegistryError, match=says):
-            override([altered, good, slow], [gate], reason)
+    ],
+)
+def test_an_override_takes_a_gate_that_was_asked_and_a_reason(
+    gate: str, reason: str, message: str
+) -> None:
+    with pytest.raises(RegistryError, match=message):
+        override([ALTERED, GOOD, SLOW], [gate], reason)
 
 
 def bits(how: str, digest: str | None, target: str = V3, every: bool = False) -> Bits:
+    """What a way of running gave; without a digest, it was not measured."""
     return Bits(target, "aoti", how, digest, "" if digest else "it is not here", every)
 
 
 @pytest.mark.parametrize(
-    ("found", "passes", "says"),
+    ("measured", "passes", "detail"),
     [
         ([bits("here", "a"), bits("on another", "a")], True, "the same bits in 2 ways"),
         ([bits("here", "a"), bits("on another", "b")], False, "aoti on another gives other bits"),
@@ -256,14 +355,20 @@ def bits(how: str, digest: str | None, target: str = V3, every: bool = False) ->
         ([], False, "not measured (this host does not run it)"),
     ],
 )
-def test_reproducible(ask: Ask, found: list[Bits], passes: bool, says: str) -> None:
-    decision = ask(reproducible=True, bits=found)["reproducible"]
-    assert decision.passed is passes and says in decision.detail
-    assert "reproducible" not in ask(bits=found)
+def test_every_way_of_running_must_give_the_same_bits(
+    ask: Ask, measured: list[Bits], passes: bool, detail: str
+) -> None:
+    decision = ask(reproducible=True, bits=measured)["reproducible"]
+    assert decision.passed is passes
+    assert detail in decision.detail
+
+
+def test_the_same_bits_are_no_gate_unless_a_policy_asks(ask: Ask) -> None:
+    assert "reproducible" not in ask(bits=[bits("here", "a"), bits("on another", "b")])
 
 
 @pytest.mark.parametrize(
-    ("capture", "known", "says"),
+    ("capture", "found", "detail"),
     [
         ({"dependence": ""}, "shown", "is shown by the program's graph"),
         ({"dependence": "", "tried": "aten.some is unknown"}, "tried", "aten.some is unknown"),
@@ -272,30 +377,37 @@ def test_reproducible(ask: Ask, found: list[Bits], passes: bool, says: str) -> N
     ],
 )
 def test_the_rows_of_a_version_must_be_shown_to_be_independent(
-    ask: Ask, capture: dict[str, Any], known: str, says: str
+    ask: Ask, capture: dict[str, Any], found: str, detail: str
 ) -> None:
     version = as_record(Manifest, manifest_data() | {"capture": capture})
     decision = ask(version, shown=True)["independence"]
-    assert (decision.passed, decision.found) == (known == "shown", known)
-    assert says in decision.detail
+    assert (decision.passed, decision.found) == (found == "shown", found)
+    assert detail in decision.detail
 
 
 def test_independent_rows_are_no_gate_unless_a_policy_asks(ask: Ask) -> None:
     assert "independence" not in ask()
 
 
-def test_reproducible_between_levels(ask: Ask) -> None:
+def between_levels(ask: Ask, digest: str, chosen: str = "aoti") -> Decision:
+    """The decision on two levels of CPUs: v3 gives the bits "a", v4 those of its chosen engine."""
     v4 = "cpu/x86-64-v4"
     data = manifest_data()
-    one = data["targets"][V3]
+    aoti = data["targets"][V3]["candidates"]["aoti"]
+    data["targets"][v4] = {"status": "verified", "chosen": chosen, "candidates": {chosen: aoti}}
+    measured = [bits("here", "a"), bits("here", digest, v4)]
+    manifest = as_record(Manifest, data)
+    return ask(manifest, targets=(V3, v4), reproducible=True, bits=measured)["reproducible"]
 
-    def asked(other: dict[str, Any], digest: str) -> Decision:
-        both = as_record(Manifest, data | {"targets": {V3: one, v4: other}})
-        found = [bits("here", "a"), bits("here", digest, v4)]
-        return ask(both, targets=(V3, v4), reproducible=True, bits=found)["reproducible"]
 
-    assert asked(one, "a").passed
-    assert f"aoti here gives other bits than {V3} here" in asked(one, "b").detail
-    third = {**one, "chosen": "exported"}
-    third["candidates"] = {"exported": one["candidates"][one["chosen"]]}
-    assert "the levels run different engines" in asked(third, "a").detail
+def test_levels_with_the_same_bits_are_reproducible(ask: Ask) -> None:
+    assert between_levels(ask, "a").passed
+
+
+def test_levels_with_other_bits_are_not_reproducible(ask: Ask) -> None:
+    assert f"aoti here gives other bits than {V3} here" in between_levels(ask, "b").detail
+
+
+def test_levels_with_different_engines_are_not_reproducible(ask: Ask) -> None:
+    detail = between_levels(ask, "a", chosen="exported").detail
+    assert "the levels run different engines" in detail

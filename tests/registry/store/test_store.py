@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,13 +77,19 @@ class TestRegister:
         assert again == first
         assert len(client_of(registry).search_runs(["1"])) == 2
 
-    def test_under_another_name(self, registry: Registry, bundle: Bundle) -> None:
+    def test_a_bundle_is_registered_under_several_names(
+        self, registry: Registry, bundle: Bundle
+    ) -> None:
         assert registry.register(bundle).ref == "jets/1"
         assert registry.register(bundle, "other").ref == "other/1"
+
+    def test_a_name_that_no_model_may_have_is_refused(
+        self, registry: Registry, bundle: Bundle
+    ) -> None:
         with pytest.raises(RegistryError, match="is not a version"):
             registry.register(bundle, "no/slash")
 
-    def test_many_targets_and_odd_numbers(
+    def test_many_candidates_with_infinite_numbers_are_registered(
         self, registry: Registry, make_bundle: MakeBundle, manifest_data: dict[str, Any]
     ) -> None:
         aoti = manifest_data["targets"][V3]["candidates"]["aoti"]
@@ -94,11 +99,13 @@ class TestRegister:
         record = {"status": "unverified", "chosen": "engine3", "candidates": engines}
         version = registry.register(Bundle.open(make_bundle(targets={"rocm/gfx90a": record})))
         assert version.targets == {"rocm/gfx90a": "unverified"}
-        found = client_of(registry).get_model_version("jets", "1")
-        assert found.description is not None
-        assert len(found.description) <= 5000
-        assert "more rows" in found.description
-        run = client_of(registry).get_run(str(found.run_id))
+        description = client_of(registry).get_model_version("jets", "1").description
+        assert description is not None
+        assert len(description) <= 5000  # MLflow's limit
+        assert "more rows" in description
+        # Of each engine: the median and two percentiles at 5 sizes, and as three curves; three
+        # deviations; the time to compile.
+        run = client_of(registry).get_run(str(version.run_id))
         assert len(run.data.metrics) == 30 * (5 * 3 + 3 + 3 + 1)
 
     def test_altered_bundle_is_not_registered(self, registry: Registry, bundle: Bundle) -> None:
@@ -111,35 +118,37 @@ class TestRegister:
     def test_failure_leaves_no_version_and_no_files(
         self, registry: Registry, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def full(*_: object, **__: object) -> None:
+        def fail(*_: object, **__: object) -> None:
             Path("/dev/full").write_bytes(b"0" * 100_000)  # a real ENOSPC
 
-        monkeypatch.setattr(MlflowClient, "create_model_version", full)
+        monkeypatch.setattr(MlflowClient, "create_model_version", fail)
         with pytest.raises(RegistryError, match="No space left on device"):
             registry.register(bundle)
         monkeypatch.undo()
-        files = {p.name for p in (tmp_path / "store").rglob("*") if p.is_file()}
+        files = {file.name for file in (tmp_path / "store").rglob("*") if file.is_file()}
         assert files == {"registry.db", "registry.db.lock"}
         (run,) = client_of(registry).search_runs(["1"])
         assert run.info.status == "FAILED"
-        os.chdir(tmp_path / "cwd")
+        os.chdir(tmp_path / "cwd")  # `undo` has gone back to the folder before the test
         assert registry.register(bundle).ref == "jets/1"
 
-    def test_broken_off_after_the_version_was_made_keeps_its_files(
+    def test_a_registration_interrupted_after_its_version_was_made_keeps_its_files(
         self, registry: Registry, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        plain = MlflowClient.create_model_version
+        create = MlflowClient.create_model_version
 
-        def interrupted(*arguments: Any, **more: Any) -> None:
-            plain(*arguments, **more)
+        def create_and_be_interrupted(*arguments: Any, **options: Any) -> None:
+            create(*arguments, **options)
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(MlflowClient, "create_model_version", interrupted)
+        monkeypatch.setattr(MlflowClient, "create_model_version", create_and_be_interrupted)
         with pytest.raises(KeyboardInterrupt):
             registry.register(bundle)
         assert registry.open(registry.find("jets/1")).digest == bundle.digest
 
-    def test_deleted_experiment(self, registry: Registry, bundle: Bundle) -> None:
+    def test_a_deleted_experiment_must_be_restored_first(
+        self, registry: Registry, bundle: Bundle
+    ) -> None:
         client = client_of(registry)
         client.delete_experiment(client.create_experiment("jets"))
         with pytest.raises(RegistryError, match="mlflow experiments restore -x 1"):
@@ -147,16 +156,29 @@ class TestRegister:
 
 
 class TestFind:
-    def test_by_number_alias_and_name(self, registry: Registry, three: list[Version]) -> None:
-        registry.set_alias(three[0], "golden")
+    def test_a_version_is_found_by_its_number(
+        self, registry: Registry, three: list[Version]
+    ) -> None:
         assert registry.find("jets/2") == three[1]
-        assert registry.find("jets").number == 3
-        golden = registry.find("jets@golden")
-        assert golden.number == 1
-        assert golden.aliases == ("golden",)
-        assert [v.number for v in registry.versions("jets")] == [1, 2, 3]
 
-    def test_list(self, registry: Registry, three: list[Version], make_bundle: MakeBundle) -> None:
+    def test_a_version_is_found_by_its_alias(
+        self, registry: Registry, three: list[Version]
+    ) -> None:
+        registry.set_alias(three[0], "golden")
+        golden = registry.find("jets@golden")
+        assert (golden.number, golden.aliases) == (1, ("golden",))
+
+    def test_a_name_alone_is_its_last_version(
+        self, registry: Registry, three: list[Version]
+    ) -> None:
+        assert registry.find("jets") == three[2]
+
+    def test_versions_come_in_order(self, registry: Registry, three: list[Version]) -> None:
+        assert [version.number for version in registry.versions("jets")] == [1, 2, 3]
+
+    def test_models_with_versions_are_listed(
+        self, registry: Registry, three: list[Version], make_bundle: MakeBundle
+    ) -> None:
         registry.register(Bundle.open(make_bundle(name="electrons")))
         registry.set_alias(three[1], "staging")
         client_of(registry).create_registered_model("empty")
@@ -175,7 +197,7 @@ class TestFind:
             ("jets@gold", r"^jets@gold: jets has no such alias; its aliases: @golden$"),
         ],
     )
-    def test_unknown_says_what_there_is(
+    def test_a_version_that_there_is_not_is_refused_with_those_there_are(
         self, registry: Registry, three: list[Version], ref: str, message: str
     ) -> None:
         registry.set_alias(three[0], "golden")
@@ -189,11 +211,13 @@ class TestFind:
 
     def test_reading_makes_no_registry(self, own_working_folder: Path) -> None:
         registry = Registry()
-        reading = (registry.find, registry.versions, registry.history)
-        for read in (registry.list, *(partial(each, "jets") for each in reading)):
-            with pytest.raises(NoRegistryError, match="nothing is registered in sqlite:"):
-                read()
         assert registry.policies() == []
+        with pytest.raises(NoRegistryError, match="nothing is registered in sqlite:"):
+            registry.list()
+        reads: list[Callable[[str], object]] = [registry.find, registry.versions, registry.history]
+        for read in reads:
+            with pytest.raises(NoRegistryError, match="nothing is registered in sqlite:"):
+                read("jets")
         assert os.listdir(own_working_folder) == []
 
     def test_versions_of_others_are_left_alone(self, registry: Registry, bundle: Bundle) -> None:
@@ -218,12 +242,19 @@ each_reader = pytest.mark.parametrize(
 
 
 class TestFiles:
-    def test_fetch(self, registry: Registry, bundle: Bundle, tmp_path: Path) -> None:
-        version = registry.register(bundle)
-        copy = registry.fetch(version, tmp_path / "copies" / "one")
+    def test_a_fetched_copy_is_whole(
+        self, registry: Registry, bundle: Bundle, tmp_path: Path
+    ) -> None:
+        copy = registry.fetch(registry.register(bundle), tmp_path / "copies" / "one")
         assert copy.digest == bundle.digest
-        Bundle.open(copy.path)
+        copy.verify()
         assert os.listdir(tmp_path / "copies") == ["one"]
+
+    def test_a_fetch_replaces_no_folder(
+        self, registry: Registry, bundle: Bundle, tmp_path: Path
+    ) -> None:
+        version = registry.register(bundle)
+        (tmp_path / "copies" / "one").mkdir(parents=True)
         with pytest.raises(BundleError, match="exists already"):
             registry.fetch(version, tmp_path / "copies" / "one")
 
@@ -255,7 +286,9 @@ class TestFiles:
             registry.fetch(version, tmp_path / "copies" / "one")
         assert os.listdir(tmp_path / "copies") == []
 
-    def test_files_that_are_gone_from_the_store(self, registry: Registry, bundle: Bundle) -> None:
+    def test_a_version_whose_files_are_gone_from_the_store_is_refused(
+        self, registry: Registry, bundle: Bundle
+    ) -> None:
         version = registry.register(bundle)
         shutil.rmtree(registries.folder_of(version))
         assert registry.local_path(version) is None
@@ -274,18 +307,28 @@ class TestFiles:
 
 
 class TestPromotion:
-    def test_production_moves_previous(self, registry: Registry, three: list[Version]) -> None:
+    def test_the_first_promotion_has_no_previous(
+        self, registry: Registry, three: list[Version]
+    ) -> None:
         assert registry.promote(three[0], "production", PASSED).aliases == ("production",)
-        registry.promote(three[1], "production", PASSED)
-        assert registry.find("jets@previous").number == 1
-        registry.promote(three[2], "production", PASSED)
-        assert registry.list()[0].aliases == {"production": 3, "previous": 2}
-        registry.promote(three[2], "production", PASSED)
+        assert registry.list()[0].aliases == {"production": 1}
+
+    def test_production_moves_previous(self, registry: Registry, promoted: list[Version]) -> None:
+        assert registry.list()[0].aliases == {"production": 2, "previous": 1}
+        registry.promote(promoted[2], "production", PASSED)
         assert registry.list()[0].aliases == {"production": 3, "previous": 2}
         client = client_of(registry)
         assert int(client.get_model_version_by_alias("jets", "production").version) == 3
 
-    def test_refused_changes_nothing(self, registry: Registry, three: list[Version]) -> None:
+    def test_the_version_in_production_does_not_become_previous(
+        self, registry: Registry, promoted: list[Version]
+    ) -> None:
+        registry.promote(promoted[1], "production", PASSED)
+        assert registry.list()[0].aliases == {"production": 2, "previous": 1}
+
+    def test_a_refused_promotion_changes_nothing(
+        self, registry: Registry, three: list[Version]
+    ) -> None:
         registry.promote(three[0], "production", PASSED)
         slow = Decision("speed", False, "ratio 1.5", "ratio <= 1.1", "ratio 1.5, limit 1.1")
         with pytest.raises(
@@ -294,13 +337,19 @@ class TestPromotion:
         ) as caught:
             registry.promote(three[1], "production", [*PASSED, slow])
         assert caught.value.decisions == (*PASSED, slow)
-        with pytest.raises(PromotionRefused, match="no gate was evaluated"):
-            registry.promote(three[1], "production", [])
         assert registry.list()[0].aliases == {"production": 1}
         assert registry.find("jets/2") == three[1]
 
+    def test_a_promotion_without_a_decision_is_refused(
+        self, registry: Registry, bundle: Bundle
+    ) -> None:
+        version = registry.register(bundle)
+        with pytest.raises(PromotionRefused, match="no gate was evaluated"):
+            registry.promote(version, "production", [])
+        assert registry.find("jets/1") == version
+
     @pytest.mark.parametrize("alias", ["previous", "latest", "v3", "a b", "a@b", ""])
-    def test_aliases_that_cannot_be_promoted_to(
+    def test_an_alias_that_no_promotion_may_move_is_refused(
         self, registry: Registry, bundle: Bundle, alias: str
     ) -> None:
         version = registry.register(bundle)
@@ -308,30 +357,41 @@ class TestPromotion:
             registry.promote(version, alias, PASSED)
         assert registry.find("jets/1") == version
 
-    def test_only_gates_move_production(self, registry: Registry, bundle: Bundle) -> None:
+    @pytest.mark.parametrize("alias", ["production", "previous"])
+    def test_only_gates_move_production(
+        self, registry: Registry, bundle: Bundle, alias: str
+    ) -> None:
         version = registry.register(bundle)
-        for alias in ("production", "previous"):
-            with pytest.raises(RegistryError, match="only a promotion or a rollback"):
-                registry.set_alias(version, alias)
+        with pytest.raises(RegistryError, match="only a promotion or a rollback"):
+            registry.set_alias(version, alias)
 
-    def test_version_that_has_gone(self, registry: Registry, three: list[Version]) -> None:
+    def test_a_version_that_was_deleted_gets_no_alias(
+        self, registry: Registry, three: list[Version]
+    ) -> None:
         client_of(registry).delete_model_version("jets", "2")
         with pytest.raises(NotFoundError, match="there are: 1, 3"):
             registry.promote(three[1], "production", PASSED)
         with pytest.raises(NotFoundError, match="there are: 1, 3"):
             registry.set_alias(three[1], "staging")
 
-    def test_rollback_and_back(self, registry: Registry, three: list[Version]) -> None:
-        registry.promote(three[0], "production", PASSED)
+    def test_without_a_previous_version_there_is_no_rollback(
+        self, registry: Registry, bundle: Bundle
+    ) -> None:
+        registry.promote(registry.register(bundle), "production", PASSED)
         with pytest.raises(NotFoundError, match="nothing to roll back to: no version is @previous"):
             registry.rollback("jets")
-        registry.promote(three[1], "production", PASSED)
+
+    @pytest.mark.usefixtures("promoted")
+    def test_a_rollback_exchanges_production_and_previous(self, registry: Registry) -> None:
         back = registry.rollback("jets")
         assert (back.ref, back.aliases) == ("jets/1", ("production",))
         replaced = registry.find("jets@previous")
         assert replaced.number == 2
         assert '"to": "jets/1"' in replaced.tags["rolled_back"]
         assert registry.rollback("jets").ref == "jets/2"
+
+    @pytest.mark.usefixtures("promoted")
+    def test_a_model_that_there_is_not_is_not_rolled_back(self, registry: Registry) -> None:
         with pytest.raises(NotFoundError, match="no such model"):
             registry.rollback("jet")
 
@@ -354,10 +414,11 @@ print(version.ref)
 """
 
 
-def test_to_get_ready_makes_the_tables_and_no_file(
+def test_a_registry_that_is_made_ready_needs_no_more_tables(
     tmp_path: Path, make_bundle: MakeBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mlflow.store.db import utils
+    """`get_ready` makes no file: it prepares the tables in memory."""
+    from mlflow.store.db import utils  # it takes long to import
 
     registry = Registry(f"sqlite:///{tmp_path}/new/registry.db")
     registry.get_ready()
@@ -376,14 +437,16 @@ def test_default_registry_leaves_nothing_else(
     cache = ("PIPELINE_CACHE", "XDG_CACHE_HOME")
     for name in ("MLFLOW_DISABLE_TELEMETRY", "CI", "PYTEST_CURRENT_TEST", *cache):
         environment.pop(name, None)
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(make_bundle()), str(tmp_path)],
         cwd=own_working_folder,
         env=environment,
         capture_output=True,
         text=True,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "jets/1\n", "")
+    assert process.returncode == 0
+    assert process.stdout == "jets/1\n"
+    assert process.stderr == ""
     assert os.listdir(own_working_folder) == ["pipeline-registry"]
     assert sorted(os.listdir("pipeline-registry")) == [
         "artifacts",

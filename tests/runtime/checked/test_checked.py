@@ -11,7 +11,7 @@ import torch
 
 from engines import Executable
 from runtime.checked import Tolerance
-from runtime.checked.test_mode import CheckedSession
+from runtime.checked.test_mode import CheckedSession, CheckReport
 from runtime.errors import DeviationError
 from runtime.session.origin import Origin
 from soa import Collection
@@ -27,12 +27,14 @@ ORIGIN = Origin("triple", "2", None, "cpu/x86-64-v3", "by hand")
 def checked(
     executable: Executable, tolerances: dict[str, Tolerance] | None = None
 ) -> CheckedSession:
+    """A session in test mode, whose reference program is right."""
     return CheckedSession(
         mlp_signature(), executable, rogues.honest(), tolerances or TIGHT, origin=ORIGIN
     )
 
 
 def jets_and_tags(n: int, spare: int = 0) -> tuple[dict[str, Collection], dict[str, Collection]]:
+    """Inputs and outputs of `n` rows, with memory for `spare` more."""
     inputs = {"jets": values_of(JETS, max(n, 1), 5)}
     return reference_collections(mlp_signature(), inputs, {"n": n}, spare)
 
@@ -41,60 +43,80 @@ def jets_and_tags(n: int, spare: int = 0) -> tuple[dict[str, Collection], dict[s
 
 
 def right_session(mlp: Built) -> CheckedSession:
+    """A session in test mode of an artifact that is right."""
     reference = mlp.executable("exported")
     return CheckedSession(mlp.signature, mlp.executable("aoti"), reference, TIGHT)
 
 
 def test_a_right_artifact_gives_its_own_answers(mlp: Built) -> None:
-    given, written = mlp.collections({"n": 33}, spare=10)
-    right_session(mlp).run(given, written)
-    plain, expected = mlp.collections({"n": 33}, spare=10)
-    mlp.session("aoti").run(plain, expected)
-    assert torch.equal(written["tags"].tensor("x")[:33], expected["tags"].tensor("x"))
+    inputs, outputs = mlp.collections({"n": 33}, spare=10)
+    right_session(mlp).run(inputs, outputs)
+    inputs, expected = mlp.collections({"n": 33}, spare=10)
+    mlp.session("aoti").run(inputs, expected)
+    assert torch.equal(outputs["tags"].tensor("x")[:33], expected["tags"].tensor("x"))
 
 
-def test_a_report_without_events(mlp: Built) -> None:
+def test_a_report_without_events_has_no_mean_time(mlp: Built) -> None:
     assert right_session(mlp).report.to_dict()["mean_us"] is None
 
 
-def test_the_report_counts_events_and_their_elements(mlp: Built) -> None:
+ROWS = (33, 0, 1, 43, 33)
+"""The rows of the events of `report`."""
+
+
+@pytest.fixture(scope="module")
+def report(mlp: Built) -> CheckReport:
     session = right_session(mlp)
-    binding = session.bind(*mlp.collections({"n": 33}, spare=10))
-    for n in (33, 0, 1, 43):
+    binding = session.bind(*mlp.collections({"n": ROWS[-1]}, spare=10))
+    for n in ROWS[:-1]:
         binding(n)
-    binding()
-    report = session.report
-    assert report.events == 5
-    assert 0 < report.slowest_us <= report.total_us
-    assert (report.nonfinite_inputs, report.nonfinite_outputs) == (0, 0)
-    assert report.worst["probabilities"].elements == 3 * (33 + 0 + 1 + 43 + 33)
+    binding()  # the rows that were bound
+    return session.report
+
+
+def test_the_report_counts_events_and_their_elements(report: CheckReport) -> None:
+    assert report.events == len(ROWS)
+    assert report.worst["probabilities"].elements == len(CLASSES) * sum(ROWS)
+
+
+def test_the_report_has_the_worst_deviation(report: CheckReport) -> None:
     assert report.worst["probabilities"].max_abs < 1e-5
+    assert (report.nonfinite_inputs, report.nonfinite_outputs) == (0, 0)
+
+
+def test_the_report_has_the_time_of_the_slowest_event_and_of_all(report: CheckReport) -> None:
+    assert 0 < report.slowest_us <= report.total_us
+
+
+def test_a_report_is_stored_as_json(report: CheckReport) -> None:
     stored = json.loads(json.dumps(report.to_dict()))
-    assert stored["events"] == 5
+    assert stored["events"] == len(ROWS)
     assert stored["worst"]["probabilities"]["outside"] == 0.0
 
 
 def test_the_reference_does_not_see_the_callers_padding() -> None:
     """An artifact that reads padding is detected if the padding holds values."""
     session = checked(rogues.ReadsPadding())
-    given, written = jets_and_tags(5, spare=3)
-    given["jets"].span("a").tensor()[5] = float("nan")
+    inputs, outputs = jets_and_tags(5, spare=3)
+    inputs["jets"].span("a").tensor()[5] = float("nan")  # behind the last row
     with pytest.raises(DeviationError, match="max abs deviation 1 "):
-        session.run(given, written)
+        session.run(inputs, outputs)
 
 
 # -- wrong artifacts -------------------------------------------------------------------------------
 
 
 def test_an_answer_that_is_off() -> None:
+    """The error says which row of which output is how far off."""
     session = checked(rogues.off_by(1e-2))
-    given, written = jets_and_tags(5)
-    given["jets"].tensor("a").fill_(0.0)
+    inputs, outputs = jets_and_tags(5)
+    inputs["jets"].tensor("a").fill_(0.0)
     with pytest.raises(DeviationError) as caught:
-        session.run(given, written)
+        session.run(inputs, outputs)
     message = str(caught.value)
     assert message.startswith("triple/2 (by hand, cpu/x86-64-v3): output 'probabilities', row 4 of")
-    assert "deviation 0.01" in message and message.endswith("outside atol 1e-05 + rtol 1e-05")
+    assert "deviation 0.01" in message
+    assert message.endswith("outside atol 1e-05 + rtol 1e-05")
     assert session.report.events == 1
     assert session.report.worst["probabilities"].max_abs == pytest.approx(1e-2, rel=1e-3)
 
@@ -102,14 +124,14 @@ def test_an_answer_that_is_off() -> None:
 @pytest.mark.parametrize("wrong", [0, 1])
 def test_every_output_is_compared(wrong: int) -> None:
     signature, names = rogues.split_signature(), ("first", "others")
-    right, wrongly = rogues.split_off_by(0, 0), rogues.split_off_by(1e-2, wrong)
+    reference, executable = rogues.split_off_by(0, 0), rogues.split_off_by(1e-2, wrong)
     tolerances = dict.fromkeys(names, Tolerance(1e-5, 1e-5))
-    session = CheckedSession(signature, wrongly, right, tolerances, origin=ORIGIN)
+    session = CheckedSession(signature, executable, reference, tolerances, origin=ORIGIN)
     with pytest.raises(DeviationError, match=f"output '{names[wrong]}'"):
         session.run(*jets_and_tags(5))
 
 
-def test_what_the_tolerance_allows_is_counted_and_let_through() -> None:
+def test_a_deviation_within_the_tolerance_is_counted_and_let_through() -> None:
     session = checked(rogues.off_by(1e-3), {"probabilities": Tolerance(1e-2, 0.0)})
     session.run(*jets_and_tags(5))
     assert session.report.worst["probabilities"].max_abs == pytest.approx(1e-3, rel=0.1)
@@ -123,13 +145,14 @@ def test_what_the_tolerance_allows_is_counted_and_let_through() -> None:
         (rogues.LeavesGaps(), "output 'probabilities', row 2"),
         (rogues.returns(float("nan")), "output 'probabilities', row 4"),
     ],
+    ids=["writes padding", "changes inputs", "leaves gaps", "NaN"],
 )
 def test_each_fault_is_an_error(executable: Executable, message: str) -> None:
-    given, written = jets_and_tags(5, spare=1)
-    for piece in written["tags"].memory():
-        piece.fill_(0x5A)
+    inputs, outputs = jets_and_tags(5, spare=1)
+    for piece in outputs["tags"].memory():
+        piece.fill_(0x5A)  # so that rows that are not written are wrong
     with pytest.raises(DeviationError, match=message):
-        checked(executable).run(given, written)
+        checked(executable).run(inputs, outputs)
 
 
 def test_a_failure_of_the_artifact_is_its_own() -> None:
@@ -142,28 +165,29 @@ def test_a_failure_of_the_artifact_is_its_own() -> None:
 
 def test_nan_and_infinities_are_counted_and_let_through_where_the_reference_has_them() -> None:
     session = checked(rogues.honest())
-    given, written = jets_and_tags(5)
-    given["jets"].tensor("a")[1] = float("nan")
-    given["jets"].tensor("b")[2] = float("inf")
-    given["jets"].tensor("f")[3] = float("-inf")
-    session.run(given, written)
+    inputs, outputs = jets_and_tags(5)
+    inputs["jets"].tensor("a")[1] = float("nan")
+    inputs["jets"].tensor("b")[2] = float("inf")
+    inputs["jets"].tensor("f")[3] = float("-inf")
+    session.run(inputs, outputs)
     assert session.report.nonfinite_inputs == 3
-    assert session.report.nonfinite_outputs == 2
+    assert session.report.nonfinite_outputs == 2  # no output depends on `f`
     assert session.report.worst["probabilities"].nonfinite_mismatches == 0
 
 
 def test_threads_add_to_one_report() -> None:
-    session = checked(rogues.honest())
+    session, threads, events = checked(rogues.honest()), 4, 20
 
     def work(_: int) -> None:
         binding = session.bind(*jets_and_tags(5))
-        for _ in range(20):
+        for _ in range(events):
             binding()
 
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, range(4)))
-    assert session.report.events == 80
-    assert session.report.worst["probabilities"].elements == 80 * 15
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, range(threads)))
+    assert session.report.events == threads * events
+    elements = threads * events * 5 * len(CLASSES)
+    assert session.report.worst["probabilities"].elements == elements
 
 
 # -- windows ---------------------------------------------------------------------------------------
@@ -171,32 +195,33 @@ def test_threads_add_to_one_report() -> None:
 
 def in_windows(executable: Executable, n: int = 5) -> Collection:
     """Runs on windows of larger collections; returns all output rows, 7 where not written."""
-    given, written = jets_and_tags(40)
+    inputs, outputs = jets_and_tags(40)
     for name in CLASSES:
-        written["tags"][name][:] = 7
+        outputs["tags"][name][:] = 7
     session = CheckedSession(
         mlp_signature(), executable, rogues.honest(), TIGHT, origin=ORIGIN, any_start=True
     )
-    session.run(given["jets"].window(10, 10 + n), written["tags"].window(3, 3 + n))
-    expected = given["jets"]["a"][10 : 10 + n] * 3
-    np.testing.assert_allclose(written["tags"]["x"][3 : 3 + n], expected, rtol=1e-5)
-    return written["tags"]
+    session.run(inputs["jets"].window(10, 10 + n), outputs["tags"].window(3, 3 + n))
+    expected = inputs["jets"]["a"][10 : 10 + n] * 3
+    np.testing.assert_allclose(outputs["tags"]["x"][3 : 3 + n], expected, rtol=1e-5)
+    return outputs["tags"]
 
 
-def test_a_window_is_checked_and_nothing_around_it_changes() -> None:
+def test_a_window_is_written_and_nothing_around_it() -> None:
     tags = in_windows(rogues.honest())
     for name in CLASSES:
         assert set(tags[name][:3]) | set(tags[name][8:]) == {7}
 
 
 @pytest.mark.parametrize(
-    ("executable", "says"),
+    ("executable", "message"),
     [
         (rogues.writes_padding(), "wrote outside its columns or rows in collection 'tags'"),
         (rogues.changes_inputs(), "changed its input collection 'jets'"),
         (rogues.off_by(1e-2), "output 'probabilities', row 4"),
     ],
+    ids=["writes padding", "changes inputs", "off"],
 )
-def test_rogues_in_a_window(executable: Executable, says: str) -> None:
-    with pytest.raises(DeviationError, match=says):
+def test_a_fault_in_a_window_is_an_error(executable: Executable, message: str) -> None:
+    with pytest.raises(DeviationError, match=message):
         in_windows(executable)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import signal
 
 import pytest
@@ -27,26 +28,36 @@ SEPARATE = Layout(list(BUFFER.columns), 64, "columns")
 def test_a_guarded_collection_is_an_ordinary_one(
     layout: Layout, n: int, spare: int, side: Side
 ) -> None:
-    found = guarded_collection(layout, n, n + spare, side)
+    collection = guarded_collection(layout, n, n + spare, side)
     plain = Collection(layout, n, capacity=n + spare)
-    assert (found.n, found.capacity, found.readonly) == (n, n + spare, False)
-    for mine, theirs in zip(found.memory(), plain.memory(), strict=True):
-        assert mine.shape == theirs.shape
-        assert not mine.view(torch.uint8).any()
-        mine.view(torch.uint8).fill_(7)
+    assert (collection.n, collection.capacity, collection.readonly) == (n, n + spare, False)
+    for piece, plain_piece in zip(collection.memory(), plain.memory(), strict=True):
+        assert piece.shape == plain_piece.shape
+        assert not piece.view(torch.uint8).any()
+        piece.view(torch.uint8).fill_(7)
 
 
-@pytest.mark.parametrize("nbytes", [0, 4, 128, 4096, 4096 + 384])
-@pytest.mark.parametrize(("side", "at"), [("front", -1), ("back", 0)])
-def test_one_byte_past_the_end_kills(nbytes: int, side: Side, at: int) -> None:
-    def touch(address: int) -> int:
-        return ended(lambda: ctypes.c_uint8.from_address(address).value)
+PAGE = mmap.PAGESIZE
 
+
+def exit_code_of_read(address: int) -> int:
+    """How a child ends that reads the byte at `address`."""
+    return ended(lambda: ctypes.c_uint8.from_address(address).value)
+
+
+@pytest.mark.parametrize("nbytes", [0, 4, 128, PAGE, PAGE + 384])
+@pytest.mark.parametrize("side", ["front", "back"])
+def test_one_byte_past_the_end_kills(nbytes: int, side: Side) -> None:
     span = guarded(nbytes, 4, side)
-    past = at if side == "front" else nbytes
-    assert touch(span.address + past) == -signal.SIGSEGV
-    if nbytes:
-        assert touch(span.address + (0 if side == "front" else nbytes - 1)) == 0
+    past = span.address - 1 if side == "front" else span.address + nbytes
+    assert exit_code_of_read(past) == -signal.SIGSEGV
+
+
+@pytest.mark.parametrize("nbytes", [4, 128, PAGE, PAGE + 384])
+@pytest.mark.parametrize("side", ["front", "back"])
+def test_the_last_byte_before_the_end_can_be_read(nbytes: int, side: Side) -> None:
+    span = guarded(nbytes, 4, side)
+    assert exit_code_of_read(span.address if side == "front" else span.address + nbytes - 1) == 0
 
 
 def test_the_mapping_lives_as_long_as_its_views() -> None:

@@ -13,6 +13,7 @@ STORAGES: tuple[Storage, ...] = ("buffer", "columns")
 
 
 def layout(storage: Storage = "buffer") -> Layout:
+    """A layout of all kinds of columns."""
     return Layout(
         [
             column("x", "float32"),
@@ -26,6 +27,7 @@ def layout(storage: Storage = "buffer") -> Layout:
 
 
 def signature(storage: Storage) -> Signature:
+    """Outputs are `x`, `m` and `s` of the collection `o`, but neither `other` nor `flag`."""
     return Signature.build(
         {"i": Layout([column("a", "float32")]), "o": layout(storage)},
         [Block("features", "i", ("a",))],
@@ -39,6 +41,10 @@ def test_every_byte_is_poisoned(storage: Storage) -> None:
     collection = poisoned(layout(storage), 5, 9, 0x5A)
     assert (collection.n, collection.capacity) == (5, 9)
     assert all((piece.view(torch.uint8) == 0x5A).all() for piece in collection.memory())
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_floats_of_the_poison_0xff_are_nan(storage: Storage) -> None:
     assert poisoned(layout(storage), 5, 5, 0xFF).tensor("x").isnan().all()
 
 
@@ -54,8 +60,8 @@ def test_a_copy_holds_bytes_that_are_no_value(storage: Storage) -> None:
 def test_rows_in_use_of_the_outputs_may_change(storage: Storage) -> None:
     before = poisoned(layout(storage), 5, 9, 0xFF)
     after = before.to(before.device)
-    for k in range(4):
-        after.span("m", k).tensor()[:5] = 1.0
+    for component in range(4):
+        after.span("m", component).tensor()[:5] = 1.0
     after.span("x").tensor()[:5] = 2.0
     after.span("s").tensor()[0] = 3.0
     assert not same_bytes(before, after)

@@ -21,7 +21,9 @@ from tests.models.building import JETS, mlp_signature
 SIGNATURE = mlp_signature()
 
 
-def sessions_that_open(opened: list[torch.device], seconds: float = 0.0) -> MultiDeviceSession:
+def noting_session(opened: list[torch.device], seconds: float = 0.0) -> MultiDeviceSession:
+    """A session that appends each device to `opened` when it opens there, after some seconds."""
+
     def open_on(device: torch.device) -> Session:
         time.sleep(seconds)
         opened.append(device)
@@ -32,16 +34,16 @@ def sessions_that_open(opened: list[torch.device], seconds: float = 0.0) -> Mult
 
 def test_a_device_is_deployed_once_at_its_first_event() -> None:
     opened: list[torch.device] = []
-    session = sessions_that_open(opened, 0.05)
-    tags = [session.collection("tags", 4) for _ in range(8)]
+    session = noting_session(opened, 0.05)
+    outputs = [session.collection("tags", 4) for _ in range(8)]
     jets = session.collection("jets", 4)
-    for c in JETS.columns:
-        jets.tensor(c.name).fill_(2)
+    for column in JETS.columns:
+        jets.tensor(column.name).fill_(2)
     assert opened == []
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda each: session.run(jets, each), tags))
+        list(pool.map(lambda tags: session.run(jets, tags), outputs))
     assert opened == [torch.device("cpu")]
-    assert all(each.tensor("x").eq(6).all() for each in tags)
+    assert all(tags.tensor("x").eq(3 * 2).all() for tags in outputs)
 
 
 def test_other_devices_go_on_while_one_is_deployed() -> None:
@@ -65,7 +67,7 @@ def test_other_devices_go_on_while_one_is_deployed() -> None:
     assert session.devices == [torch.device("meta", 0), torch.device("cpu")]
 
 
-def test_what_a_deployment_raises_reaches_its_event_and_the_next_tries_again() -> None:
+def test_a_failed_deployment_is_an_error_of_its_event_and_the_next_one_tries_again() -> None:
     attempts: list[torch.device] = []
 
     def open_on(device: torch.device) -> Session:
@@ -83,11 +85,18 @@ def test_what_a_deployment_raises_reaches_its_event_and_the_next_tries_again() -
     assert len(attempts) == 2
 
 
-def test_data_on_one_device_only() -> None:
+def test_the_device_of_an_event_is_that_of_its_collections() -> None:
     jets = Collection(JETS, 3)
     assert data_device(jets, {"tags": jets}) == torch.device("cpu")
+
+
+def test_collections_on_several_devices_are_refused() -> None:
+    jets = Collection(JETS, 3)
     with pytest.raises(BindError, match="the collections lie on cpu, meta: they must all lie on"):
         data_device(jets, {"tags": jets.to("meta")})
+
+
+def test_no_collections_have_no_device() -> None:
     with pytest.raises(BindError, match="no device"):
         data_device({}, {})
 
@@ -108,22 +117,22 @@ def test_a_device_asked_for_before_a_close_is_not_deployed_after_it() -> None:
         first = pool.submit(session.on, "cpu")
         assert inside.wait(60)
         second = pool.submit(session.on, "cpu")
-        time.sleep(0.1)
+        time.sleep(0.1)  # so that it comes to wait for the first one
         closing = pool.submit(session.close)
         while not session.closed:
             time.sleep(0.01)
         leave.set()
-        for asked in (first, second):
+        for deployment in (first, second):
             with pytest.raises(RunError):
-                asked.result(60)
+                deployment.result(60)
         closing.result(60)
     assert len(opened) == 1
 
 
 @pytest.mark.cuda
-def test_cpu_and_gpu_at_once() -> None:
+def test_one_session_runs_on_cpu_and_gpu() -> None:
     opened: list[torch.device] = []
-    session = sessions_that_open(opened)
+    session = noting_session(opened)
     for device in ("cpu", "cuda", "cpu", "cuda:0"):
         jets = session.collection("jets", 40, device=device)
         tags = session.collection("tags", 40, device=device)

@@ -52,87 +52,89 @@ class Elsewhere(Session):
         self.device = Device("cpu:1")
 
     def bind(self, inputs: Collections, outputs: Collections, *, graph: bool = False) -> Binding:
+        """Binds as a session on the CPU does, where the memory really is."""
         return Session(SIGNATURE, self._executable).bind(inputs, outputs, graph=graph)
 
 
 def event(value: float, n: int = 5) -> tuple[Collection, Collection]:
+    """Jets with a value in all columns, and tags, in which the answer is three times the value."""
     jets = Collection(JETS, n)
-    for c in JETS.columns:
-        jets.tensor(c.name).fill_(value)
+    for column in JETS.columns:
+        jets.tensor(column.name).fill_(value)
     return jets, Collection(TAGS, n)
 
 
 def test_every_event_is_answered_once_with_its_own_answer(mlp: Built) -> None:
     session = mlp.session("aoti")
-    events = [mlp.collections({"n": 1 + k % 60}, spare=k % 7) for k in range(400)]
+    events = [mlp.collections({"n": 1 + i % 60}, spare=i % 7) for i in range(400)]
     # Makes the values of all events differ, not only their row counts.
-    for k, (given, _) in enumerate(events):
-        for c in JETS.columns:
-            given["jets"].tensor(c.name).add_(k / 400)
+    for i, (inputs, _) in enumerate(events):
+        for column in JETS.columns:
+            inputs["jets"].tensor(column.name).add_(i / 400)
     with Scheduler([session, mlp.session("aoti")], queue=3, workers=2) as scheduler:
-        done = [scheduler.submit(given, written) for given, written in events]
-    assert all(each.done() and each.exception() is None for each in done)
-    for given, written in events:
-        expected = Collection(TAGS, given["jets"].n)
-        session.run(given, expected)
-        for c in TAGS.columns:
-            assert torch.equal(written["tags"].tensor(c.name), expected.tensor(c.name))
+        futures = [scheduler.submit(inputs, outputs) for inputs, outputs in events]
+    assert all(future.done() and future.exception() is None for future in futures)
+    for inputs, outputs in events:
+        expected = Collection(TAGS, inputs["jets"].n)
+        session.run(inputs, expected)
+        for column in TAGS.columns:
+            assert torch.equal(outputs["tags"].tensor(column.name), expected.tensor(column.name))
 
 
-def test_the_least_busy_of_equal_sessions() -> None:
+def test_events_are_shared_equally_by_equal_sessions() -> None:
     gates = [Gate(), Gate(), Gate()]
     scheduler = Scheduler([Session(SIGNATURE, gate) for gate in gates], queue=10)
-    done = [scheduler.submit(*event(k)) for k in range(9)]
+    futures = [scheduler.submit(*event(i)) for i in range(9)]
     for gate in gates:
         assert gate.entered.acquire(timeout=60)
     assert scheduler.waiting == [2, 2, 2]
     for gate in gates:
         gate.open.set()
-    wait(done)
+    wait(futures)
     scheduler.close()
     assert [gate.events for gate in gates] == [3, 3, 3]
 
 
-def full(scheduler: Scheduler, gate: Gate) -> list[Future[None]]:
-    """One event runs and one waits, which fills a queue of one."""
+def fill_queue(scheduler: Scheduler, gate: Gate) -> list[Future[None]]:
+    """Submits two events: one runs, and one fills the queue of one."""
     first = scheduler.submit(*event(1))
     assert gate.entered.acquire(timeout=60)
     return [first, scheduler.submit(*event(2))]
 
 
-def test_when_full_raise() -> None:
+def test_a_full_scheduler_raises_if_told_to() -> None:
     gate = Gate()
     with Scheduler([Session(SIGNATURE, gate)], queue=1, when_full="raise") as scheduler:
-        done = full(scheduler, gate)
+        futures = fill_queue(scheduler, gate)
         with pytest.raises(QueueFullError, match="1 events wait already for each session on cpu"):
             scheduler.submit(*event(3))
         gate.open.set()
-    assert [each.result() for each in done] == [None, None]
+    assert [future.result() for future in futures] == [None, None]
     assert gate.events == 2
 
 
-def test_when_full_wait() -> None:
+def test_a_full_scheduler_lets_its_caller_wait() -> None:
     gate = Gate()
     scheduler = Scheduler([Session(SIGNATURE, gate)], queue=1)
-    done = full(scheduler, gate)
+    futures = fill_queue(scheduler, gate)
     jets, tags = event(3)
-    later = threading.Thread(target=lambda: done.append(scheduler.submit(jets, tags)))
-    later.start()
-    later.join(0.2)
-    assert later.is_alive()  # it waits for room
+    caller = threading.Thread(target=lambda: futures.append(scheduler.submit(jets, tags)))
+    caller.start()
+    caller.join(0.2)
+    assert caller.is_alive()  # it waits for room
     gate.open.set()
-    later.join(60)
+    caller.join(60)
     scheduler.close()
-    assert len(done) == 3
+    assert len(futures) == 3
     assert tags.tensor("x").eq(9).all()
 
 
-def test_when_full_spill() -> None:
+def test_a_full_scheduler_uses_another_device_if_told_to() -> None:
     """An event goes to its data's device; if that is full, to another one, by way of copies."""
     near, far = Gate(), Gate()
     far.open.set()
     scheduler = Scheduler([Elsewhere(far), Session(SIGNATURE, near)], queue=1, when_full="spill")
-    done = full(scheduler, near)
+    futures = fill_queue(scheduler, near)
     assert far.events == 0
     jets, tags = event(3)
     spilled = scheduler.submit(jets, tags)
@@ -140,7 +142,7 @@ def test_when_full_spill() -> None:
     assert (near.events, far.events) == (0, 1)
     assert tags.tensor("z").eq(9).all()
     near.open.set()
-    wait(done)
+    wait(futures)
     scheduler.close()
 
 
@@ -149,8 +151,8 @@ def test_data_that_lies_on_no_sessions_device_goes_to_the_least_busy() -> None:
     for gate in gates:
         gate.open.set()
     with Scheduler([Elsewhere(gate) for gate in gates]) as scheduler:
-        events = [event(k) for k in range(6)]
-        wait([scheduler.submit(*each) for each in events])
+        events = [event(i) for i in range(6)]
+        wait([scheduler.submit(jets, tags) for jets, tags in events])
     assert sum(gate.events for gate in gates) == 6
     assert [float(tags.tensor("y")[0]) for _, tags in events] == [0, 3, 6, 9, 12, 15]
 
@@ -165,17 +167,17 @@ def test_memory_that_does_not_fit_is_refused_at_once() -> None:
 def test_a_failure_is_its_events_own() -> None:
     fails = Session(SIGNATURE, rogues.Fails())
     with Scheduler([fails]) as scheduler:
-        done = [scheduler.submit(*event(k)) for k in range(3)]
-    for each in done:
+        futures = [scheduler.submit(*event(i)) for i in range(3)]
+    for future in futures:
         with pytest.raises(RuntimeError, match="illegal memory access"):
-            each.result()
+            future.result()
 
 
 def test_a_cancelled_event_is_not_run() -> None:
     gate = Gate()
     with Scheduler([Session(SIGNATURE, gate)], queue=5) as scheduler:
-        done = full(scheduler, gate)
-        assert done[1].cancel()
+        _, waiting = fill_queue(scheduler, gate)
+        assert waiting.cancel()
         gate.open.set()
     assert gate.events == 1
 
@@ -185,30 +187,35 @@ def test_an_idle_scheduler_keeps_no_collection_alive() -> None:
     gate.open.set()
     with Scheduler([Session(SIGNATURE, gate)]) as scheduler:
         jets, tags = event(1)
-        kept = weakref.ref(jets)
+        reference = weakref.ref(jets)
         scheduler.submit(jets, tags).result(60)
         del jets
-        for _ in range(600):
+        deadline = time.monotonic() + 60  # its thread may still be about to drop it
+        while reference() is not None and time.monotonic() < deadline:
             gc.collect(1)  # only young objects: visiting all takes a second
-            if kept() is None:
-                break
             time.sleep(0.1)
-        assert kept() is None
+        assert reference() is None
 
 
-def test_after_close() -> None:
+def test_a_closed_scheduler_takes_no_event() -> None:
     scheduler = Scheduler([Session(SIGNATURE, rogues.honest())])
     scheduler.close()
-    scheduler.close()
+    scheduler.close()  # again, without an effect
     with pytest.raises(RunError, match="the scheduler is closed"):
         scheduler.submit(*event(1))
 
 
-def test_arguments_that_make_no_scheduler() -> None:
-    session = Session(SIGNATURE, rogues.honest())
+def test_a_scheduler_needs_a_session() -> None:
     with pytest.raises(ValueError, match="at least one session"):
         Scheduler([])
+
+
+def test_an_unknown_way_of_being_full_is_refused() -> None:
     with pytest.raises(ValueError, match="when_full='drop': use 'wait', 'spill' or 'raise'"):
-        Scheduler([session], when_full="drop")  # type: ignore[arg-type]
+        Scheduler([Session(SIGNATURE, rogues.honest())], when_full="drop")  # type: ignore[arg-type]
+
+
+def test_sessions_of_different_signatures_are_refused() -> None:
+    signatures = (SIGNATURE, mlp_signature(7))
     with pytest.raises(ValueError, match="different signatures"):
-        Scheduler([session, Session(mlp_signature(7), rogues.honest())])
+        Scheduler([Session(signature, rogues.honest()) for signature in signatures])

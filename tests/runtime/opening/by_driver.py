@@ -29,10 +29,11 @@ class Exporter:
 
 
 def opened(**options: Any) -> Any:
+    """A session on the GPU."""
     return package.load(ref, device="cuda", **options)
 
 
-def moved(collection: Any, stream: int) -> tuple[int, np.ndarray[Any, Any]]:
+def copied_to_gpu(collection: Any, stream: int) -> tuple[int, np.ndarray[Any, Any]]:
     """Copies a collection of the CPU to the device; returns the address there, and its bytes."""
     from tests.models import gpu
 
@@ -43,35 +44,37 @@ def moved(collection: Any, stream: int) -> tuple[int, np.ndarray[Any, Any]]:
 
 
 def runs() -> dict[str, Any]:
+    """Runs on memory of the GPU; also what is refused there."""
     from tests.models import gpu
 
     gpu.turn_to(0)
-    session, stream, given = opened(), gpu.new_stream(), FEATURES
+    session, stream = opened(), gpu.new_stream()
     jets, tags = session.layout("jets"), session.layout("tags")
-    n, columns = len(given), dict(zip("abcdef", given.T, strict=True))
-    x, values = moved(package.Collection.from_arrays(jets, columns), stream)
-    y, answers = moved(package.Collection(tags, n), stream)
-    here = package.Collection.wrap(jets, x, n, nbytes=values.nbytes, device="cuda:0")
-    there = package.Collection.wrap(tags, Exporter(y, answers.nbytes), n)
-    binding = session.bind(here, there)
+    n, columns = len(FEATURES), dict(zip("abcdef", FEATURES.T, strict=True))
+    x, values = copied_to_gpu(package.Collection.from_arrays(jets, columns), stream)
+    y, answers = copied_to_gpu(package.Collection(tags, n), stream)
+    inputs = package.Collection.wrap(jets, x, n, nbytes=values.nbytes, device="cuda:0")
+    outputs = package.Collection.wrap(tags, Exporter(y, answers.nbytes), n)
+    binding = session.bind(inputs, outputs)
     binding(stream=stream)
     gpu.copy_out(answers, y, stream)
     gpu.synchronise(stream)
-    found = package.Collection.wrap(tags, answers, n)
+    copy = package.Collection.wrap(tags, answers, n)
+    # An address of the host, aligned as a collection must be, that claims to be on the GPU.
     of_host = package.Collection.wrap(
         jets, values.ctypes.data & ~127, n, nbytes=values.nbytes, device="cuda:0"
     )
     return {
         "target": session.origin.target,
         "engine": session.origin.engine,
-        "given": given.tolist(),
-        "answers": np.stack([found[name] for name in "xyz"], 1).tolist(),
+        "given": FEATURES.tolist(),
+        "answers": np.stack([copy[name] for name in "xyz"], 1).tolist(),
         "torch": "torch" in sys.modules,
         "refused": {
             "allocate": refusal(lambda: session.collection("jets", 3)),
             "no stream": refusal(binding),
-            "graph": refusal(lambda: session.bind(here, there, graph=True)),
-            "memory of the host": refusal(lambda: session.bind(of_host, there)),
+            "graph": refusal(lambda: session.bind(inputs, outputs, graph=True)),
+            "memory of the host": refusal(lambda: session.bind(of_host, outputs)),
             "test mode": refusal(lambda: opened(mode="test")),
             "another GPU": refusal(lambda: package.load(ref, device="cuda:1")),
         },
@@ -94,6 +97,7 @@ def loads() -> dict[str, Any]:
 
 
 def refusal(call: Callable[[], object]) -> list[str]:
+    """The code and the message of the error; an empty list if there is none."""
     try:
         call()
     except package.SoaPipelineError as error:
@@ -105,6 +109,7 @@ CASES: dict[str, Callable[[], Any]] = {"runs": runs, "loads": loads, "wherever":
 
 
 def answer(case: str) -> Any:
+    """The result of a case, or the code and the message of its error."""
     try:
         return CASES[case]()
     except package.SoaPipelineError as error:

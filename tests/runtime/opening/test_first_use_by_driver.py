@@ -54,6 +54,7 @@ class Loads:
         )  # fmt: skip
 
     def answer(self, settings: Mapping[str, str], case: str, ref: str) -> Any:
+        """The result of a case in a child with these variables of the environment."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(json.dumps([case, ref, dict(settings)]) + "\n")
         self.process.stdin.flush()
@@ -71,20 +72,25 @@ class Host:
     settings: Mapping[str, str]
     cache: Path
 
-    def answer(self, ref: str | Path, case: str = "loads", **more: str) -> Any:
-        return self.loads.answer({**self.settings, **more}, case, str(ref))
+    def answer(self, ref: str | Path, case: str = "loads", **variables: str) -> Any:
+        """The result of a case; `variables` change this host's environment."""
+        return self.loads.answer({**self.settings, **variables}, case, str(ref))
 
-    def without_torch(self, ref: Path, case: str = "loads", **more: str) -> Any:
+    def without_torch(self, ref: Path, case: str = "loads", **variables: str) -> Any:
         """Loads with soa_runtime, in a Python without site-packages."""
-        done = subprocess.run(
-            [sys.executable, "-S", SCRIPT, "soa_runtime"], text=True, capture_output=True,
-            input=json.dumps([case, str(ref), {}]), env={**os.environ, **self.settings, **more},
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        process = subprocess.run(
+            [sys.executable, "-S", SCRIPT, "soa_runtime"],
+            text=True,
+            capture_output=True,
+            input=json.dumps([case, str(ref), {}]),
+            env={**os.environ, **self.settings, **variables},
+        )
+        assert process.returncode == 0, process.stderr
+        return json.loads(process.stdout)
 
     def verdicts(self) -> list[Any]:
-        return [json.loads(each.read_text()) for each in self.cache.glob("first-use-notes/*")]
+        """The recorded validations: None for a good one, else the reason."""
+        return [json.loads(note.read_text()) for note in self.cache.glob("first-use-notes/*")]
 
 
 @pytest.fixture(scope="module")
@@ -103,21 +109,21 @@ def built(tmp_path_factory: pytest.TempPathFactory, emulators: Path, bare_jets: 
     folder = tmp_path_factory.mktemp("driver")
     shutil.copytree(bare_jets.project.folder, folder, dirs_exist_ok=True)
     shutil.rmtree(folder / "store")
-    made = project.project_in(folder)
-    made.variant(
+    copy = project.project_in(folder)
+    copy.variant(
         "config.yaml", ("[aoti, lanes]", "[lanes]"), (TARGETS, f"targets: [{TARGET}, {CUDA}]")
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(emulate, "cache_root", lambda: emulators)
-        found = project.build(made)
-    assert found.bundle.manifest.targets[CUDA].status == "emulated"
-    return found
+        jets = project.build(copy)
+    assert jets.bundle.manifest.targets[CUDA].status == "emulated"
+    return jets
 
 
 def driver_of(
     built: Built, emulators: Path, folder: Path, planted: tuple[str, str] | None = None
 ) -> Mapping[str, str]:
-    """The environment with the emulated driver.
+    """The variables of the environment with which the emulated driver is loaded.
 
     `planted` is a pattern in the kernel and its replacement: the device then computes something
     else.
@@ -144,15 +150,16 @@ def driver(
 
 @pytest.fixture(scope="module")
 def loads(driver: Mapping[str, str]) -> Iterator[Loads]:
-    started = Loads(driver)
-    yield started
-    started.close()
+    process = Loads(driver)
+    yield process
+    process.close()
 
 
 @pytest.fixture
 def here(
     built: Built, emulators: Path, driver: Mapping[str, str], loads: Loads, tmp_path: Path
 ) -> Host:
+    """A host with the emulated GPU, and an empty cache."""
     cache = tmp_path / "of-host"
     cache.mkdir()
     (cache / "emulators").symlink_to(emulators / "emulators")
@@ -165,35 +172,50 @@ def whole(built: Built, folder: Path) -> Path:
     return vouched(Bundle.open(shutil.copytree(built.bundle.path, folder)))
 
 
-def pulled(built: Built, folder: Path, **changes: Any) -> Path:
-    """A promoted copy with only the CUDA target, whose record `changes` alter."""
+def pulled(built: Built, folder: Path, *, verified: bool = False, engine: str = "lanes") -> Path:
+    """A promoted copy with only the CUDA target, of one artifact: verified, or only emulated."""
 
     def edit(_: Path, manifest: dict[str, Any]) -> None:
         record = manifest["targets"][CUDA]
-        named, status = changes.get("engine", "lanes"), changes.get("candidate", "emulated")
-        candidate = {**record["candidates"]["lanes"], "status": status}
-        other = {"status": changes.get("status", "emulated"), "chosen": named}
-        manifest["targets"] = {CUDA: {**record, **other, "candidates": {named: candidate}}}
+        artifact = {**record["candidates"]["lanes"], "status": "valid" if verified else "emulated"}
+        changes = {"status": "verified" if verified else "emulated", "chosen": engine}
+        manifest["targets"] = {CUDA: {**record, **changes, "candidates": {engine: artifact}}}
 
     return vouched(resealed(built.bundle, folder, edit))
 
 
-def require_right(found: Any) -> None:
-    expected = mlps.PointwiseFirst(1)(torch.tensor(found["given"])).detach()
-    torch.testing.assert_close(torch.tensor(found["answers"]), expected, atol=1e-5, rtol=1e-4)
+def require_right(result: Any) -> None:
+    """Compares the answers of a case with those of the model."""
+    expected = mlps.PointwiseFirst(1)(torch.tensor(result["given"])).detach()
+    torch.testing.assert_close(torch.tensor(result["answers"]), expected, atol=1e-5, rtol=1e-4)
+
+
+def require_error(result: Any, code: str, *words: str) -> None:
+    """Checks that a case was refused in one line, in which the words occur."""
+    assert result["code"] == code
+    assert "\n" not in result["why"]
+    for word in words:
+        assert word in result["why"]
 
 
 def test_it_is_validated_on_the_device_and_then_runs(built: Built, here: Host) -> None:
     registry = Registry(built.project.registry)
     registry.promote(registry.find("jets/1"), "staging", PASSED)
-    assert here.answer("jets@staging")["code"] == "load-not-promoted" and not here.verdicts()
+    assert here.answer("jets@staging")["code"] == "load-not-promoted"
+    assert here.verdicts() == []
     registry.promote(registry.find("jets/1"), "production", PASSED)
-    found = here.answer("jets@production", "runs")
-    assert (found["target"], found["engine"]) == (CUDA, "lanes")
-    require_right(found)
+    result = here.answer("jets@production", "runs")
+    assert (result["target"], result["engine"]) == (CUDA, "lanes")
+    require_right(result)
     assert here.verdicts() == [None]
-    codes = {mistake: said[0] for mistake, said in found["refused"].items()}
-    assert codes == {
+    # A recorded verdict is not computed again: the tools for it are missing here.
+    (here.cache / "emulators").unlink()
+    assert here.answer("jets@production", PATH="", CXX="") == {"engine": "lanes"}
+
+
+def test_what_such_a_gpu_does_not_have_is_refused(built: Built, here: Host, tmp_path: Path) -> None:
+    refused = here.answer(pulled(built, tmp_path / "jets", verified=True), "runs")["refused"]
+    assert {mistake: code for mistake, (code, _) in refused.items()} == {
         "allocate": "collection",
         "no stream": "bind",
         "graph": "bind",
@@ -201,10 +223,7 @@ def test_it_is_validated_on_the_device_and_then_runs(built: Built, here: Host) -
         "test mode": "load-without-torch",
         "another GPU": "load",
     }
-    assert not any("\n" in said[1] for said in found["refused"].values())
-    # A recorded verdict is not computed again: the tools for it are missing here.
-    (here.cache / "emulators").unlink()
-    assert here.answer("jets@production", PATH="", CXX="") == {"engine": "lanes"}
+    assert not any("\n" in message for _, message in refused.values())
 
 
 def test_a_wrong_kernel_is_refused_with_the_numbers(
@@ -215,60 +234,84 @@ def test_a_wrong_kernel_is_refused_with_the_numbers(
     wrong = driver_of(built, emulators, tmp_path, planted)
     here = replace(here, settings={**here.settings, "SOA_EMULATED": wrong["SOA_EMULATED"]})
     for _ in range(2):  # the second load reads the verdict of the first
-        found = here.answer(folder, "runs")
-        assert found["code"] == "load-not-verified" and "\n" not in found["why"]
-        assert re.search(r"was emulated .* on this GPU: .*outside", found["why"])
-        assert re.search(r"\d\.\d|\de-\d", found["why"])
+        result = here.answer(folder, "runs")
         (verdict,) = here.verdicts()
-        assert verdict in found["why"]
+        require_error(result, "load-not-verified", verdict)
+        assert re.search(r"was emulated .* on this GPU: .*outside", result["why"])
+        assert re.search(r"\d\.\d|\de-\d", result["why"])  # a number
 
 
-def test_what_the_validation_lacks_is_no_verdict(
-    built: Built, here: Host, emulators: Path, tmp_path: Path
+def test_without_the_tools_of_a_validation_there_is_no_verdict(
+    built: Built, here: Host, tmp_path: Path
+) -> None:
+    (here.cache / "emulators").unlink()
+    result = here.answer(pulled(built, tmp_path / "jets"), PATH="", CXX="")
+    require_error(result, "load-not-verified", "g++")
+    assert here.verdicts() == []
+
+
+def test_without_the_memory_for_a_validation_there_is_no_verdict(
+    built: Built, here: Host, tmp_path: Path
 ) -> None:
     folder = pulled(built, tmp_path / "jets")
-    (here.cache / "emulators").unlink()
-    found = here.answer(folder, PATH="", CXX="")
-    assert found["code"] == "load-not-verified" and "g++" in found["why"]
-    assert "\n" not in found["why"] and not here.verdicts()
-    (here.cache / "emulators").symlink_to(emulators / "emulators")
-    full = here.answer(folder, SOA_EMULATED_FAULT="cuMemAlloc_v2 2")
-    assert full["code"] == "load-not-verified" and "out of device memory" in full["why"]
-    assert "\n" not in full["why"] and not here.verdicts()
+    result = here.answer(folder, SOA_EMULATED_FAULT="cuMemAlloc_v2 2")  # the second call fails
+    require_error(result, "load-not-verified", "out of device memory")
+    assert here.verdicts() == []
     assert here.answer(folder) == {"engine": "lanes"}
 
 
-def test_what_does_not_run_there_is_refused(built: Built, here: Host, tmp_path: Path) -> None:
-    folder = pulled(built, tmp_path / "jets")
-    found = here.answer(folder, SOA_EMULATED_ARCH="80")
-    assert found["code"] == "target" and "cuda/sm_80" in found["why"] and CUDA in found["why"]
-    needs = pulled(built, tmp_path / "aoti", engine="aoti", status="verified", candidate="valid")
-    refused = here.answer(needs)
-    assert refused["code"] == "load-without-torch" and "aoti" in refused["why"]
-    for each in (found, refused):
-        assert "\n" not in each["why"]
-    assert not here.verdicts()
+def test_a_target_of_another_gpu_is_refused(built: Built, here: Host, tmp_path: Path) -> None:
+    result = here.answer(pulled(built, tmp_path / "jets"), SOA_EMULATED_ARCH="80")
+    require_error(result, "target", "cuda/sm_80", CUDA)
+    assert here.verdicts() == []
 
 
-def test_a_worker_without_torch(built: Built, here: Host, tmp_path: Path) -> None:
-    """soa_runtime runs a verified target, and refuses one that is not verified."""
-    packages, site = tmp_path / "packages", Path(np.__file__).parents[1]
-    packages.mkdir()
+def test_an_engine_that_needs_torch_is_refused(built: Built, here: Host, tmp_path: Path) -> None:
+    folder = pulled(built, tmp_path / "aoti", verified=True, engine="aoti")
+    require_error(here.answer(folder), "load-without-torch", "aoti")
+    assert here.verdicts() == []
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a worker: soa_runtime and the packages that it needs, without torch."""
+    packages, site = tmp_path_factory.mktemp("packages"), Path(np.__file__).parents[1]
     for name in WITHOUT_TORCH:
         if (site / name).exists():
             (packages / name).symlink_to(site / name)
     path = [packages, ROOT / "packages" / "soa-runtime", ROOT]
-    more = {"PYTHONPATH": os.pathsep.join(map(str, path))}
-    verified = pulled(built, tmp_path / "verified", status="verified", candidate="valid")
-    found = here.without_torch(verified, "runs", **more)
-    require_right(found)
-    assert found["torch"] is False and found["refused"]["allocate"][0] == "collection"
-    assert found["refused"]["test mode"][0] == "load-without-torch"
-    waits = here.without_torch(pulled(built, tmp_path / "waits"), **more)
-    assert waits["code"] == "load-not-verified" and "emulated" in waits["why"]
-    require_right(here.without_torch(whole(built, tmp_path / "whole"), "wherever", **more))
-    missing = here.without_torch(verified, **more, LD_LIBRARY_PATH="")
-    assert missing["code"] == "load-without-torch" and "libcuda" in missing["why"]
+    return {"PYTHONPATH": os.pathsep.join(map(str, path))}
+
+
+def test_a_worker_without_torch_runs_a_verified_target(
+    built: Built, here: Host, worker: dict[str, str], tmp_path: Path
+) -> None:
+    result = here.without_torch(pulled(built, tmp_path / "jets", verified=True), "runs", **worker)
+    require_right(result)
+    assert result["torch"] is False
+    assert result["refused"]["allocate"][0] == "collection"
+    assert result["refused"]["test mode"][0] == "load-without-torch"
+
+
+def test_a_worker_without_torch_refuses_a_target_that_is_not_verified(
+    built: Built, here: Host, worker: dict[str, str], tmp_path: Path
+) -> None:
+    result = here.without_torch(pulled(built, tmp_path / "jets"), **worker)
+    require_error(result, "load-not-verified", "emulated")
+
+
+def test_a_worker_without_torch_runs_on_the_cpu_too(
+    built: Built, here: Host, worker: dict[str, str], tmp_path: Path
+) -> None:
+    require_right(here.without_torch(whole(built, tmp_path / "whole"), "wherever", **worker))
+
+
+def test_a_worker_without_a_driver_names_the_library(
+    built: Built, here: Host, worker: dict[str, str], tmp_path: Path
+) -> None:
+    folder = pulled(built, tmp_path / "jets", verified=True)
+    result = here.without_torch(folder, **worker, LD_LIBRARY_PATH="")
+    require_error(result, "load-without-torch", "libcuda")
 
 
 @pytest.mark.skipif(host_runs(Target.parse(CUDA)), reason="this host has that GPU")

@@ -6,6 +6,7 @@ import json
 import logging
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,7 @@ NAME = "jets@production"
 
 
 def lookup_of(session: Session) -> Lookup:
+    """How the session's version was looked up."""
     assert session.origin is not None
     assert session.origin.lookup is not None
     return session.origin.lookup
@@ -47,6 +49,7 @@ def version_of(session: Session) -> str | None:
 
 
 def require_runs(session: Session) -> None:
+    """Requires that the three probabilities of each of five rows add up to 1."""
     jets, tags = session.collection("jets", 5), session.collection("tags", 5)
     session.run(jets, tags)
     assert float(tags.tensor("x").sum() + tags["y"].sum() + tags["z"].sum()) == pytest.approx(5)
@@ -60,12 +63,16 @@ def move_away(registry: Registry) -> None:
 
 def test_a_fresh_lookup_asks_each_time(registry: Registry) -> None:
     session = load(NAME, registry=registry)
-    found = lookup_of(session)
-    assert (found.policy, found.asked, found.stale) == ("fresh", True, None)
-    assert Cache(cache_root()).entries() == []  # opened in the store itself
+    lookup = lookup_of(session)
+    assert (lookup.policy, lookup.asked, lookup.stale) == ("fresh", True, None)
     move_away(registry)
     with pytest.raises(NotFoundError, match="nothing is registered"):
         load(NAME, registry=registry)
+
+
+def test_a_fresh_lookup_opens_a_version_in_the_store_itself(registry: Registry) -> None:
+    load(NAME, registry=registry)
+    assert Cache(cache_root()).entries() == []
 
 
 @pytest.fixture
@@ -76,14 +83,14 @@ def first(registry: Registry) -> Session:
     return session
 
 
-def test_what_is_kept_is_in_use(first: Session, jets: Built) -> None:
+def test_the_kept_version_of_an_open_session_is_in_use(first: Session, jets: Built) -> None:
     assert lookup_of(first).asked
     (entry,) = Cache(cache_root()).entries()
     assert (entry.digest, entry.in_use) == (jets.bundle.digest, True)
 
 
 @pytest.mark.parametrize("lookup", ["prefer-cache", "offline"])
-def test_what_is_kept_is_served_without_the_registry(
+def test_a_kept_version_is_served_without_the_registry(
     first: Session, registry: Registry, caplog: pytest.LogCaptureFixture, lookup: LookupPolicy
 ) -> None:
     with caplog.at_level(logging.WARNING, "soa-pipeline"):
@@ -92,7 +99,7 @@ def test_what_is_kept_is_served_without_the_registry(
     require_looked_up_before(session, first)
 
 
-def test_a_warning_names_what_is_served_for_too_long(
+def test_a_warning_names_a_version_that_is_served_for_too_long(
     first: Session, registry: Registry, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "soa-pipeline"):
@@ -111,7 +118,7 @@ def require_looked_up_before(session: Session, first: Session) -> None:
 
 
 @pytest.mark.usefixtures("first")
-def test_a_fresh_lookup_does_not_take_what_is_kept(registry: Registry) -> None:
+def test_a_fresh_lookup_does_not_take_a_kept_version(registry: Registry) -> None:
     with pytest.raises(NotFoundError):
         load(NAME, registry=registry)
 
@@ -130,15 +137,15 @@ def test_offline_needs_neither_mlflow_nor_a_network(registry: Registry) -> None:
         "from runtime.loader import load\n"
         "print(load(sys.argv[1], registry=sys.argv[2], lookup='offline').origin)\n"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", script, NAME, registry.uri],
         cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert done.stderr == ""
-    assert done.stdout.startswith("jets/1 (")
+    assert process.stderr == ""
+    assert process.stdout.startswith("jets/1 (")
 
 
 def test_what_was_found_lately_is_not_asked_again(
@@ -150,8 +157,16 @@ def test_what_was_found_lately_is_not_asked_again(
     now = load(NAME, registry=registry, lookup="prefer-cache", max_age_s=0)
     assert (version_of(now), lookup_of(now).asked) == ("2", True)
     assert version_of(load(NAME, registry=registry, lookup="offline")) == "2"
+
+
+def test_a_fresh_lookup_is_recorded_for_the_others(
+    registry: Registry, jets: Built, tmp_path: Path
+) -> None:
+    load(NAME, registry=registry, lookup="prefer-cache")
+    promoted(registry, negated(jets.bundle, tmp_path / "two"))
+    load(NAME, registry=registry, lookup="prefer-cache", max_age_s=0)
     registry.rollback("jets")
-    assert version_of(load(NAME, registry=registry)) == "1"  # fresh, and recorded for others
+    assert version_of(load(NAME, registry=registry)) == "1"
     move_away(registry)
     assert version_of(load(NAME, registry=registry, lookup="prefer-cache", max_age_s=0)) == "1"
 
@@ -181,7 +196,9 @@ class TestGates:
             with pytest.raises((LoadError, NotFoundError)):
                 load(NAME, registry=registry, lookup=lookup)
 
-    def test_no_such_alias_any_more(self, registry: Registry) -> None:
+    def test_a_version_whose_alias_was_deleted_is_not_served_any_more(
+        self, registry: Registry
+    ) -> None:
         load(NAME, registry=registry, lookup="prefer-cache")
         with registry.client() as client:
             client.delete_registered_model_alias("jets", "production")
@@ -206,7 +223,7 @@ class TestGates:
         return cache_root() / jets.bundle.digest / "bundle.sig"
 
     @pytest.mark.usefixtures("release")
-    def test_what_is_not_signed_is_not_kept(self, registry: Registry) -> None:
+    def test_a_version_that_is_not_signed_is_not_kept(self, registry: Registry) -> None:
         with pytest.raises(TrustError, match=r"^jets/1: not signed"):
             load(NAME, registry=registry, lookup="prefer-cache")
         with pytest.raises(LoadError, match="not known here"):
@@ -227,42 +244,71 @@ class TestGates:
         with pytest.raises(TrustError, match="none of those trusted"):
             load(NAME, registry=registry, lookup="offline", trusted_keys=[other.public])
 
-    def test_a_flipped_bit(self, registry: Registry, jets: Built) -> None:
+    @pytest.fixture
+    def damaged(self, registry: Registry, jets: Built) -> None:
+        """A bit of the version that this host keeps is flipped."""
         load(NAME, registry=registry, lookup="prefer-cache")
         path = cache_root() / jets.bundle.digest / jets.bundle.manifest.program
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 1
         path.write_bytes(content)
+
+    @pytest.mark.usefixtures("damaged")
+    def test_a_flipped_bit(self, registry: Registry) -> None:
+        """Offline the version is refused; with the registry it is fetched again."""
         with pytest.raises(BundleError, match=r"program\.pt2 is truncated or altered"):
             load(NAME, registry=registry, lookup="offline")
         require_runs(load(NAME, registry=registry, lookup="prefer-cache"))
         require_runs(load(NAME, registry=registry, lookup="offline"))
-        path.write_bytes(content)
+
+    @pytest.mark.usefixtures("damaged")
+    @pytest.mark.parametrize("lookup", LOOKUPS[1:])
+    def test_a_flipped_bit_without_the_registry(
+        self, registry: Registry, lookup: LookupPolicy
+    ) -> None:
         move_away(registry)
-        for lookup in LOOKUPS[1:]:
-            with pytest.raises((BundleError, RegistryUnavailableError)):
-                load(NAME, registry=registry, lookup=lookup, max_age_s=0)
+        with pytest.raises((BundleError, RegistryUnavailableError)):
+            load(NAME, registry=registry, lookup=lookup, max_age_s=0)
 
 
-def test_a_damaged_record(
-    registry: Registry, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.fixture
+def record(registry: Registry, tmp_path: Path) -> Path:
+    """The file of a recorded lookup, which found version 1."""
     load(NAME, registry=registry, lookup="prefer-cache")
-    (record,) = (tmp_path / "cache" / "resolved").glob("*.json")
-    text = record.read_text()
-    assert str(json.loads(text)["content"]["version"]["number"]) == "1"
-    for damaged in (text.replace('"number": 1', '"number": 2'), text[:-20], "[]"):
-        record.write_text(damaged)
-        with pytest.raises(RegistryError, match=r"\.json: damaged: "):
-            load(NAME, registry=registry, lookup="offline")
+    (path,) = (tmp_path / "cache" / "resolved").glob("*.json")
+    assert json.loads(path.read_text())["content"]["version"]["number"] == 1
+    return path
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text.replace('"number": 1', '"number": 2'),
+        lambda text: text[:-20],
+        lambda _: "[]",
+    ],
+    ids=["another version", "cut off", "a list"],
+)
+def test_a_damaged_record_is_refused(
+    registry: Registry, record: Path, damage: Callable[[str], str]
+) -> None:
+    record.write_text(damage(record.read_text()))
+    with pytest.raises(RegistryError, match=r"\.json: damaged: "):
+        load(NAME, registry=registry, lookup="offline")
+
+
+def test_a_damaged_record_is_replaced_by_the_registrys_answer(
+    registry: Registry, record: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    record.write_text("[]")
     with caplog.at_level(logging.WARNING, "soa-pipeline"):
-        asked = load(NAME, registry=registry, lookup="prefer-cache")
+        session = load(NAME, registry=registry, lookup="prefer-cache")
     assert "jets@production: no usable record, so the registry is asked: " in caplog.text
-    assert lookup_of(asked).asked
+    assert lookup_of(session).asked
     assert not lookup_of(load(NAME, registry=registry, lookup="offline")).asked
 
 
-def test_in_use_as_long_as_it_is_open(registry: Registry) -> None:
+def test_an_entry_is_in_use_as_long_as_an_artifact_of_it_is_open(registry: Registry) -> None:
     cache = Cache(cache_root())
     opened = open_version(Opening(NAME, registry=registry, lookup="prefer-cache"))
     whole = open_artifact(opened, TARGET, "aoti", torch.device("cpu"))
@@ -271,6 +317,10 @@ def test_in_use_as_long_as_it_is_open(registry: Registry) -> None:
     assert [entry.in_use for entry in cache.entries()] == [True]
     del tiles
     assert [entry.in_use for entry in cache.entries()] == [False]
+
+
+def test_an_entry_is_in_use_as_long_as_it_is_bound(registry: Registry) -> None:
+    cache = Cache(cache_root())
     session = load(NAME, registry=registry, lookup="prefer-cache")
     jets, tags = session.collection("jets", 5), session.collection("tags", 5)
     binding = session.bind(jets, tags)
@@ -279,15 +329,18 @@ def test_in_use_as_long_as_it_is_open(registry: Registry) -> None:
     binding()
     del binding
     assert len(cache.shrink(0)) == 1
+
+
+def test_offline_a_version_that_was_removed_from_the_cache_is_refused(registry: Registry) -> None:
+    load(NAME, registry=registry, lookup="prefer-cache").close()
+    assert len(Cache(cache_root()).shrink(0)) == 1
     with pytest.raises(LoadError, match=r"jets/1 was found before, but .* is not in the cache"):
-        move_away(registry)
         load(NAME, registry=registry, lookup="offline")
 
 
-def test_a_cache_that_cannot_be_written(
+def test_without_a_cache_a_fresh_load_works_and_another_is_refused(
     registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fresh load works without the cache; `prefer-cache` needs it."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "file" / "cache"))
     require_runs(load(NAME, registry=registry))
@@ -295,6 +348,6 @@ def test_a_cache_that_cannot_be_written(
         load(NAME, registry=registry, lookup="prefer-cache")
 
 
-def test_a_lookup_that_is_none_is_refused(registry: Registry) -> None:
+def test_an_unknown_way_of_looking_up_is_refused(registry: Registry) -> None:
     with pytest.raises(LoadError, match="lookup 'cache': use one of 'fresh', 'prefer-cache', 'of"):
         load(NAME, registry=registry, lookup="cache")  # type: ignore[arg-type]

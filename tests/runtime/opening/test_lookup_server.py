@@ -23,21 +23,20 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def test_a_server_that_stops(
+def test_versions_are_served_after_their_server_has_stopped(
     jets: Built,
     tmp_path: Path,
     empty_database: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(
-        "registry.history.lock.LEASE_S", 600.0
-    )  # no writer dies, and the machine may be busy
+    # No writer dies here, and the machine may be busy.
+    monkeypatch.setattr("registry.history.lock.LEASE_S", 600.0)
     with served_here(tmp_path, empty_database) as uri:
         registry = Registry(uri)
         promoted(registry, jets.bundle)
         first = load("jets@production", registry=registry)
-        assert [e.digest for e in Cache(cache_root()).entries()] == [jets.bundle.digest]
+        assert [entry.digest for entry in Cache(cache_root()).entries()] == [jets.bundle.digest]
         live = load("jets@production", live=True, registry=registry, lookup="prefer-cache")
         promoted(registry, negated(jets.bundle, tmp_path / "second"))
         assert live.refresh()
@@ -53,11 +52,10 @@ def test_a_server_that_stops(
         assert session.origin is not None
         assert session.origin.version == "2"
     old = load("jets/1", registry=registry, lookup="offline")
-    jets_in, tags, expected = (
-        first.collection("jets", 9), first.collection("tags", 9), first.collection("tags", 9)
-    )  # fmt: skip
-    first.run(jets_in, expected)
-    old.run(jets_in, tags)
+    inputs = first.collection("jets", 9)
+    tags, expected = first.collection("tags", 9), first.collection("tags", 9)
+    first.run(inputs, expected)
+    old.run(inputs, tags)
     assert torch.equal(tags.memory()[0], expected.memory()[0])
 
     del first, live, stale, session, old

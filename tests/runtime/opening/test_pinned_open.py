@@ -38,28 +38,41 @@ def opened(folder: Path) -> Opened:
 
 
 def files_of(opened: Opened, name: str) -> list[str]:
+    """The files of an engine's artifact; the first one is the one that it opens."""
     return list(opened.bundle.manifest.targets[TARGET].candidates[name].files)
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_replaced_after_the_digests(copy: Opened, name: str, tmp_path: Path) -> None:
-    first = copy.bundle.file(files_of(copy, name)[0])
-    shutil.copy(first, tmp_path / "same")
-    os.replace(tmp_path / "same", first)
+def test_a_file_that_was_replaced_by_an_equal_one_is_opened(
+    copy: Opened, name: str, tmp_path: Path
+) -> None:
+    file = copy.bundle.file(files_of(copy, name)[0])
+    shutil.copy(file, tmp_path / "same")
+    os.replace(tmp_path / "same", file)
     open_artifact(copy, TARGET, name, CPU)
-    content = first.read_bytes()
-    assert copy_artifact(copy, TARGET, name, tmp_path / "taken").read_bytes() == content
-    (tmp_path / "other").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    os.replace(tmp_path / "other", first)
-    with pytest.raises(BundleError, match="was changed after its digest was checked"):
-        open_artifact(copy, TARGET, name, CPU)
-    with pytest.raises(BundleError, match="was changed after its digest was checked"):
-        copy_artifact(copy, TARGET, name, tmp_path / "again")
+    copied = copy_artifact(copy, TARGET, name, tmp_path / "taken")
+    assert copied.read_bytes() == file.read_bytes()
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_replaced_in_the_last_moment(copy: Opened, name: str, tmp_path: Path) -> None:
-    """The old file is held open already: the engine opens it, and gives the right answers."""
+def test_a_file_that_was_replaced_by_another_is_refused(
+    copy: Opened, name: str, tmp_path: Path
+) -> None:
+    file = copy.bundle.file(files_of(copy, name)[0])
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    (tmp_path / "other").write_bytes(content)
+    os.replace(tmp_path / "other", file)
+    with pytest.raises(BundleError, match="was changed after its digest was checked"):
+        open_artifact(copy, TARGET, name, CPU)
+    with pytest.raises(BundleError, match="was changed after its digest was checked"):
+        copy_artifact(copy, TARGET, name, tmp_path / "taken")
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_an_engine_opens_the_held_files_although_they_were_replaced(
+    copy: Opened, name: str, tmp_path: Path
+) -> None:
     pinned = Pinned(copy.bundle, files_of(copy, name))
     for file in files_of(copy, name):
         (tmp_path / "garbage").write_bytes(b"garbage")
@@ -74,7 +87,7 @@ def test_replaced_in_the_last_moment(copy: Opened, name: str, tmp_path: Path) ->
     tags = session.collection("tags", 1000)
     session.run(jets, tags)
     total = sum(tags.tensor(column.name) for column in session.layout("tags").columns)
-    torch.testing.assert_close(torch.as_tensor(total), torch.ones(1000))
+    torch.testing.assert_close(torch.as_tensor(total), torch.ones(1000))  # probabilities
 
 
 def test_another_process_judges_what_was_hashed(copy: Opened, tmp_path: Path) -> None:
@@ -92,15 +105,15 @@ def test_another_process_judges_what_was_hashed(copy: Opened, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_nothing_is_left_open(copy: Opened, name: str) -> None:
-    open_artifact(copy, TARGET, name, CPU)
+def test_an_open_artifact_holds_no_file_open(copy: Opened, name: str) -> None:
+    open_artifact(copy, TARGET, name, CPU)  # what an engine opens once for all
     before = os.listdir("/proc/self/fd")
-    kept = open_artifact(copy, TARGET, name, CPU)
+    executable = open_artifact(copy, TARGET, name, CPU)
     assert len(os.listdir("/proc/self/fd")) == len(before)
-    del kept
+    del executable
 
 
-def test_the_error_names_the_users_folder(copy: Opened) -> None:
+def test_the_error_of_an_engine_names_no_temporary_folder(copy: Opened) -> None:
     (library,) = [file for file in files_of(copy, "aoti") if file.endswith(".so")]
     (copy.bundle.path / library).write_bytes(b"not a library")
     seal(copy.bundle.path)

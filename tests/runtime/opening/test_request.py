@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import pipeline
 from engines.errors import RunError
@@ -21,6 +22,7 @@ from registry.bundle.digests import seal
 from registry.bundle.pulled import read_note, write_note
 from registry.errors import TrustError
 from registry.promotion.policy import Policy
+from registry.store.recorded_lookups import LookupCache
 from registry.store.registry import Registry
 from registry.trust import read_trusted, sign
 from runtime import loader
@@ -54,7 +56,7 @@ def by_hand(registry: Registry, call: Callable[[Any], Any]) -> None:
         call(client)
 
 
-def tagged(registry: Registry, number: int, record: dict[str, Any]) -> None:
+def write_promotion(registry: Registry, number: int, record: dict[str, Any]) -> None:
     """Sets the record of a version's promotion."""
     text = json.dumps(record)
     by_hand(registry, lambda c: c.set_model_version_tag("jets", str(number), TAG, text))
@@ -63,8 +65,9 @@ def tagged(registry: Registry, number: int, record: dict[str, Any]) -> None:
 def record_of_1(registry: Registry, named: bool = True) -> dict[str, Any]:
     """The record of the promotion of jets/1. Older ones do not name the version."""
     record: dict[str, Any] = json.loads(registry.find("jets/1").tags[TAG])
-    for name in () if named else ("model", "number", "digest"):
-        del record[name]
+    if not named:
+        for name in ("model", "number", "digest"):
+            del record[name]
     return record
 
 
@@ -88,7 +91,7 @@ def ways(registry: Registry, ref: str | Path, out: Path) -> list[Callable[[], An
     ]
 
 
-def refused(
+def require_refusals(
     ways: list[Callable[[], Any]], kind: type[SoaPipelineError], match: str, out: Path
 ) -> None:
     """Requires that each way refuses in one line, and writes nothing to `out`."""
@@ -99,10 +102,11 @@ def refused(
     assert not out.exists()
 
 
-def everywhere_refused(registry: Registry, ref: str, tmp_path: Path, match: str) -> None:
+def require_refusal_everywhere(registry: Registry, ref: str, tmp_path: Path, match: str) -> None:
+    """Requires that no way runs, serves or pulls the version."""
     out = tmp_path / "out"
-    every = [*ways(registry, ref, out), lambda: pull(registry, ref, out)]
-    refused(every, LoadError, match, out)
+    openings = [*ways(registry, ref, out), lambda: pull(registry, ref, out)]
+    require_refusals(openings, LoadError, match, out)
 
 
 class TestAPromotionIsOfOneVersion:
@@ -116,22 +120,22 @@ class TestAPromotionIsOfOneVersion:
 
         by_hand(registry, copy)
         match = "tracks/1: its record of a promotion is that of jets/1"
-        everywhere_refused(registry, "tracks@production", tmp_path, match)
+        require_refusal_everywhere(registry, "tracks@production", tmp_path, match)
 
     @pytest.mark.parametrize("old", [True, False], ids=["as before", "as now"])
     def test_written_by_hand(self, registry: Registry, tmp_path: Path, old: bool) -> None:
         record = record_of_1(registry, named=not old)
         if not old:
             record |= {"number": 2, "digest": registry.find("jets/2").digest}
-        tagged(registry, 2, record)
-        everywhere_refused(registry, "jets/2", tmp_path, UNKNOWN)
+        write_promotion(registry, 2, record)
+        require_refusal_everywhere(registry, "jets/2", tmp_path, UNKNOWN)
 
     def test_targets_added_by_hand(self, registry: Registry, jets: Built, tmp_path: Path) -> None:
         """Only targets that the gates saw, according to the history, may run, now and offline."""
         (added,) = {"cpu/x86-64-v2", "cpu/x86-64-v3"} - {TARGET}
         annex = write_annex(tmp_path / "annex", jets.bundle, added)
         registry.add_target(registry.find("jets/1"), annex)
-        tagged(registry, 1, record_of_1(registry) | {"annexes": {added: annex.digest}})
+        write_promotion(registry, 1, record_of_1(registry) | {"annexes": {added: annex.digest}})
         for lookup in LOOKUPS:
             with pytest.raises(LoadError, match=f"{added} was built after the promotion"):
                 pipeline.load("jets/1", registry=registry, target=added, lookup=lookup)
@@ -139,10 +143,10 @@ class TestAPromotionIsOfOneVersion:
         note = read_note(tmp_path / "pulled")
         assert note is not None and not note.annexes
 
-    def test_one_from_before_they_named_the_version(
+    def test_an_old_promotion_that_does_not_name_its_version_counts(
         self, registry: Registry, tmp_path: Path
     ) -> None:
-        tagged(registry, 1, record_of_1(registry, named=False))
+        write_promotion(registry, 1, record_of_1(registry, named=False))
         session = pipeline.load("jets@production", registry=registry, lookup="prefer-cache")
         assert type(session) is pipeline.Session
         pipeline.load("jets@production", registry=registry, lookup="offline")
@@ -156,15 +160,16 @@ class TestAPromotionIsOfOneVersion:
         by_hand(registry, delete)
         pipeline.load("jets@production", registry=registry)
 
-    def test_what_was_kept_is_compared_too(self, registry: Registry, tmp_path: Path) -> None:
+    def test_the_promotion_in_a_recorded_lookup_is_compared_with_its_version(
+        self, registry: Registry, tmp_path: Path
+    ) -> None:
         """Offline no registry is asked, but a record of another version does not count."""
-        from registry.store.recorded_lookups import LookupCache
-
         pipeline.load("jets@production", registry=registry, lookup="prefer-cache")
-        kept = LookupCache(tmp_path / "cache", repr(registry), "production")
-        found = kept.read("jets@production")
-        assert found is not None
-        kept.write("jets@production", replace(found, version=replace(found.version, number=2)))
+        records = LookupCache(tmp_path / "cache", repr(registry), "production")
+        lookup = records.read("jets@production")
+        assert lookup is not None
+        forged = replace(lookup, version=replace(lookup.version, number=2))
+        records.write("jets@production", forged)
         with pytest.raises(LoadError, match="jets/2: its record of a promotion is that of jets/1"):
             pipeline.load("jets@production", registry=registry, lookup="offline")
 
@@ -172,9 +177,9 @@ class TestAPromotionIsOfOneVersion:
         self, registry: Registry, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A writer is killed between its tag and its alias; the next one takes the tag back."""
-        from mlflow.tracking import MlflowClient
+        from mlflow.tracking import MlflowClient  # most tests of this file do without
 
-        def killed(*arguments: Any, **more: Any) -> None:
+        def be_killed(*arguments: Any, **options: Any) -> None:
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
@@ -183,7 +188,7 @@ class TestAPromotionIsOfOneVersion:
                 "delete_model_version_tag",
                 "set_terminated",
             ):
-                patch.setattr(MlflowClient, name, killed)
+                patch.setattr(MlflowClient, name, be_killed)
             with pytest.raises(KeyboardInterrupt):
                 registry.promote(registry.find("jets/2"), "production", PASSED)
         assert registry.find("jets/2").promotion("production") is not None
@@ -210,16 +215,18 @@ class TestSignatures:
 
     def test_the_host(self, registry: Registry, pulled: Path, host: None, tmp_path: Path) -> None:
         for ref in ("jets@production", pulled):
-            found = ways(registry, ref, tmp_path / "out")
-            refused(found, TrustError, "not signed", tmp_path / "out")
+            openings = ways(registry, ref, tmp_path / "out")
+            require_refusals(openings, TrustError, "not signed", tmp_path / "out")
 
     def test_a_policy_of_the_registry(
         self, registry: Registry, release: KeyPair, tmp_path: Path
     ) -> None:
         load_here("jets@production", registry=registry)
         registry.set_policy(Policy(signed_by=(read_trusted(release.public).pem,)))
-        found = ways(registry, "jets@production", tmp_path / "out")
-        refused(found, TrustError, "not signed.*the registry's policy", tmp_path / "out")
+        openings = ways(registry, "jets@production", tmp_path / "out")
+        require_refusals(
+            openings, TrustError, "not signed.*the registry's policy", tmp_path / "out"
+        )
         load_here("jets@production", registry=registry, mode="test")
         registry.sign(registry.find("jets/1"), release.private)
         load_here("jets@production", registry=registry)
@@ -246,8 +253,10 @@ class TestSignatures:
         with pytest.raises(TrustError, match="none of those trusted"):
             load_here(pulled, trusted_keys=[release.public])
 
-    def test_forged_with_every_digest_right(self, pulled: Path, release: KeyPair) -> None:
-        """Changed, sealed again, its promotion forged: only a signature shows that."""
+    def test_only_a_signature_shows_a_change_with_every_digest_right(
+        self, pulled: Path, release: KeyPair
+    ) -> None:
+        """The folder is changed and sealed again, and its promotion forged."""
         sign(Bundle.open(pulled), release.private)
         (pulled / "reports/benchmark.json").write_text("{}")
         note = read_note(pulled)
@@ -257,26 +266,33 @@ class TestSignatures:
         with pytest.raises(TrustError, match="not a signature of these files"):
             load_here(pulled, trusted_keys=[release.public])
 
-    def test_a_callers_keys_count_on_every_way(self, registry: Registry, release: KeyPair) -> None:
-        for more in ({}, {"device": "triton://127.0.0.1:9"}, {"site": pipeline.Site()}):
-            with pytest.raises(TrustError, match="not signed"):
-                pipeline.load(
-                    "jets@production", registry=registry, trusted_keys=release.public, **more
-                )
+    @pytest.mark.parametrize(
+        "options",
+        [{}, {"device": "triton://127.0.0.1:9"}, {"site": pipeline.Site()}],
+        ids=["here", "a server", "a site"],
+    )
+    def test_a_callers_keys_count_on_every_way(
+        self, registry: Registry, release: KeyPair, options: dict[str, Any]
+    ) -> None:
+        with pytest.raises(TrustError, match="not signed"):
+            pipeline.load(
+                "jets@production", registry=registry, trusted_keys=release.public, **options
+            )
 
-    def test_what_is_deployed_loads_where_the_same_is_asked(
+    def test_a_signed_version_is_deployed_with_its_signature(
         self, registry: Registry, release: KeyPair, host: None, pulled: Path, tmp_path: Path
     ) -> None:
         registry.sign(registry.find("jets/1"), release.private)
         sign(Bundle.open(pulled), release.private)
         for ref in ("jets@production", str(pulled)):
-            done = deploy(registry, ref, tmp_path / "out", replace=True)
-            session = load_here(done.folder / "1" / ".bundle", target=done.service.target)
-            assert session.origin is not None and session.origin.digest == done.service.digest
+            deployed = deploy(registry, ref, tmp_path / "out", replace=True)
+            service = deployed.service
+            session = load_here(deployed.folder / "1" / ".bundle", target=service.target)
+            assert session.origin is not None and session.origin.digest == service.digest
         assert deploy(registry, "jets/1", tmp_path / "native", backend="pytorch").folder.exists()
         pipeline.load("jets@production", registry=registry, site=pipeline.Site()).close()
 
-    def test_each_asks_for_one_of_its_own(
+    def test_the_host_and_the_caller_each_ask_for_a_signature(
         self, registry: Registry, release: KeyPair, host: None, tmp_path: Path
     ) -> None:
         """`trusted_keys` is added to the host's keys: one key of each group must have signed."""
@@ -290,11 +306,11 @@ class TestSignatures:
         both = [other.public, release.public]
         pipeline.load("jets/1", registry=registry, trusted_keys=both)
 
-    def test_a_target_built_after_the_signature(
+    def test_a_target_built_after_the_signature_runs_only_where_none_is_required(
         self, registry: Registry, release: KeyPair, pulled: Path, tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:  # fmt: skip
-        """Its annex is not signed: it runs only where no signature is required."""
+        """Its annex is not signed."""
         (added,) = {"cpu/x86-64-v2", "cpu/x86-64-v3"} - {TARGET}
         annex = write_annex(pulled / "annexes" / added, Bundle.open(pulled), added)
         note = read_note(pulled)
@@ -314,26 +330,36 @@ class TestSignatures:
         assert deploy(registry, str(pulled), tmp_path / "out").service.target == TARGET
 
 
-def test_a_target_of_the_registry_that_no_signature_covers(registry: Registry) -> None:
+def test_targets_that_were_not_promoted_or_signed_are_withheld(registry: Registry) -> None:
     version = replace(registry.find("jets/1"), annexes={"cpu/aarch64": "a" * 64, "cpu/x": "b" * 64})
     promotion = version.promotion("production")
     assert promotion is not None
     promotion = replace(promotion, annexes={"cpu/aarch64": "a" * 64})
+
     usable, withheld = usable_annexes(version, promotion, signed=False)
-    assert usable == ["cpu/aarch64"] and "promote" in withheld["cpu/x"]
+    assert usable == ["cpu/aarch64"]
+    assert "promote" in withheld["cpu/x"]
+
     usable, withheld = usable_annexes(version, promotion, signed=True)
-    assert usable == [] and "signed" in withheld["cpu/aarch64"] and "promote" in withheld["cpu/x"]
+    assert usable == []
+    assert "signed" in withheld["cpu/aarch64"]
+    assert "promote" in withheld["cpu/x"]
 
 
+@pytest.mark.parametrize(
+    ("target", "device"), [("cuda/sm_90", "cuda"), ("rocm/gfx90a", "cuda"), (TARGET, "cpu")]
+)
 def test_a_target_is_measured_on_a_device_of_its_kind(
-    jets: Built, monkeypatch: pytest.MonkeyPatch
+    jets: Built, monkeypatch: pytest.MonkeyPatch, target: str, device: str
 ) -> None:
     """`bench` and the speed gate of a promotion do not time a GPU's artifact on the CPU."""
-    asked = []
-    monkeypatch.setattr(loader, "open_artifact", lambda *what: asked.append(what[1:]))
+    openings: list[tuple[str, str, str]] = []
+
+    def note(_: object, target: str, engine: str, device: torch.device) -> None:
+        openings.append((target, engine, device.type))
+
+    monkeypatch.setattr(loader, "open_artifact", note)
     opened = open_version(Opening(jets.bundle.path, mode="test"))
-    for target, device in (("cuda/sm_90", "cuda"), ("rocm/gfx90a", "cuda"), (TARGET, "cpu")):
-        session = loader.measured_session(opened, target, "exported")
-        assert session.device.type == device
-        *what, on = asked.pop()
-        assert what == [target, "exported"] and on.type == device
+    session = loader.measured_session(opened, target, "exported")
+    assert session.device.type == device
+    assert openings == [(target, "exported", device)]

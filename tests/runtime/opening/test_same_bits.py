@@ -15,6 +15,7 @@ import torch
 from engines.processes import run_isolated
 from pipeline.loading import load
 from registry.bundle.bundle import Bundle
+from registry.promotion import Bits
 from registry.store.registry import Registry
 from runtime.opening import Opening, answer_bits, open_artifact, open_version
 from runtime.session import Session
@@ -26,7 +27,8 @@ OTHER = "0" * 64
 
 
 @pytest.fixture
-def bits(tmp_path: Path) -> Path:
+def notes(tmp_path: Path) -> Path:
+    """The folder of the digests that this host has computed, which is not there yet."""
     return tmp_path / "cache" / "bits-notes"
 
 
@@ -47,44 +49,50 @@ def elsewhere(jets: Built, tmp_path: Path) -> Bundle:
     return resealed(jets.bundle, tmp_path / "elsewhere", edit)
 
 
-def test_a_host_that_gives_the_same_says_nothing(
-    jets: Built, bits: Path, caplog: pytest.LogCaptureFixture
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_host_that_gives_the_recorded_bits_says_nothing(
+    jets: Built, notes: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     load(jets.bundle.path, mode="test").close()
-    [note] = bits.iterdir()
+    (note,) = notes.iterdir()
     record = jets.bundle.manifest.targets[TARGET]
     assert json.loads(note.read_text()) == record.candidates[str(record.chosen)].bits
-    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
+    assert warnings(caplog) == []
 
 
-def test_a_host_that_gives_others_says_so_at_every_load(
-    elsewhere: Bundle, bits: Path, caplog: pytest.LogCaptureFixture
+def test_a_host_that_gives_other_bits_says_so_at_every_load(
+    elsewhere: Bundle, notes: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for times in (1, 2):
         load(elsewhere.path, mode="test").close()
-        said = [r.getMessage() for r in caplog.records if "gives other bits" in r.getMessage()]
-        assert len(said) == times and "jets" in said[0] and TARGET in said[0]
-        assert len(list(bits.iterdir())) == 1  # the second load reads the record of the first
+        messages = [text for text in warnings(caplog) if "gives other bits" in text]
+        assert len(messages) == times
+        assert "jets" in messages[0]
+        assert TARGET in messages[0]
+        assert len(list(notes.iterdir())) == 1  # the second load reads the note of the first
 
 
-def test_a_cache_that_cannot_be_written(
-    jets: Built, bits: Path, caplog: pytest.LogCaptureFixture
+def test_a_host_whose_cache_cannot_be_written_says_nothing(
+    jets: Built, notes: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bits.parent.write_text("a file")
+    notes.parent.write_text("a file")
     load(jets.bundle.path, mode="test").close()
-    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
+    assert warnings(caplog) == []
 
 
-def test_an_older_version_has_none(
-    jets: Built, tmp_path: Path, bits: Path, caplog: pytest.LogCaptureFixture
+def test_for_an_older_version_without_bits_none_are_computed(
+    jets: Built, tmp_path: Path, notes: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def edit(_: Path, manifest: dict[str, Any]) -> None:
         for candidate in manifest["targets"][TARGET]["candidates"].values():
             del candidate["bits"]
 
     load(resealed(jets.bundle, tmp_path / "old", edit).path, mode="test").close()
-    assert not bits.exists()
-    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
+    assert not notes.exists()
+    assert warnings(caplog) == []
 
 
 def test_validate_says_which_artifacts_give_other_bits(jets: Built, tmp_path: Path) -> None:
@@ -92,20 +100,38 @@ def test_validate_says_which_artifacts_give_other_bits(jets: Built, tmp_path: Pa
         manifest["targets"][TARGET]["candidates"]["exported"]["bits"] = OTHER
 
     edited = resealed(jets.bundle, tmp_path / "edited", edit)
-    said = cli("validate", edited.path).stdout
-    assert f"torchscript on {TARGET}: the same bits as where it was built" in said
-    assert f"exported on {TARGET}: other bits than where it was built" in said
+    output = cli("validate", edited.path).stdout
+    assert f"torchscript on {TARGET}: the same bits as where it was built" in output
+    assert f"exported on {TARGET}: other bits than where it was built" in output
 
 
-def test_threads_tiles_and_other_processors(jets: Built, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def by_way(jets: Built, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bits]:
+    """The bits of the exported artifact in each way of running it, on a host without qemu."""
     opened = open_version(Opening(jets.bundle.path, mode="test"))
-    found = {each.how: each for each in reproduce(opened, TARGET, "exported", tmp_path)}
-    assert found["here"].digest == found["where it was built"].digest
-    whole = [found[f"with {threads} threads"].digest for threads in (1, 2, 3)]
-    assert None not in whole and found["here"].digest not in whole
-    for processor in PROCESSORS:
-        one = found[f"on qemu's {processor}"]
-        assert (one.digest, one.why) == (None, "qemu-x86_64 is not installed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", "")
+        ways = reproduce(opened, TARGET, "exported", tmp_path_factory.mktemp("bits"))
+        return {bits.how: bits for bits in ways}
+
+
+def test_an_artifact_has_the_bits_of_where_it_was_built(by_way: dict[str, Bits]) -> None:
+    assert by_way["here"].digest == by_way["where it was built"].digest
+
+
+def test_an_artifact_is_run_with_several_threads(by_way: dict[str, Bits]) -> None:
+    """On a few rows of its own, so the digests are not those of all cases."""
+    digests = [by_way[f"with {threads} threads"].digest for threads in (1, 2, 3)]
+    assert None not in digests
+    assert by_way["here"].digest not in digests
+
+
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_without_qemu_no_other_processor_is_measured(
+    by_way: dict[str, Bits], processor: str
+) -> None:
+    bits = by_way[f"on qemu's {processor}"]
+    assert (bits.digest, bits.why) == (None, "qemu-x86_64 is not installed")
 
 
 def test_a_processor_for_which_memory_ran_out_is_not_judged(
@@ -120,36 +146,39 @@ def test_a_processor_for_which_memory_ran_out_is_not_judged(
         list(reproduce(opened, TARGET, "exported", tmp_path / "scratch"))
 
 
-def test_the_digest_is_of_what_a_host_runs(jets: Built) -> None:
+def test_the_recorded_bits_are_of_the_artifact_as_a_host_runs_it(jets: Built) -> None:
     """An artifact with tiles runs in tiles here: torch's products may depend on them."""
     opened = open_version(Opening(jets.bundle.path, mode="test"))
     reference = jets.bundle.file(jets.bundle.manifest.reference)
     for name, candidate in jets.bundle.manifest.targets[TARGET].candidates.items():
         executable = open_artifact(opened, TARGET, name, torch.device("cpu"))
-        found = answer_bits(Session(opened.signature, executable), reference)
-        assert found == candidate.bits, (name, candidate.tile)
+        bits = answer_bits(Session(opened.signature, executable), reference)
+        assert bits == candidate.bits, (name, candidate.tile)
 
 
-def test_the_gate(jets: Built, tmp_path: Path) -> None:
+def test_a_promotion_passes_if_all_ways_give_the_same_bits(jets: Built, tmp_path: Path) -> None:
     registry = Registry(f"sqlite:///{tmp_path}/registry.db")
-    asked = tmp_path / "policy.yaml"
-    asked.write_text("reproducible: true\n")
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("reproducible: true\n")
     ref = registry.register(jets.bundle).ref
-    asking = ("--to", "staging", "--policy", asked, "--dry-run")
+    options = ("--to", "staging", "--policy", policy, "--dry-run")
     chosen = str(jets.bundle.manifest.targets[TARGET].chosen)
     opened = open_version(Opening(jets.bundle.path, mode="test"))
-    ways: dict[bool, set[str | None]] = {}
-    for each in reproduce(opened, TARGET, chosen, tmp_path):
-        ways.setdefault(each.every, set()).update({each.digest} - {None})
-    # torch's products may depend on tiles.
-    same = all(len(digests) == 1 for digests in ways.values())
-    found = answer("promote", ref, *asking, registry=registry, code=0 if same else 1)
-    (decision,) = [d for d in found["decisions"] if d["gate"] == "reproducible"]
+    # The digests of all cases, and those of a few rows. On this host they may differ: torch's
+    # products may depend on tiles.
+    digests: dict[bool, set[str]] = {}
+    for bits in reproduce(opened, TARGET, chosen, tmp_path):
+        group = digests.setdefault(bits.every, set())
+        if bits.digest is not None:
+            group.add(bits.digest)
+    same = all(len(group) == 1 for group in digests.values())
+    answered = answer("promote", ref, *options, registry=registry, code=0 if same else 1)
+    (decision,) = (item for item in answered["decisions"] if item["gate"] == "reproducible")
     assert "not measured on qemu's Haswell" in decision["detail"]
     assert decision["passed"] == same, decision
 
 
-def test_two_threads_in_the_child_of_a_process_that_imported_the_native_runner(
+def test_a_child_measures_with_several_threads_after_the_runner_was_imported(
     bare_jets: Built, tmp_path: Path
 ) -> None:
     bundle = bare_jets.bundle
@@ -161,10 +190,10 @@ def test_two_threads_in_the_child_of_a_process_that_imported_the_native_runner(
         "tile": 0,
     }
     imports = ("torch", "engines.native.runner")
-    ran = run_isolated("stages.judging.reproducing:bits_here", payload, tmp_path, 600, imports)
-    assert ran.ok, ran.error
-    seen = {way["how"] for way in ran.value if way["digest"]}
-    assert seen >= {"with 2 threads", "with 3 threads"}
+    result = run_isolated("stages.judging.reproducing:bits_here", payload, tmp_path, 600, imports)
+    assert result.ok, result.error
+    measured = {way["how"] for way in result.value if way["digest"]}
+    assert measured >= {"with 2 threads", "with 3 threads"}
 
 
 def test_a_child_gives_the_same_from_plain_data(bare_jets: Built) -> None:
@@ -177,8 +206,8 @@ def test_a_child_gives_the_same_from_plain_data(bare_jets: Built) -> None:
         "signature": bundle.manifest.signature,
         "reference": str(bundle.file(bundle.manifest.reference)),
     }
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "runtime.opening.same_bits"], input=json.dumps(job),
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert done.stdout.strip() == candidate.bits
+    assert process.stdout.strip() == candidate.bits

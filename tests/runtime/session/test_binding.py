@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,12 +27,12 @@ from tests.models.building import ENGINES, JETS, TAGS, Built, mlp_signature
 from tests.models.mlps import CLASSES, FEATURES
 
 
-def simple(given: Layout, answers: Layout = TAGS) -> Signature:
+def simple(inputs: Layout, outputs: Layout = TAGS) -> Signature:
     """Reads the first column and writes `x`; one collection if both layouts are the same."""
-    out = "i" if given is answers else "o"
+    out = "i" if inputs is outputs else "o"
     return Signature.build(
-        {"i": given, out: answers},
-        [Block("features", "i", (given.columns[0].name,))],
+        {"i": inputs, out: outputs},
+        [Block("features", "i", (inputs.columns[0].name,))],
         [Block("y", out, ("x",))],
         {"n": RowRange(0, 10)},
     )
@@ -52,6 +53,7 @@ ANYTHING = Tolerance(0.0, 0.0, max_outside=1.0)
 
 
 def refusal(inputs: Any, outputs: Any, session: Session = SESSION) -> str:
+    """The error, of one line, with which the memory is not bound."""
     with pytest.raises(BindError) as caught:
         session.bind(inputs, outputs)
     assert "\n" not in str(caught.value)
@@ -69,12 +71,19 @@ def tags(n: int = 5, capacity: int | None = None) -> Collection:
 # -- layouts ---------------------------------------------------------------------------------------
 
 
-def test_swapped_collections_and_names_that_are_not_there() -> None:
+def test_swapped_collections_are_named() -> None:
     with pytest.raises(BindError, match=r"'jets' has the layout of 'tags': are they swapped\?"):
         SESSION.bind(tags(), jets())
-    for ask in (SESSION.layout, lambda name: SESSION.collection(name, 5)):
-        with pytest.raises(BindError, match="no collection 'jet'; it has: jets, tags"):
-            ask("jet")
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [SESSION.layout, lambda name: SESSION.collection(name, 5)],
+    ids=["layout", "collection"],
+)
+def test_a_name_that_no_collection_has_is_refused(ask: Callable[[str], object]) -> None:
+    with pytest.raises(BindError, match="no collection 'jet'; it has: jets, tags"):
+        ask("jet")
 
 
 def floats(names: Sequence[str]) -> list[Any]:
@@ -98,19 +107,19 @@ def floats(names: Sequence[str]) -> list[Any]:
         (Layout(floats("abcdef"), storage="columns"), " is stored as 'columns' and aligned to 1"),
     ],
 )
-def test_layouts_that_are_not_the_models(layout: Layout, message: str) -> None:
+def test_a_layout_that_is_not_the_models_is_refused(layout: Layout, message: str) -> None:
     assert refusal(Collection(layout, 5), tags()).startswith(f"collection 'jets'{message}")
 
 
 @pytest.mark.parametrize("name", "abcdef")
 def test_every_column_of_a_layout_counts(name: str) -> None:
-    columns = [column(each, "int32" if each == name else "float32") for each in "abcdef"]
+    columns = [column(letter, "int32" if letter == name else "float32") for letter in "abcdef"]
     assert refusal(Collection(Layout(columns), 5), tags()) == (
         f"collection 'jets': column '{name}' is int32, the model was compiled for float32"
     )
 
 
-def test_an_eigen_column_of_another_shape() -> None:
+def test_an_eigen_column_of_another_shape_is_refused() -> None:
     signature = simple(Layout([eigen("m", "float32", 2, 3)]))
     turned = Collection(Layout([eigen("m", "float32", 3, 2)]), 5)
     assert refusal(turned, tags(), Session(signature, Records())) == (
@@ -139,19 +148,22 @@ def test_separate_columns_may_be_aligned_better_than_needed() -> None:
         ([jets()], "input is a list: give a Collection, or a dict of them by name"),
     ],
 )
-def test_what_is_no_collection_of_the_model(inputs: Any, message: str) -> None:
+def test_inputs_that_are_not_the_models_collections_are_refused(inputs: Any, message: str) -> None:
     assert refusal(inputs, tags()).startswith(message)
 
 
-def test_one_collection_where_the_model_has_several() -> None:
+def test_one_collection_where_the_model_has_several_is_refused() -> None:
     session = Session(detector.signature(), Records())
-    text = refusal(Collection(detector.HITS, 1), {}, session)
-    assert text == "the model has input collections hits, arrow, packed, pairs: give a dict"
-    text = refusal(jets(), {"jets": jets()})
-    assert text == "output collections jets given, the model has tags"
+    message = refusal(Collection(detector.HITS, 1), {}, session)
+    assert message == "the model has input collections hits, arrow, packed, pairs: give a dict"
 
 
-def test_another_device() -> None:
+def test_an_output_of_another_name_is_refused() -> None:
+    message = refusal(jets(), {"jets": jets()})
+    assert message == "output collections jets given, the model has tags"
+
+
+def test_memory_of_another_device_is_refused() -> None:
     elsewhere = Session(mlp_signature(), Records(), "meta")
     assert refusal(jets(), tags(), elsewhere) == (
         "collection 'jets' lies on cpu, the session runs on meta: load the model on the device "
@@ -167,17 +179,17 @@ def test_read_only_memory_is_an_input_only() -> None:
 # -- row counts ------------------------------------------------------------------------------------
 
 
-def test_rows_that_differ() -> None:
+def test_collections_of_one_dimension_with_different_rows_are_refused() -> None:
     assert refusal(jets(5), tags(6)) == (
         "collection 'tags' has 6 rows, 'jets' has 5: both are rows of 'n'"
     )
 
 
 @pytest.mark.parametrize("n", [0, 1, 101])
-def test_rows_outside_the_compiled_range(n: int) -> None:
-    refused = refusal(jets(n), tags(n))
-    assert refused.startswith(f"n = {n} is outside the compiled range 2 … 100: ")
-    assert "rows: unbounded" in refused
+def test_rows_outside_the_compiled_range_are_refused(n: int) -> None:
+    message = refusal(jets(n), tags(n))
+    assert message.startswith(f"n = {n} is outside the compiled range 2 … 100: ")
+    assert "rows: unbounded" in message
 
 
 @pytest.mark.parametrize("n", [2, 100])
@@ -187,34 +199,54 @@ def test_rows_at_the_ends_of_the_compiled_range(n: int) -> None:
     assert binding.rows == {"n": n}
 
 
-def test_rows_of_two_dimensions_are_independent() -> None:
-    signature = detector.signature()
-    session = Session(signature, Records())
+DETECTOR = Session(detector.signature(), Records())
+"""A session of a model with two row dimensions, `n` and `m`."""
 
-    def made(n: int, m: int) -> tuple[dict[str, Collection], dict[str, Collection]]:
-        size = {"n": n, "m": m}
-        inputs, outputs = (
-            {c: session.collection(c, size[signature.rows_of[c]]) for c in names}
-            for names in (signature.input_collections, signature.output_collections)
-        )
-        return inputs, outputs
 
-    binding = session.bind(*made(7, 60))
-    assert binding.rows == {"n": 7, "m": 60}
-    assert refusal(*made(7, 71), session).startswith("m = 71 is outside the compiled range 0 … 70")
-    inputs, outputs = made(7, 60)
-    outputs["loose"] = session.collection("loose", 8)
-    assert refusal(inputs, outputs, session) == (
-        "collection 'loose' has 8 rows, 'hits' has 7: both are rows of 'n'"
+def memory(n: int, m: int) -> tuple[dict[str, Collection], dict[str, Collection]]:
+    """Inputs and outputs of `DETECTOR`."""
+    signature, size = DETECTOR.signature, {"n": n, "m": m}
+    inputs, outputs = (
+        {name: DETECTOR.collection(name, size[signature.rows_of[name]]) for name in names}
+        for names in (signature.input_collections, signature.output_collections)
     )
+    return inputs, outputs
+
+
+def test_rows_of_two_dimensions_are_independent() -> None:
+    binding = DETECTOR.bind(*memory(7, 60))
+    assert binding.rows == {"n": 7, "m": 60}
     binding({"n": 3, "m": 9})
     assert binding.rows == {"n": 3, "m": 9}
-    with pytest.raises(BindError, match=r"rows for \['n'\], this model has \['m', 'n'\]"):
-        binding({"n": 3})
-    with pytest.raises(BindError, match=r"m = 61 is outside 0 … 60"):
-        binding({"n": 3, "m": 61})
-    with pytest.raises(BindError, match=r"n = 8 is outside 0 … 7"):
-        binding(8)
+
+
+def test_each_dimension_has_its_compiled_range() -> None:
+    message = refusal(*memory(7, 71), DETECTOR)
+    assert message.startswith("m = 71 is outside the compiled range 0 … 70")
+
+
+def test_collections_of_the_same_dimension_have_the_same_rows() -> None:
+    inputs, outputs = memory(7, 60)
+    outputs["loose"] = DETECTOR.collection("loose", 8)
+    assert refusal(inputs, outputs, DETECTOR) == (
+        "collection 'loose' has 8 rows, 'hits' has 7: both are rows of 'n'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ({"n": 3}, r"rows for \['n'\], this model has \['m', 'n'\]"),
+        ({"n": 3, "m": 61}, r"m = 61 is outside 0 … 60"),
+        (8, r"n = 8 is outside 0 … 7"),
+    ],
+)
+def test_rows_of_a_call_that_the_bound_memory_does_not_have_are_refused(
+    rows: Any, message: str
+) -> None:
+    binding = DETECTOR.bind(*memory(7, 60))
+    with pytest.raises(BindError, match=message):
+        binding(rows)
 
 
 # -- overlap ---------------------------------------------------------------------------------------
@@ -244,15 +276,15 @@ TWO = Signature.build(
     ],
 )
 def test_outputs_overlap_nothing(offsets: tuple[int, ...], names: str) -> None:
-    one, two, three, four = map(shared, offsets)
+    in1, in2, out1, out2 = map(shared, offsets)
     session = Session(TWO, Records())
-    text = refusal({"in1": one, "in2": two}, {"out1": three, "out2": four}, session)
-    assert text == f"collections {names} overlap in memory"
+    message = refusal({"in1": in1, "in2": in2}, {"out1": out1, "out2": out2}, session)
+    assert message == f"collections {names} overlap in memory"
 
 
 def test_neighbours_do_not_overlap_and_inputs_may() -> None:
-    one, two, three, four = map(shared, (0, 0, 384, 768))
-    Session(TWO, Records()).bind({"in1": one, "in2": two}, {"out1": three, "out2": four})
+    in1, in2, out1, out2 = map(shared, (0, 0, 384, 768))
+    Session(TWO, Records()).bind({"in1": in1, "in2": in2}, {"out1": out1, "out2": out2})
 
 
 # -- what is bound ---------------------------------------------------------------------------------
@@ -264,40 +296,47 @@ def test_arguments_are_views_of_the_callers_memory() -> None:
     records = Records()
     session = Session(signature, records)
     size = {"n": 7, "m": 5}
-    every = {
+    collections = {
         name: Collection(layout, size[signature.rows_of[name]], capacity=40)
         for name, layout in signature.layouts.items()
     }
     binding = session.bind(
-        {name: every[name] for name in signature.input_collections},
-        {name: every[name] for name in signature.output_collections},
+        {name: collections[name] for name in signature.input_collections},
+        {name: collections[name] for name in signature.output_collections},
     )
     binding()
     binding({"n": 33, "m": 2})
     for call in records.calls:
         for argument, tensor in zip(signature.arguments, call, strict=True):
-            if argument.kind == "carrier":
+            if argument.kind == "carrier":  # its shape alone is read, as that of the rows
                 assert tensor.nbytes == 0
-                continue
-            assert tensor.is_contiguous()
-            assert any(
-                piece.data_ptr() <= tensor.data_ptr()
-                and tensor.data_ptr() + tensor.nbytes <= piece.data_ptr() + piece.nbytes
-                for piece in every[argument.collection].memory()
-            ), argument
-            start = every[argument.collection].span(argument.column, argument.component).tensor()
-            assert tensor.data_ptr() == start.data_ptr()
-    shapes = [[tuple(t.shape) for t in call[:3]] for call in records.calls]
+            else:
+                collection = collections[argument.collection]
+                assert tensor.is_contiguous()
+                assert lies_within(tensor, collection), argument
+                start = collection.span(argument.column, argument.component).tensor()
+                assert tensor.data_ptr() == start.data_ptr()
+    shapes = [[tuple(tensor.shape) for tensor in call[:3]] for call in records.calls]
     assert shapes == [[(7, 0), (5, 0), (3, 64)], [(33, 0), (2, 0), (3, 64)]]
 
 
+def lies_within(tensor: torch.Tensor, collection: Collection) -> bool:
+    """Whether all bytes of the tensor are in one piece of the collection's memory."""
+    return any(
+        piece.data_ptr() <= tensor.data_ptr()
+        and tensor.data_ptr() + tensor.nbytes <= piece.data_ptr() + piece.nbytes
+        for piece in collection.memory()
+    )
+
+
 def test_a_binding_keeps_its_memory_alive(mlp: Built) -> None:
-    given, written = mlp.collections({"n": 100})
-    expected = given["jets"].memory()[0].clone()
-    binding = mlp.session("aoti").bind(given, written)
+    inputs, outputs = mlp.collections({"n": 100})
+    expected = inputs["jets"].memory()[0].clone()
+    binding = mlp.session("aoti").bind(inputs, outputs)
     binding()
-    answer = written["tags"].memory()[0].clone()
-    del given, written
+    answer = outputs["tags"].memory()[0].clone()
+    del inputs, outputs
+    # If the memory had been freed, some of these would be written into it.
     junk = [torch.full((len(expected),), 1, dtype=torch.uint8) for _ in range(100)]
     binding()
     assert torch.equal(binding.inputs["jets"].memory()[0], expected)
@@ -306,23 +345,24 @@ def test_a_binding_keeps_its_memory_alive(mlp: Built) -> None:
 
 
 def test_other_rows_of_the_same_memory_equal_a_fresh_binding(mlp: Built) -> None:
-    for name in mlp.files:
-        session = mlp.session(name)
-        given, written = mlp.collections({"n": 33}, spare=67)
-        binding = session.bind(given, written)
+    for engine in mlp.files:
+        session = mlp.session(engine)
+        inputs, outputs = mlp.collections({"n": 33}, spare=67)
+        binding = session.bind(inputs, outputs)
         whole, _ = mlp.collections({"n": 100})
-        for c in FEATURES:  # all 100 rows hold values; 33 of them are in use
-            given["jets"].span(c).tensor().copy_(whole["jets"].span(c).tensor())
+        for name in FEATURES:  # all 100 rows hold values; 33 of them are in use
+            inputs["jets"].span(name).tensor().copy_(whole["jets"].span(name).tensor())
         for n in (33, 0, 1, 100, 32, 33):
-            for c in CLASSES:
-                written["tags"].span(c).tensor().fill_(float("nan"))
+            answers = {name: outputs["tags"].span(name).tensor() for name in CLASSES}
+            for answer in answers.values():
+                answer.fill_(float("nan"))
             binding(n)
             assert binding.rows == {"n": n}
             fresh = Collection(TAGS, n, capacity=100)
-            session.run(given["jets"].rows(n), fresh)
-            for c in CLASSES:
-                assert torch.equal(written["tags"].span(c).tensor()[:n], fresh.tensor(c)), (name, n)
-                assert written["tags"].span(c).tensor()[n:].isnan().all()
+            session.run(inputs["jets"].rows(n), fresh)
+            for name, answer in answers.items():
+                assert torch.equal(answer[:n], fresh.tensor(name)), (engine, n)
+                assert answer[n:].isnan().all()
 
 
 @dataclass
@@ -331,12 +371,12 @@ class Bound:
 
     session: Session
     binding: Binding
-    written: dict[str, Collection]
-    given: dict[str, Collection]
+    inputs: dict[str, Collection]
+    outputs: dict[str, Collection]
 
     def answered(self, run: Callable[[], object]) -> int:
         """How many rows have answers after `run`. They are the first ones."""
-        column = self.written["tags"].span("x").tensor()
+        column = self.outputs["tags"].span("x").tensor()
         column.fill_(float("nan"))
         run()
         count = int((~column.isnan()).sum())
@@ -355,14 +395,14 @@ def of_33(mlp: Built, request: pytest.FixtureRequest) -> Bound:
         session = CheckedSession(mlp.signature, mlp.executable("aoti"), reference, allowed)
     else:
         session = mlp.session(request.param)
-    given, written = mlp.collections({"n": 33}, spare=67)
-    return Bound(session, session.bind(given, written), written, given)
+    inputs, outputs = mlp.collections({"n": 33}, spare=67)
+    return Bound(session, session.bind(inputs, outputs), inputs, outputs)
 
 
 def test_rows_of_a_call_are_for_that_call(of_33: Bound) -> None:
     binding = of_33.binding
     for n in (5, 50, 0):
-        assert of_33.answered(lambda n=n: binding(n)) == n  # type: ignore[misc]
+        assert of_33.answered(partial(binding, n)) == n
         assert of_33.answered(binding) == 33
 
 
@@ -372,7 +412,7 @@ def test_many_bindings_run_on_their_bound_rows(of_33: Bound, threads: int) -> No
     assert of_33.answered(lambda: of_33.session.run_many([of_33.binding], threads)) == 33
 
 
-def test_resized_rows_stay(of_33: Bound) -> None:
+def test_resized_rows_are_for_later_calls_too(of_33: Bound) -> None:
     binding = of_33.binding
     binding.resize(7)
     assert of_33.answered(binding) == 7
@@ -381,16 +421,16 @@ def test_resized_rows_stay(of_33: Bound) -> None:
     assert of_33.answered(binding) == 7
 
 
-def test_rows_of_other_memory(mlp: Built, of_33: Bound) -> None:
+def test_other_memory_brings_its_own_rows(mlp: Built, of_33: Bound) -> None:
     binding = of_33.binding
     binding.resize(5)
     binding.rebind(*mlp.collections({"n": 11}))
-    binding.rebind(of_33.given, of_33.written)
+    binding.rebind(of_33.inputs, of_33.outputs)
     assert of_33.answered(binding) == 33
 
 
 @pytest.mark.parametrize("n", [-1, 1, 51, 10**12])
-def test_other_rows_beyond_the_memory_or_the_range(n: int) -> None:
+def test_other_rows_beyond_the_memory_or_the_range_are_refused(n: int) -> None:
     binding = SESSION.bind(jets(5, capacity=50), tags(5, capacity=60))
     with pytest.raises(BindError) as caught:
         binding(n)
@@ -398,14 +438,17 @@ def test_other_rows_beyond_the_memory_or_the_range(n: int) -> None:
         f"n = {n} is outside 2 … 50 (compiled for up to 100, and the bound memory holds 50)"
     )
     assert binding.rows == {"n": 5}
-    roomy = SESSION.bind(jets(5, capacity=500), tags(5, capacity=500))
-    roomy(100)
+
+
+def test_rows_up_to_the_compiled_range_run_in_larger_memory() -> None:
+    binding = SESSION.bind(jets(5, capacity=500), tags(5, capacity=500))
+    binding(100)
     with pytest.raises(BindError, match="n = 101 is outside 2 … 100"):
-        roomy(101)
+        binding(101)
 
 
 @pytest.mark.parametrize("rows", [2.5, "7", {"n": None}, [7], True])
-def test_what_is_no_row_count(rows: Any) -> None:
+def test_rows_that_are_no_integer_are_refused(rows: Any) -> None:
     binding = SESSION.bind(jets(5, capacity=50), tags(5, capacity=50))
     with pytest.raises(BindError, match="integer"):
         binding(rows)
@@ -461,76 +504,107 @@ def test_a_scalar_is_written_without_rows_too() -> None:
 
 def test_rebound_memory_equals_a_fresh_binding(mlp: Built) -> None:
     """With another address, n and padded length, in every engine."""
-    for name in mlp.files:
-        session = mlp.session(name)
-        given, written = mlp.collections({"n": 33})
-        binding = session.bind(given, written)
+    for engine in mlp.files:
+        session = mlp.session(engine)
+        first = mlp.collections({"n": 33})
+        binding = session.bind(*first)
         for n, spare in ((100, 0), (7, 60), (33, 31), (0, 5), (1000, 1)):
             inputs, outputs = mlp.collections({"n": n}, spare)
-            _, expected = mlp.collections({"n": n})
             binding.rebind(inputs, outputs)
             binding()
-            session.run(mlp.collections({"n": n})[0], expected)
             assert binding.rows == {"n": n}
-            for c in CLASSES:
-                assert torch.equal(outputs["tags"].tensor(c), expected["tags"].tensor(c)), (name, n)
-        assert not written["tags"].memory()[0].any()  # the first memory is not used
+            fresh, expected = mlp.collections({"n": n})
+            session.run(fresh, expected)
+            for name in CLASSES:
+                answers = outputs["tags"].tensor(name)
+                assert torch.equal(answers, expected["tags"].tensor(name)), (engine, n)
+        assert not first[1]["tags"].memory()[0].any()  # the first outputs are not written
 
 
-def test_memory_that_does_not_fit_leaves_the_binding_as_it_was() -> None:
-    session = Session(mlp_signature(100, (), 2), Records())
-    given, written = jets(), tags()
-    binding = session.bind(given, written)
-    short = Collection(Layout(floats("abcde")), 5)
-    refused: list[tuple[Any, Any, str]] = [
-        (short, tags(), "collection 'jets' has the columns a, b, c, d, e"),
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "message"),
+    [
+        (Collection(Layout(floats("abcde")), 5), tags(), "collection 'jets' has the columns a, b"),
         (jets(5), tags(6), "both are rows of 'n'"),
         ({"tracks": jets()}, tags(), "input collections tracks given"),
-    ]
-    for inputs, outputs, message in refused:
-        with pytest.raises(BindError, match=message):
-            binding.rebind(inputs, outputs)
-    assert binding.inputs["jets"] is given
-    assert binding.outputs["tags"] is written
+    ],
+    ids=["a missing column", "different rows", "another name"],
+)
+def test_memory_that_does_not_fit_leaves_the_binding_as_it_was(
+    inputs: Any, outputs: Any, message: str
+) -> None:
+    first_inputs, first_outputs = jets(), tags()
+    binding = SESSION.bind(first_inputs, first_outputs)
+    with pytest.raises(BindError, match=message):
+        binding.rebind(inputs, outputs)
+    assert binding.inputs["jets"] is first_inputs
+    assert binding.outputs["tags"] is first_outputs
     assert binding.rows == {"n": 5}
 
 
-@pytest.mark.parametrize("kind", ["plain", "ranged", "checked"])
-def test_two_threads_on_one_binding_are_refused(kind: str) -> None:
+@dataclass(frozen=True)
+class InUse:
+    """A binding of 7 rows, which another thread is using until `finish` is called."""
+
+    session: Session
+    binding: Binding
+    finish: Callable[[], None]
+
+
+@pytest.fixture(params=["plain", "ranged", "checked"])
+def in_use(request: pytest.FixtureRequest) -> Iterator[InUse]:
     inside, leave = threading.Event(), threading.Event()
 
     def wait(arguments: Sequence[torch.Tensor]) -> None:
         inside.set()
-        leave.wait(60)
+        leave.wait(10)  # so that a use that waits, instead of being refused, ends too
 
     slow = rogues.Calls(wait)
-
     signature = mlp_signature(100, (), 2)
     session = {
         "plain": Session(signature, slow),
         "ranged": Session(signature, RangedExecutable([(6, Records())], slow)),
         "checked": CheckedSession(signature, slow, Records(), {"probabilities": ANYTHING}),
-    }[kind]
+    }[request.param]
     binding = session.bind(jets(5, 50), tags(5, 50))
     binding.resize(7)
     other = threading.Thread(target=binding)
+
+    def finish() -> None:
+        leave.set()
+        other.join()
+
     other.start()
-    assert inside.wait(60)
-    uses: list[Callable[[], object]] = [
-        binding,
-        lambda: session.run_many([binding]),
-        lambda: binding(8),
-        lambda: binding.resize(8),
-        lambda: binding.rebind(jets(), tags()),
-    ]
-    for use in uses:
-        with pytest.raises(RunError, match="another thread is using this binding"):
-            use()
-    leave.set()
-    other.join()
-    assert binding.rows == {"n": 7}
-    binding.rebind(jets(6), tags(6))
-    assert binding.rows == {"n": 6}
+    try:
+        assert inside.wait(60)
+        yield InUse(session, binding, finish)
+    finally:
+        finish()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        pytest.param(lambda session, binding: binding(), id="call"),
+        pytest.param(lambda session, binding: session.run_many([binding]), id="run_many"),
+        pytest.param(lambda session, binding: binding(8), id="call with rows"),
+        pytest.param(lambda session, binding: binding.resize(8), id="resize"),
+        pytest.param(lambda session, binding: binding.rebind(jets(), tags()), id="rebind"),
+    ],
+)
+def test_two_threads_on_one_binding_are_refused(
+    in_use: InUse, use: Callable[[Session, Binding], object]
+) -> None:
+    with pytest.raises(RunError, match="another thread is using this binding"):
+        use(in_use.session, in_use.binding)
+    in_use.finish()
+    assert in_use.binding.rows == {"n": 7}
+
+
+def test_a_binding_is_free_again_after_its_call(in_use: InUse) -> None:
+    in_use.finish()
+    in_use.binding.rebind(jets(6), tags(6))
+    assert in_use.binding.rows == {"n": 6}
 
 
 # -- windows ---------------------------------------------------------------------------------------
@@ -546,27 +620,29 @@ def test_windows_that_keep_the_alignment_are_bound(start: int) -> None:
 
 
 def test_other_windows_are_bound_where_validation_has_tried_them() -> None:
-    given = jets(200).window(10, 15)
-    text = refusal(given, tags())
-    assert "row 10" in text and "multiple of 32" in text
+    window = jets(200).window(10, 15)
+    message = refusal(window, tags())
+    assert "row 10" in message
+    assert "multiple of 32" in message
     binding = SESSION.bind(jets(), tags())
     with pytest.raises(BindError, match="row 10"):
-        binding.rebind(given, tags())
+        binding.rebind(window, tags())
     free = Session(mlp_signature(100, (), 2), Records(), any_start=True)
-    free.bind(given, tags(300).window(7, 12))()
+    free.bind(window, tags(300).window(7, 12))()
     assert "row 7" in refusal(jets(), tags(300).window(7, 12))
 
 
 def test_separate_columns_begin_at_any_row() -> None:
-    layout = Layout(floats("a"), storage="columns")
-    answers = Layout(floats("x"), storage="columns")
-    session = Session(simple(layout, answers), Records())
-    for start in range(34):
-        given, written = Collection(layout, 50), Collection(answers, 50)
-        session.bind(given.window(start, start + 5), written.window(start + 1, start + 6))()
+    signature = simple(
+        Layout(floats("a"), storage="columns"), Layout(floats("x"), storage="columns")
+    )
+    session = Session(signature, Records())
+    for start in range(34):  # beyond the 32 float32 of 128 bytes
+        inputs, outputs = session.collection("i", 50), session.collection("o", 50)
+        session.bind(inputs.window(start, start + 5), outputs.window(start + 1, start + 6))()
 
 
-def test_windows_of_one_memory() -> None:
+def test_windows_of_one_memory_may_not_overlap() -> None:
     layout = Layout(floats("xy"))
     both = Signature.build(
         {"i": layout, "o": layout},
@@ -584,20 +660,26 @@ def test_what_was_copied_is_no_output(storage: Any) -> None:
     layout = Layout(floats("x"), storage=storage)
     session = Session(simple(Layout(floats("a")), layout), Records(), any_start=True)
     copied = as_collection({"x": np.zeros(10, "f4")[::2]}, layout)
-    for part in (copied, copied.window(1, 4), copied.rows(3), copied.window(1, 4).rows(2)):
-        text = refusal(Collection(Layout(floats("a")), part.n), part, session)
-        assert "read-only" in text and "as_collection copied x" in text
+    for view in (copied, copied.window(1, 4), copied.rows(3), copied.window(1, 4).rows(2)):
+        message = refusal(Collection(Layout(floats("a")), view.n), view, session)
+        assert "read-only" in message
+        assert "as_collection copied x" in message
         with pytest.raises(ValueError, match="read-only"):
-            part["x"][:] = 1
+            view["x"][:] = 1
 
 
-def test_what_sessions_and_bindings_are() -> None:
-    origin = Origin("jets", "3", None, "cpu/x86-64-v3", "aoti")
-    session = Session(mlp_signature(100, (), 2), Records(), origin=origin)
-    binding = session.bind(jets(), tags())
-    for made in (session, binding):
-        for part in ("jets/3", "aoti", "cpu/x86-64-v3", "tags"):
-            assert part in repr(made)
+ORIGIN = Origin("jets", "3", None, "cpu/x86-64-v3", "aoti")
+
+
+def test_sessions_and_bindings_show_their_version_and_collections() -> None:
+    session = Session(mlp_signature(100, (), 2), Records(), origin=ORIGIN)
+    for shown in (repr(session), repr(session.bind(jets(), tags()))):
+        for word in ("jets/3", "aoti", "cpu/x86-64-v3", "tags"):
+            assert word in shown
+
+
+def test_a_binding_shows_its_bound_rows() -> None:
+    binding = SESSION.bind(jets(), tags())
     binding.resize(3)
-    binding(4)
+    binding(4)  # for this call alone
     assert "n=3" in repr(binding)

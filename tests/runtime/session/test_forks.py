@@ -30,6 +30,7 @@ def one_thread() -> None:
 
 
 def opened(mlp: Built, name: str, threads: int = 1) -> Session:
+    """A session of an engine's artifact."""
     return Session(mlp.signature, engine(name).open(mlp.files[name], CPU, threads))
 
 
@@ -60,16 +61,16 @@ def test_a_session_works_in_the_child(mlp: Built, name: str) -> None:
     binding()
     expected = tags.memory()[0].clone()
 
-    def right(binding: Binding, tags: Collection) -> None:
+    def require_right(binding: Binding, tags: Collection) -> None:
         tags.memory()[0].zero_()
         binding()
         assert torch.equal(tags.memory()[0], expected)
 
-    assert in_a_child(lambda: right(binding, tags)) == "nothing"
-    assert in_a_child(lambda: right(*bound(mlp, session, 33))) == "nothing"
-    assert in_a_child(lambda: right(*bound(mlp, opened(mlp, name), 33))) == "nothing"
+    assert in_a_child(lambda: require_right(binding, tags)) == "nothing"
+    assert in_a_child(lambda: require_right(*bound(mlp, session, 33))) == "nothing"
+    assert in_a_child(lambda: require_right(*bound(mlp, opened(mlp, name), 33))) == "nothing"
     assert in_a_child(session.close) == "nothing"
-    right(binding, tags)
+    require_right(binding, tags)
 
 
 def test_run_many_finds_threads_of_its_own_in_the_child(mlp: Built) -> None:
@@ -80,20 +81,22 @@ def test_run_many_finds_threads_of_its_own_in_the_child(mlp: Built) -> None:
     session.run_many(bindings, threads=2)
 
 
-def test_a_session_that_another_thread_was_running(mlp: Built) -> None:
+def test_a_session_that_another_thread_was_running_is_refused_in_the_child(mlp: Built) -> None:
     """The child refuses the session, unless the other thread was just between two calls."""
     session = Session(mlp.signature, engine("aoti").open(mlp.files["aoti"], CPU, instances=1))
     binding, _ = bound(mlp, session, 33)
     with running(bound(mlp, session, 4099)[0]):
         for use in (binding, lambda: bound(mlp, session, 33)[0]()):
-            tries = (in_a_child(use) for _ in range(1000))
-            refused = next((said for said in tries if said != "nothing"), "nothing")
-            assert refused.startswith("RunError: this session was opened before")
+            errors = (in_a_child(use) for _ in range(1000))
+            first_error = next((error for error in errors if error != "nothing"), "nothing")
+            assert first_error.startswith("RunError: this session was opened before")
         assert [in_a_child(session.close) for _ in range(5)] == ["nothing"] * 5
     binding()
 
 
-def test_a_session_of_onnx_runtime_that_another_thread_was_running(mlp: Built) -> None:
+def test_a_session_of_onnx_runtime_that_another_thread_was_running_is_refused_in_the_child(
+    mlp: Built,
+) -> None:
     pytest.importorskip("onnxscript")
     session = opened(mlp, "onnxruntime")
     binding, other = bound(mlp, session, 33)[0], bound(mlp, session, 33)[0]
@@ -111,9 +114,10 @@ def test_runs_of_several_threads_are_refused_in_the_child(mlp: Built, name: str)
     session = opened(mlp, name, threads=2)
     binding, _ = bound(mlp, session, 4099)
     binding()
-    theirs = "this session was opened before a fork, with several threads"
-    says = theirs if name == "onnxruntime" else "OpenMP's threads do not come through a fork"
-    assert in_a_child(binding).startswith(f"RunError: {says}")
+    message = "OpenMP's threads do not come through a fork"
+    if name == "onnxruntime":  # it has threads of its own
+        message = "this session was opened before a fork, with several threads"
+    assert in_a_child(binding).startswith(f"RunError: {message}")
     assert in_a_child(session.close) == "nothing"
     binding()
 
@@ -131,26 +135,39 @@ def test_a_model_is_deployed_in_the_child_where_it_was_being_deployed(mlp: Built
     session = MultiDeviceSession(mlp.signature, open_on)
     slow.start()
     assert begun.wait(60)
-    given, written = mlp.collections({"n": 5})
-    assert in_a_child(lambda: session.run(given, written)) == "nothing"
+    inputs, outputs = mlp.collections({"n": 5})
+    assert in_a_child(lambda: session.run(inputs, outputs)) == "nothing"
     assert in_a_child(session.close) == "nothing"
     end.set()
     slow.join()
 
 
-@pytest.mark.parametrize("use", ["submit", "waiting", "close"])
-def test_a_scheduler_stays_with_its_process(mlp: Built, use: str) -> None:
-    given, written = mlp.collections({"n": 5})
+@pytest.fixture
+def scheduler(mlp: Built) -> Iterator[Scheduler]:
     with Scheduler([opened(mlp, "aoti")]) as scheduler:
-        uses: dict[str, Callable[[], object]] = {
-            "submit": lambda: scheduler.submit(given, written),
-            "waiting": lambda: scheduler.waiting,
-            "close": scheduler.close,
-        }
-        with scheduler._changed:  # held by a thread that a fork loses
-            said = in_a_child(uses[use])
-        if use == "close":
-            assert said == "nothing"
-        else:
-            assert said.startswith("RunError: this scheduler was opened before a fork")
-        scheduler.submit(given, written).result(60)
+        yield scheduler
+
+
+def error_in_a_child(scheduler: Scheduler, use: Callable[[], object]) -> str:
+    """The error in a child that was forked while another thread had the scheduler's lock."""
+    with scheduler._changed:
+        return in_a_child(use)
+
+
+def test_a_scheduler_takes_no_event_in_the_child(mlp: Built, scheduler: Scheduler) -> None:
+    inputs, outputs = mlp.collections({"n": 5})
+    error = error_in_a_child(scheduler, lambda: scheduler.submit(inputs, outputs))
+    assert error.startswith("RunError: this scheduler was opened before a fork")
+    scheduler.submit(inputs, outputs).result(60)
+
+
+def test_a_scheduler_does_not_count_events_in_the_child(scheduler: Scheduler) -> None:
+    error = error_in_a_child(scheduler, lambda: scheduler.waiting)
+    assert error.startswith("RunError: this scheduler was opened before a fork")
+
+
+def test_a_scheduler_is_closed_in_the_child_without_an_effect_on_its_parent(
+    mlp: Built, scheduler: Scheduler
+) -> None:
+    assert error_in_a_child(scheduler, scheduler.close) == "nothing"
+    scheduler.submit(*mlp.collections({"n": 5})).result(60)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 import torch
 
 from engines.base import Executable
@@ -30,26 +31,46 @@ class Named(Executable):
         self.closed = True
 
 
-def test_the_first_limit_above_n_decides() -> None:
-    log: list[tuple[str, int]] = []
-    parts = [Named(name, log) for name in ("tiny", "small", "large")]
-    executable = RangedExecutable([(10, parts[0]), (50, parts[1])], parts[2])
-    session = Session(mlp_signature(), executable)
-    sizes = (1, 9, 10, 49, 50, 100)
-    for n in sizes:
+@pytest.fixture
+def log() -> list[tuple[str, int]]:
+    """The name and n of each artifact that `session` has run."""
+    return []
+
+
+@pytest.fixture
+def artifacts(log: list[tuple[str, int]]) -> list[Named]:
+    return [Named(name, log) for name in ("tiny", "small", "large")]
+
+
+@pytest.fixture
+def session(artifacts: list[Named]) -> Session:
+    """A session of `tiny` below 10 rows, `small` below 50 rows and else `large`."""
+    tiny, small, large = artifacts
+    return Session(mlp_signature(), RangedExecutable([(10, tiny), (50, small)], large))
+
+
+RUNS = [("tiny", 1), ("tiny", 9), ("small", 10), ("small", 49), ("large", 50), ("large", 100)]
+
+
+def test_the_first_limit_above_n_decides(session: Session, log: list[tuple[str, int]]) -> None:
+    for _, n in RUNS:
         session.run(session.collection("jets", n), session.collection("tags", n))
-    expected = [
-        ("tiny", 1), ("tiny", 9), ("small", 10), ("small", 49), ("large", 50), ("large", 100),
-    ]  # fmt: skip
-    assert log == expected
-    log.clear()
+    assert log == RUNS
+
+
+def test_the_rows_of_each_call_decide(session: Session, log: list[tuple[str, int]]) -> None:
     binding = session.bind(session.collection("jets", 100), session.collection("tags", 100))
-    for n in sizes:
+    for _, n in RUNS:
         binding(n)
     binding(0)  # nothing to write
-    assert log == expected
+    assert log == RUNS
+
+
+def test_closing_a_session_closes_all_its_artifacts(
+    session: Session, artifacts: list[Named]
+) -> None:
     session.close()
-    assert all(part.closed for part in parts)
+    assert all(artifact.closed for artifact in artifacts)
 
 
 def test_every_n_gives_the_bits_of_its_own_artifact(mlp: Built) -> None:
@@ -58,22 +79,23 @@ def test_every_n_gives_the_bits_of_its_own_artifact(mlp: Built) -> None:
     plain: Executable = mlp.executable("exported")
     mixed = Session(mlp.signature, RangedExecutable([(33, native)], plain))
     alone = {"native": Session(mlp.signature, native), "plain": Session(mlp.signature, plain)}
-    given, written = mlp.collections({"n": 100})
-    binding = mixed.bind(given, written)
+    inputs, outputs = mlp.collections({"n": 100})
+    binding = mixed.bind(inputs, outputs)
     for turn, n in enumerate((100, 32, 33, 1, 57, 31)):
         if turn == 3:
-            _, written = mlp.collections({"n": 100}, spare=40)
-            binding.rebind(given, written)
-        for c in CLASSES:
-            written["tags"].span(c).tensor().fill_(float("nan"))
+            _, outputs = mlp.collections({"n": 100}, spare=40)
+            binding.rebind(inputs, outputs)
+        answers = {name: outputs["tags"].span(name).tensor() for name in CLASSES}
+        for answer in answers.values():
+            answer.fill_(float("nan"))
         if turn % 2:
             binding(n)
         else:
             binding.resize(n)
             mixed.run_many([binding])
-        expected = Collection(TAGS, n, capacity=written["tags"].capacity)
+        expected = Collection(TAGS, n, capacity=outputs["tags"].capacity)
         own = alone["native" if n < 33 else "plain"]
-        own.run(given["jets"].rows(n), expected)
-        for c in CLASSES:
-            assert torch.equal(written["tags"].span(c).tensor()[:n], expected.tensor(c)), n
-            assert written["tags"].span(c).tensor()[n:].isnan().all()
+        own.run(inputs["jets"].rows(n), expected)
+        for name, answer in answers.items():
+            assert torch.equal(answer[:n], expected.tensor(name)), n
+            assert answer[n:].isnan().all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -19,30 +20,46 @@ from tests.models.building import ENGINES, TAGS, Built, mlp_signature
 from tests.models.mlps import FEATURES
 
 
-def test_collections_by_name_or_alone() -> None:
+def test_a_session_makes_collections_of_its_layouts() -> None:
+    tags = Session(mlp_signature(), rogues.honest()).collection("tags", 3, 9)
+    assert (tags.layout, tags.n, tags.capacity, tags.device) == (TAGS, 3, 9, "cpu")
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_collections_are_given_alone_or_by_name(by_name: bool) -> None:
     session = Session(mlp_signature(), rogues.honest())
-    jets, one, other = (session.collection(name, 3, 9) for name in ("jets", "tags", "tags"))
-    assert (one.layout, one.n, one.capacity, one.device) == (TAGS, 3, 9, "cpu")
-    for k, name in enumerate(FEATURES):
-        jets.tensor(name).fill_(k + 1)
-    session.run(jets, one)
-    session.run({"jets": jets}, {"tags": other})
-    for tags in (one, other):
-        assert tags.tensor("x").tolist() == [3.0] * 3
-        assert tags.tensor("z").tolist() == [9.0] * 3
+    jets, tags = session.collection("jets", 3), session.collection("tags", 3)
+    for i, name in enumerate(FEATURES):
+        jets.tensor(name).fill_(i + 1)
+    if by_name:
+        session.run({"jets": jets}, {"tags": tags})
+    else:
+        session.run(jets, tags)
+    assert tags.tensor("x").tolist() == [3.0] * 3
+    assert tags.tensor("z").tolist() == [9.0] * 3
 
 
-def test_an_origin_says_what_runs() -> None:
-    assert str(Origin("jets", "3", "ab12", "cpu/arm", "aoti")) == "jets/3 (aoti, cpu/arm)"
-    assert str(Origin("jets", None, None, "cpu/arm", "aoti")) == "jets (aoti, cpu/arm)"
+@pytest.mark.parametrize(
+    ("origin", "text"),
+    [
+        (Origin("jets", "3", "ab12", "cpu/arm", "aoti"), "jets/3 (aoti, cpu/arm)"),
+        (Origin("jets", None, None, "cpu/arm", "aoti"), "jets (aoti, cpu/arm)"),
+    ],
+    ids=["of a registry", "of a folder"],
+)
+def test_an_origin_says_what_runs(origin: Origin, text: str) -> None:
+    assert str(origin) == text
 
 
 @dataclass(frozen=True)
 class Call:
+    """A binding and the outputs that it writes."""
+
     binding: Binding
     tags: Collection
 
     def answers(self) -> bytes:
+        """The bytes of the outputs after a run."""
         self.tags.memory()[0].zero_()
         self.binding()
         return self.tags.memory()[0].numpy().tobytes()
@@ -60,8 +77,8 @@ def test_threads_give_the_bits_of_a_serial_run(mlp: Built, name: str) -> None:
     def bound(thread: int) -> list[Call]:
         calls = []
         for n in sizes[thread:] + sizes[:thread]:
-            given, written = mlp.collections({"n": n}, spare=thread)
-            calls.append(Call(session.bind(given, written), written["tags"]))
+            inputs, outputs = mlp.collections({"n": n}, spare=thread)
+            calls.append(Call(session.bind(inputs, outputs), outputs["tags"]))
         return calls
 
     def answers_in_turn(calls: list[Call], turns: int = 40) -> list[list[bytes]]:
@@ -76,13 +93,23 @@ def test_threads_give_the_bits_of_a_serial_run(mlp: Built, name: str) -> None:
         assert [*pool.map(in_a_thread, range(threads))] == expected
 
 
+def is_refused(use: Callable[[], object]) -> bool:
+    """Whether the use of a binding is refused as another thread is in it."""
+    try:
+        use()
+    except RunError as error:
+        assert "another thread" in str(error)
+        return True
+    return False
+
+
 @pytest.mark.usefixtures("restless")
 @pytest.mark.parametrize("name", ENGINES)
 def test_threads_on_one_binding_are_refused_or_right(mlp: Built, name: str) -> None:
-    given, written = mlp.collections({"n": 4099})
-    binding = mlp.session(name).bind(given, written)
+    inputs, outputs = mlp.collections({"n": 4099})
+    binding = mlp.session(name).bind(inputs, outputs)
     binding()
-    answers = written["tags"].memory()[0]
+    answers = outputs["tags"].memory()[0]
     expected = answers.clone()
     answers.zero_()
     start, refused = threading.Barrier(4), set[str]()
@@ -93,14 +120,13 @@ def test_threads_on_one_binding_are_refused_or_right(mlp: Built, name: str) -> N
         answered = 0
         start.wait()
         for _ in range(100_000):
-            for kind, use in (("call", binding), ("change", binding.require_idle)):
-                try:
-                    use()
-                    answered += kind == "call"
-                except RunError as error:
-                    assert "another thread" in str(error)
-                    refused.add(kind)
-            if len(refused) == 2:
+            if is_refused(binding):
+                refused.add("call")
+            else:
+                answered += 1
+            if is_refused(binding.require_idle):
+                refused.add("change")
+            if refused == {"call", "change"}:
                 break
         return answered
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from runtime.errors import BindError
+from runtime.session.binding import Binding
 from runtime.session.session import Session
 from runtime.session.streams import raw_stream
 from tests.models import rogues
@@ -25,6 +26,8 @@ class Protocol:
 
 
 class OlderCuPy:
+    """A stream as older CuPy makes it; device -1: none was named."""
+
     def __init__(self, device_id: int) -> None:
         self.ptr = 0xC0DE
         self.device_id = device_id
@@ -40,7 +43,7 @@ class OlderCuPy:
         (OlderCuPy(-1), 0xC0DE),
     ],
 )
-def test_what_a_stream_may_be(stream: Any, handle: int) -> None:
+def test_a_stream_of_any_library_has_a_handle(stream: Any, handle: int) -> None:
     assert raw_stream(stream, GPU) == handle
 
 
@@ -53,25 +56,26 @@ def test_what_a_stream_may_be(stream: Any, handle: int) -> None:
         (OlderCuPy(0), "the stream is of cuda:0, the model runs on cuda:1"),
     ],
 )
-def test_what_it_may_not_be(stream: Any, message: str) -> None:
+def test_an_object_that_is_no_stream_of_the_device_is_refused(stream: Any, message: str) -> None:
     with pytest.raises(BindError) as caught:
         raw_stream(stream, GPU)
     assert str(caught.value) == message
 
 
-def test_the_cpu_has_no_streams() -> None:
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda session, binding: binding(stream=0),
+        lambda session, binding: session.run(binding.inputs, binding.outputs, stream=1),
+        lambda session, binding: session.run_many([binding], stream=1),
+    ],
+    ids=["call", "run", "run_many"],
+)
+def test_the_cpu_has_no_streams(use: Callable[[Session, Binding], None]) -> None:
     session = Session(mlp_signature(), rogues.honest())
-    given, written = session.collection("jets", 3), session.collection("tags", 3)
-    binding = session.bind(given, written)
-    message = "stream= was given, but the model runs on the CPU, which has no streams"
-    uses: list[Callable[[], None]] = [
-        lambda: binding(stream=0),
-        lambda: session.run(given, written, stream=1),
-        lambda: session.run_many([binding], stream=1),
-    ]
-    for use in uses:
-        with pytest.raises(BindError, match=message):
-            use()
+    binding = session.bind(session.collection("jets", 3), session.collection("tags", 3))
+    with pytest.raises(BindError, match="the model runs on the CPU, which has no streams"):
+        use(session, binding)
 
 
 @pytest.mark.cuda
@@ -82,14 +86,24 @@ def test_outputs_are_ready_in_stream_order() -> None:
     jets, tags = session.collection("jets", 4096), session.collection("tags", 4096)
     binding = session.bind(jets, tags)
     side = torch.cuda.Stream(device)
-    for k, stream in enumerate((side, side.cuda_stream), start=1):
+    for i, stream in enumerate((side, side.cuda_stream), start=1):
         with torch.cuda.stream(side):
-            torch.cuda._sleep(20_000_000)
-            jets.tensor("a").fill_(k)
+            torch.cuda._sleep(20_000_000)  # ticks: a run on another stream would come too early
+            jets.tensor("a").fill_(i)
             binding(stream=stream)
             answer = tags.tensor("x").clone()
         side.synchronize()
-        assert answer.eq(3 * k).all()
-    if torch.cuda.device_count() > 1:
-        with pytest.raises(BindError, match="the stream is of"):
-            binding(stream=torch.cuda.Stream(torch.device("cuda", device.index ^ 1)))
+        assert answer.eq(3 * i).all()
+
+
+@pytest.mark.cuda
+def test_a_stream_of_another_gpu_is_refused() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("there is one GPU")
+    session = Session(mlp_signature(), rogues.honest(), torch.device("cuda", 0))
+    with pytest.raises(BindError, match="the stream is of"):
+        session.run(
+            session.collection("jets", 3),
+            session.collection("tags", 3),
+            stream=torch.cuda.Stream(torch.device("cuda", 1)),
+        )

@@ -24,17 +24,20 @@ from tests.models.building import Built, mlp_signature
 ROOT = Path(__file__).parents[3]
 ORIGIN = Origin("jets", "3", "digest", "cpu/x86-64-v3", "lanes")
 LABELS = {"model": "jets", "version": "3", "engine": "lanes", "target": "cpu/x86-64-v3"}
-Asked = Callable[[str], None]
+SetUp = Callable[[str], None]
+"""Sets the variable: a port, 0 for any free one, or the path of a file."""
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Asked]:
-    def ask(where: str) -> None:
+def set_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[SetUp]:
+    """Metrics are written or served as this sets up, until the test ends."""
+
+    def set_variable(where: str) -> None:
         monkeypatch.setenv(VARIABLE, where)
         telemetry.cache_clear()
 
     telemetry.cache_clear()
-    yield ask
+    yield set_variable
     monkeypatch.undo()
     telemetry.cache_clear()
 
@@ -45,17 +48,20 @@ def bound(session: Session, n: int = 7) -> Binding:
 
 def samples(text: str) -> dict[str, float]:
     """The samples with our labels, by name; failures also by error."""
-    found = {}
-    for sample in (sample for family in families(text) for sample in family.samples):
-        if "le" not in sample.labels and LABELS.items() <= sample.labels.items():
-            found[" ".join([sample.name, sample.labels.get("error", "")]).strip()] = sample.value
-    return found
+    values = {}
+    for family in families(text):
+        for sample in family.samples:
+            if "le" not in sample.labels and LABELS.items() <= sample.labels.items():
+                name = f"{sample.name} {sample.labels.get('error', '')}".strip()
+                values[name] = sample.value
+    return values
 
 
 def served() -> str:
-    there = telemetry()
-    assert there is not None and there.port is not None
-    with urlopen(f"http://127.0.0.1:{there.port}/metrics") as answer:
+    """What Prometheus gets from this process."""
+    exporter = telemetry()
+    assert exporter is not None and exporter.port is not None
+    with urlopen(f"http://127.0.0.1:{exporter.port}/metrics") as answer:
         text: str = answer.read().decode()
     return text
 
@@ -69,31 +75,45 @@ def test_without_the_variable_a_call_is_the_native_one(
     assert binding._native is binding.prepared.run
 
 
-def test_calls_rows_and_failures(asked: Asked, caplog: pytest.LogCaptureFixture) -> None:
-    asked("0")
-    broken = False
+def fail_on_two_rows(n: int, *_: object) -> None:
+    if n == 2:
+        raise ValueError('a "quoted" reason')
 
-    def then(*_: object) -> None:
-        if broken:
-            raise ValueError('a "quoted" reason')
 
-    binding = bound(Session(mlp_signature(), rogues.Rogue(then), origin=ORIGIN))
+def test_calls_are_counted_with_their_rows_and_times(set_up: SetUp) -> None:
+    set_up("0")
+    binding = bound(Session(mlp_signature(), rogues.honest(), origin=ORIGIN), 7)
     binding()
     binding(5)
-    broken = True
+    values = samples(served())
+    assert values["soa_call_seconds_count"] == 2
+    assert values["soa_rows_total"] == 7 + 5
+    assert 0 < values["soa_call_seconds_sum"] < 60
+
+
+def test_a_failure_is_counted_by_its_error_and_not_as_a_call(set_up: SetUp) -> None:
+    set_up("0")
+    binding = bound(Session(mlp_signature(), rogues.Rogue(fail_on_two_rows), origin=ORIGIN), 7)
+    binding()
+    with pytest.raises(ValueError):
+        binding(2)
+    values = samples(served())
+    assert values["soa_failures_total ValueError"] == 1
+    assert (values["soa_call_seconds_count"], values["soa_rows_total"]) == (1, 7)
+
+
+def test_a_failure_is_logged_as_json(set_up: SetUp, caplog: pytest.LogCaptureFixture) -> None:
+    set_up("0")
+    binding = bound(Session(mlp_signature(), rogues.Rogue(fail_on_two_rows), origin=ORIGIN))
     with caplog.at_level(logging.WARNING), pytest.raises(ValueError):
         binding(2)
-    found = samples(served())
-    assert found["soa_call_seconds_count"] == 2
-    assert found["soa_rows_total"] == 12
-    assert found["soa_failures_total ValueError"] == 1
-    assert 0 < found["soa_call_seconds_sum"] < 60
-    (line,) = [json.loads(r.getMessage()) for r in caplog.records if r.name == module.log.name]
+    (record,) = (record for record in caplog.records if record.name == module.log.name)
+    line = json.loads(record.getMessage())
     assert line == {"event": "failure", **LABELS, "error": 'a "quoted" reason'}
 
 
-def test_a_call_with_too_many_rows_is_a_failure(asked: Asked) -> None:
-    asked("0")
+def test_a_call_with_too_many_rows_is_a_failure(set_up: SetUp) -> None:
+    set_up("0")
     session = Session(mlp_signature(), rogues.honest(), origin=ORIGIN)
     binding = bound(session)
     most = session.signature.ranges["n"].max
@@ -104,55 +124,53 @@ def test_a_call_with_too_many_rows_is_a_failure(asked: Asked) -> None:
         with pytest.raises(BindError):
             session.run(session.collection("jets", jets), session.collection("tags", tags))
     binding()
-    found = samples(served())
-    assert found["soa_failures_total BindError"] == 4
-    assert found["soa_call_seconds_count"] == 1 and found["soa_rows_total"] == 7
+    values = samples(served())
+    assert values["soa_failures_total BindError"] == 4
+    assert (values["soa_call_seconds_count"], values["soa_rows_total"]) == (1, 7)
 
 
-def test_native_calls_and_those_of_run_many_are_counted(asked: Asked, mlp: Built) -> None:
-    asked("0")  # any free port
-    opened = mlp.session("lanes")
-    session = Session(opened.signature, opened.executable, origin=ORIGIN)
-    one, other = bound(session, 7), bound(session, 3)
-    one()
-    session.run_many([one, other], threads=2)
-    counted = samples(served())
-    assert counted["soa_call_seconds_count"] == 3
-    assert counted["soa_rows_total"] == 7 + 7 + 3
+def test_native_calls_and_those_of_run_many_are_counted(set_up: SetUp, mlp: Built) -> None:
+    set_up("0")
+    session = Session(mlp.signature, mlp.executable("lanes"), origin=ORIGIN)
+    seven, three = bound(session, 7), bound(session, 3)
+    seven()
+    session.run_many([seven, three], threads=2)
+    values = samples(served())
+    assert values["soa_call_seconds_count"] == 3
+    assert values["soa_rows_total"] == 7 + 7 + 3
 
 
-def test_a_file_of_this_process(asked: Asked, tmp_path: Path) -> None:
-    asked(str(tmp_path / "soa-{pid}.prom"))
+def test_a_file_of_this_process(set_up: SetUp, tmp_path: Path) -> None:
+    """`{pid}` in its name becomes the number of the process."""
+    set_up(str(tmp_path / "soa-{pid}.prom"))
     bound(Session(mlp_signature(), rogues.honest(), origin=ORIGIN))()
-    there = telemetry()
-    assert there is not None
-    there.write()
+    exporter = telemetry()
+    assert exporter is not None
+    exporter.write()
     (file,) = tmp_path.iterdir()
     assert re.fullmatch(r"soa-\d+\.prom", file.name)
     assert samples(file.read_text())["soa_rows_total"] == 7
 
 
 @pytest.mark.parametrize(("where", "code"), [("70000", "port"), ("none/soa.prom", "load")])
-def test_what_cannot_be_written_or_served(asked: Asked, where: str, code: str) -> None:
-    asked(where)
-    with pytest.raises(LoadError, match=VARIABLE) as refused:
+def test_a_place_that_cannot_be_written_or_served_is_refused(
+    set_up: SetUp, where: str, code: str
+) -> None:
+    set_up(where)
+    with pytest.raises(LoadError, match=VARIABLE) as caught:
         bound(Session(mlp_signature(), rogues.honest()))
-    assert refused.value.code == code
+    assert caught.value.code == code
 
 
-def test_the_dashboard_asks_for_what_is_there(asked: Asked) -> None:
-    asked("0")
+def test_the_dashboard_asks_for_what_is_there(set_up: SetUp) -> None:
+    set_up("0")
     bound(Session(mlp_signature(), rogues.honest(), origin=ORIGIN))()
     board = json.loads((ROOT / "docs" / "grafana.json").read_text())
-    wanted = {
-        name
-        for panel in board["panels"]
-        for target in panel["targets"]
-        for name in re.findall(r"soa_\w+", target["expr"])
-    }
-    given = {s.name for family in families(served()) for s in family.samples}
-    assert "soa_rows_total" in wanted
-    assert wanted - given <= {"soa_failures_total"}  # absent until the first failure
+    targets = [target for panel in board["panels"] for target in panel["targets"]]
+    named = {name for target in targets for name in re.findall(r"soa_\w+", target["expr"])}
+    available = {sample.name for family in families(served()) for sample in family.samples}
+    assert "soa_rows_total" in named
+    assert named - available <= {"soa_failures_total"}  # absent until the first failure
 
 
 _WRITTEN = """
@@ -169,7 +187,7 @@ process.keep_written(lambda: print(folder.is_dir(), flush=True), "a test")
 
 
 def test_the_last_write_comes_before_the_program_removes_its_folder() -> None:
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", _WRITTEN], capture_output=True, text=True, check=True
     )
-    assert ({*done.stdout.split()}, done.stderr) == ({"True"}, "")
+    assert ({*process.stdout.split()}, process.stderr) == ({"True"}, "")

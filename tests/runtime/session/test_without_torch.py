@@ -57,5 +57,5 @@ assert "torch" not in sys.modules, "torch was imported"
 
 
 def test_columns_and_bound_calls_import_no_torch() -> None:
-    done = subprocess.run([sys.executable, "-c", COLUMNS], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run([sys.executable, "-c", COLUMNS], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr

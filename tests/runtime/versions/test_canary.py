@@ -9,7 +9,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -40,40 +42,37 @@ def answers(value: float) -> Executable:
     return rogues.Rogue(lambda n, x, y: y[:, :n].fill_(value))
 
 
-def fails(n: int, x: torch.Tensor, y: torch.Tensor) -> None:
+def fail(n: int, x: torch.Tensor, y: torch.Tensor) -> None:
     y[:, :n] = torch.nan  # a canary may leave anything in the outputs
     raise RuntimeError("out of luck")
 
 
 @pytest.fixture
-def kept() -> list[ShadowRecord]:
+def records() -> list[ShadowRecord]:
+    """What the sessions of `with_canary` record; they do so when they are closed or flushed."""
     return []
 
 
 @pytest.fixture
-def opened() -> Iterator[list[CanarySession]]:
-    made: list[CanarySession] = []
-    yield made
-    for session in made:
+def with_canary(records: list[ShadowRecord]) -> Iterator[Callable[..., CanarySession]]:
+    """`with_canary(share, executable, **limits)`: a session with a canary beside production."""
+    sessions: list[CanarySession] = []
+
+    def make(share: float, canary: Executable, **limits: Any) -> CanarySession:
+        signature = mlp_signature()
+        inner = Session(signature, answers(PRODUCTION))
+        second = Session(signature, canary)
+        results = Results(BEGUN, records.append)
+        sessions.append(CanarySession(inner, second, share, CanaryLimits(**limits), results))
+        return sessions[-1]
+
+    yield make
+    for session in sessions:
         session.close()
 
 
-@pytest.fixture
-def with_canary(kept: list[ShadowRecord], opened: list[CanarySession]) -> Any:
-    def make(
-        share: float, canary: Executable, production: Executable | None = None, **limits: Any
-    ) -> CanarySession:
-        signature = mlp_signature()
-        inner = Session(signature, production or answers(PRODUCTION))
-        second = Session(signature, canary)
-        results = Results(BEGUN, kept.append)
-        opened.append(CanarySession(inner, second, share, CanaryLimits(**limits), results))
-        return opened[-1]
-
-    return make
-
-
 def memory(session: Session, n: int = N) -> tuple[Collection, Collection]:
+    """Jets and tags of `n` rows."""
     return session.collection("jets", n), session.collection("tags", n)
 
 
@@ -82,13 +81,12 @@ def bound(session: CanarySession, n: int = N) -> tuple[CanaryBinding, Collection
     return session.bind(jets, tags), tags
 
 
-def total(kept: list[ShadowRecord]) -> ShadowRecord:
-    return BEGUN.plus(kept)
+def total(records: list[ShadowRecord]) -> ShadowRecord:
+    """All that the sessions have recorded."""
+    return BEGUN.plus(records)
 
 
-@given(
-    st.fractions(0, 1, max_denominator=300), st.integers(0, 5)
-)  # as text such as 1/3, which is exact
+@given(st.fractions(0, 1, max_denominator=300), st.integers(0, 5))  # fractions are exact
 def test_a_share_is_exact_in_every_round(share: Any, rounds: int) -> None:
     takes = Share(share).takes
     calls = rounds * share.denominator
@@ -96,34 +94,47 @@ def test_a_share_is_exact_in_every_round(share: Any, rounds: int) -> None:
 
 
 def test_a_share_is_not_in_step_with_a_loop() -> None:
+    """A loop of any short period gives the canary calls of each of its turns."""
     takes = Share(0.25).takes
-    taken = [call for call in range(4000) if takes()]
-    assert len(taken) == 1000
+    canary_calls = [call for call in range(4000) if takes()]
+    assert len(canary_calls) == 1000
     for period in (2, 3, 4, 5, 8, 16):
-        by_place = [sum(call % period == place for call in taken) for place in range(period)]
-        assert min(by_place) > 0.5 * 1000 / period
+        by_turn = Counter(call % period for call in canary_calls)
+        assert len(by_turn) == period
+        assert min(by_turn.values()) > 0.5 * 1000 / period
 
 
 def test_keys_are_the_same_in_another_process() -> None:
+    """The same keys are the canary's: about one in twenty, as the share says."""
     program = (
         "import hashlib; from runtime.versions.canary import Share; "
         "s = Share(0.05, 'salt'); t = [k for k in range(20000) if s.takes(k)]; "
         "print(len(t), hashlib.sha256(str(t).encode()).hexdigest())"
     )
-    there = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
-    share, other = Share(0.05, "salt"), Share(0.05, "another canary")
-    here = [key for key in range(20000) if share.takes(key)]
-    assert 900 < len(here) < 1100
-    digest = hashlib.sha256(str(here).encode()).hexdigest()
-    assert there.stdout.decode().split() == [str(len(here)), digest]
-    assert here != [key for key in range(20000) if other.takes(key)]
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    share = Share(0.05, "salt")
+    keys = [key for key in range(20000) if share.takes(key)]
+    assert 900 < len(keys) < 1100
+    digest = hashlib.sha256(str(keys).encode()).hexdigest()
+    assert process.stdout.decode().split() == [str(len(keys)), digest]
+
+
+def test_another_canary_takes_other_keys() -> None:
+    first, second = Share(0.05, "salt"), Share(0.05, "another canary")
+    keys = ([key for key in range(20000) if share.takes(key)] for share in (first, second))
+    assert next(keys) != next(keys)
+
+
+def test_a_key_is_a_whole_number_or_bytes() -> None:
     with pytest.raises(BindError, match="whole number, or bytes"):
-        share.takes(1.5)  # type: ignore[arg-type]
+        Share(0.05, "salt").takes(1.5)  # type: ignore[arg-type]
 
 
-def test_a_share_of_many_threads(with_canary: Any, kept: list[ShadowRecord]) -> None:
+def test_a_share_is_exact_over_the_calls_of_many_threads(
+    with_canary: Any, records: list[ShadowRecord]
+) -> None:
     session = with_canary(0.05, answers(CANARY))
-    seen: list[float] = []
+    answered: list[float] = []
 
     def work() -> None:
         binding, tags = bound(session)
@@ -131,19 +142,20 @@ def test_a_share_of_many_threads(with_canary: Any, kept: list[ShadowRecord]) -> 
         for _ in range(500):
             binding()
             own.append(float(tags["x"][0]))
-        seen.extend(own)
+        answered.extend(own)
 
     threads = [threading.Thread(target=work) for _ in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert (seen.count(CANARY), seen.count(PRODUCTION)) == (400, 7600)
-    now = session.seen
-    assert (now.canary_calls, now.production_calls) == (400, 7600)
+    calls = 16 * 500
+    expected = (calls // 20, calls - calls // 20)
+    assert (answered.count(CANARY), answered.count(PRODUCTION)) == expected
+    assert (session.seen.canary_calls, session.seen.production_calls) == expected
     session.flush()
     session.close()
-    assert (total(kept).canary_calls, total(kept).production_calls) == (400, 7600)
+    assert (total(records).canary_calls, total(records).production_calls) == expected
 
 
 @pytest.mark.parametrize(("share", "answer"), [(0, PRODUCTION), (1, CANARY)])
@@ -158,9 +170,10 @@ def test_a_share_of_0_or_1_gives_all_calls_to_one_version(
 
 
 def test_a_failing_canary_loses_no_call(
-    with_canary: Any, kept: list[ShadowRecord], caplog: pytest.LogCaptureFixture
+    with_canary: Any, records: list[ShadowRecord], caplog: pytest.LogCaptureFixture
 ) -> None:
-    session = with_canary(0.1, rogues.Rogue(fails), max_errors=2)
+    """Production answers them again; after more errors than allowed the canary is withdrawn."""
+    session = with_canary(0.1, rogues.Rogue(fail), max_errors=2)
     binding, tags = bound(session)
     with caplog.at_level(logging.WARNING):
         for _ in range(100):
@@ -170,35 +183,39 @@ def test_a_failing_canary_loses_no_call(
     assert session.withdrawn == "RuntimeError: out of luck"
     assert caplog.text.count("the canary jets/2 is withdrawn, and jets/1 answers all calls") == 1
     session.close()
-    record = total(kept)
+    record = total(records)
     assert (record.canary_calls, record.production_calls) == (0, 100)
     assert (record.errors, record.withdrawals) == (3, 1)
     assert record.error == "RuntimeError: out of luck"
     assert record.withdrawn.endswith(": RuntimeError: out of luck")
 
 
-@pytest.mark.parametrize("what", ["threads", "memory"])
+@pytest.mark.parametrize(
+    ("executable", "limited", "operation"),
+    [
+        (rogues.Rogue(fail), threading.Thread, "start"),
+        (answers(CANARY), torch.Tensor, "isnan"),
+    ],
+    ids=["no thread to withdraw with", "no memory to compare with"],
+)
 def test_no_call_is_lost_at_the_limits_of_a_process(
-    what: str, with_canary: Any, kept: list[ShadowRecord], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Withdrawing takes a thread, and comparing takes memory; without them production answers."""
+    with_canary: Any, records: list[ShadowRecord], monkeypatch: pytest.MonkeyPatch,
+    executable: Executable, limited: type, operation: str,
+) -> None:  # fmt: skip
+    """Production answers, and the canary is withdrawn."""
 
     def none_left(*_: object) -> None:
-        raise RuntimeError(f"no more {what}")
+        raise RuntimeError("no more of it")
 
-    executable = rogues.Rogue(fails) if what == "threads" else answers(CANARY)
     session = with_canary(1, executable, compare=1)
     binding, tags = bound(session)
     with monkeypatch.context() as patch:
-        if what == "threads":
-            patch.setattr(threading.Thread, "start", none_left)
-        else:
-            patch.setattr(torch.Tensor, "isnan", none_left)
+        patch.setattr(limited, operation, none_left)
         binding()
     assert (tags["x"] == PRODUCTION).all()
     assert session.withdrawn
     session.close()
-    assert (total(kept).withdrawals, total(kept).production_calls) == (1, 1)
+    assert (total(records).withdrawals, total(records).production_calls) == (1, 1)
 
 
 def test_the_fault_of_a_caller_withdraws_nothing(with_canary: Any) -> None:
@@ -220,7 +237,7 @@ def test_a_canary_that_cannot_bind_is_withdrawn(with_canary: Any) -> None:
     assert session.withdrawn != ""
 
 
-def test_a_slow_canary_is_withdrawn(with_canary: Any, kept: list[ShadowRecord]) -> None:
+def test_a_slow_canary_is_withdrawn(with_canary: Any, records: list[ShadowRecord]) -> None:
     slow = rogues.Rogue(lambda n, x, y: time.sleep(0.1))
     session = with_canary(0.01, slow, max_slowdown=2)
     binding, _ = bound(session)
@@ -228,7 +245,7 @@ def test_a_slow_canary_is_withdrawn(with_canary: Any, kept: list[ShadowRecord]) 
         binding()
     assert "limit 2 times" in session.withdrawn
     session.close()
-    record = total(kept)
+    record = total(records)
     assert record.canary_calls + record.production_calls == 3000
     assert 11 <= record.canary_calls <= 20
 
@@ -245,18 +262,19 @@ def test_a_canary_within_its_limits_stays(with_canary: Any) -> None:
 
 
 def test_the_caller_gets_no_answer_that_was_found_too_far_off(
-    with_canary: Any, kept: list[ShadowRecord]
+    with_canary: Any, records: list[ShadowRecord]
 ) -> None:
     session = with_canary(1, answers(CANARY), compare=0.25, max_rel=0.5)
     binding, tags = bound(session)
-    found = []
+    answered = []
     for _ in range(8):
         binding()
-        found.append(float(tags["y"][N - 1]))
-    assert found == [CANARY] * 3 + [PRODUCTION] * 5
+        answered.append(float(tags["y"][N - 1]))
+    # Every fourth call is compared: the fourth shows the deviation, and withdraws the canary.
+    assert answered == [CANARY] * 3 + [PRODUCTION] * 5
     assert session.withdrawn == "max_rel is 1, limit 0.5"
     session.close()
-    record = total(kept)
+    record = total(records)
     assert (record.events, record.canary_calls, record.production_calls) == (1, 3, 5)
     assert (record.errors, record.withdrawals) == (0, 1)
 
@@ -269,31 +287,40 @@ def test_an_event_without_rows_is_not_compared(with_canary: Any) -> None:
     assert session.seen.canary_calls == 1
 
 
-def test_rows_and_memory_change_for_both(with_canary: Any) -> None:
-    session = with_canary(0.5, answers(CANARY))
-    binding, tags = bound(session, 8)
-    by_answer: dict[float, int] = {}
-    for rows in (None, 3, None):
+def answer_of(call: Callable[[], None], tags: Collection, n: int) -> float:
+    """The answer of a call, which writes it into the first `n` rows and into no other."""
+    tags["x"][:] = 0
+    call()
+    answer = float(tags["x"][0])
+    assert tags["x"].tolist() == [answer] * n + [0.0] * (tags.n - n)
+    return answer
+
+
+def test_rows_of_a_call_are_for_both_versions(with_canary: Any) -> None:
+    binding, tags = bound(with_canary(0.5, answers(CANARY)), 8)
+    answered: Counter[float] = Counter()
+    for rows in (8, 3, 8):
         for _ in range(2):  # on both versions, in one order or the other
-            tags["x"][:] = 0
-            binding(rows)
-            n, answer = rows or 8, float(tags["x"][0])
-            by_answer[answer] = by_answer.get(answer, 0) + 1
-            assert binding.rows == {"n": n}
-            assert tags["x"].tolist() == [answer] * n + [0.0] * (8 - n)
-    assert by_answer == {PRODUCTION: 3, CANARY: 3}
+            answered[answer_of(partial(binding, rows), tags, rows)] += 1
+            assert binding.rows == {"n": rows}
+    assert answered == {PRODUCTION: 3, CANARY: 3}
+
+
+def test_resized_rows_are_for_both_versions(with_canary: Any) -> None:
+    binding, tags = bound(with_canary(0.5, answers(CANARY)), 8)
+    binding(3)
     binding.resize(2)
-    other = memory(session, 4)
-    for _ in range(2):
-        tags["x"][:] = 0
-        binding()
-        assert tags["x"].tolist() == [tags["x"][0]] * 2 + [0.0] * 6
-        assert binding.bound == {"n": 2}
-    binding.rebind(*other)
-    for _ in range(2):
-        binding()
-        assert set(other[1]["x"].tolist()) in ({PRODUCTION}, {CANARY})
-    assert session.seen.canary_calls == session.seen.production_calls == 5
+    answered = {answer_of(binding, tags, 2) for _ in range(4)}
+    assert answered == {PRODUCTION, CANARY}
+    assert binding.bound == {"n": 2}
+
+
+def test_other_memory_is_for_both_versions(with_canary: Any) -> None:
+    session = with_canary(0.5, answers(CANARY))
+    binding, _ = bound(session, 8)
+    jets, tags = memory(session, 4)
+    binding.rebind(jets, tags)
+    assert {answer_of(binding, tags, 4) for _ in range(4)} == {PRODUCTION, CANARY}
 
 
 def test_run_many_divides_bindings_between_the_versions(with_canary: Any) -> None:
@@ -320,7 +347,7 @@ def test_all_runs_with_one_key_are_of_one_version(with_canary: Any) -> None:
     answered = set()
     for _ in range(20):
         session.run(jets, tags, key=1)
-        answered |= {*tags["x"].tolist()}
+        answered.update(tags["x"].tolist())
     assert len(answered) == 1
     assert session.seen.canary_calls + session.seen.production_calls == 20
 
@@ -331,16 +358,18 @@ def test_a_canary_session_has_no_run_async(with_canary: Any) -> None:
         session.run_async(*memory(session), key=1)
 
 
-def test_two_threads_on_one_binding(with_canary: Any) -> None:
+def test_a_second_thread_on_one_binding_is_refused_and_withdraws_nothing(
+    with_canary: Any,
+) -> None:
     inside, go = threading.Event(), threading.Event()
 
-    def waits(n: int, x: torch.Tensor, y: torch.Tensor) -> None:
+    def wait(n: int, x: torch.Tensor, y: torch.Tensor) -> None:
         inside.set()
         go.wait(60)
 
-    session = with_canary(0.5, rogues.Rogue(waits))
+    session = with_canary(0.5, rogues.Rogue(wait))
     binding, _ = bound(session)
-    binding()  # production
+    binding()  # production; the next call is the canary's
     thread = threading.Thread(target=binding)
     thread.start()
     inside.wait(60)
@@ -354,7 +383,7 @@ def test_two_threads_on_one_binding(with_canary: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("limits", "message"),
     [
         ({"max_errors": -1}, "max_errors is -1"),
         ({"max_errors": 1.5}, "max_errors is 1.5"),
@@ -366,6 +395,6 @@ def test_two_threads_on_one_binding(with_canary: Any) -> None:
         ({"max_rel": 0.1}, "without compare"),
     ],
 )
-def test_limits_that_cannot_be(given: dict[str, Any], says: str) -> None:
-    with pytest.raises(LoadError, match=says):
-        CanaryLimits(**given)
+def test_limits_out_of_their_range_are_refused(limits: dict[str, Any], message: str) -> None:
+    with pytest.raises(LoadError, match=message):
+        CanaryLimits(**limits)

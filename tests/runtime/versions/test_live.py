@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import threading
 import time
@@ -43,10 +44,12 @@ def second(jets: Built, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 def live_session(registry: Registry, **options: Any) -> LiveSession:
+    """A session that follows `NAME`, with the artifacts of one engine."""
     return load(NAME, live=True, registry=registry, **({"engine_name": "aoti"} | options))
 
 
 def event(session: LiveSession | Session, n: int = N) -> tuple[Collection, Collection]:
+    """Jets, the same for the same `n`, and tags."""
     jets = session.collection("jets", n)
     columns = torch.randn(6, n, generator=torch.Generator().manual_seed(n))
     for name, values in zip("abcdef", columns, strict=True):
@@ -55,6 +58,7 @@ def event(session: LiveSession | Session, n: int = N) -> tuple[Collection, Colle
 
 
 def read(tags: Collection, n: int = N) -> torch.Tensor:
+    """A copy of the answers."""
     return torch.stack([tags.tensor(name)[:n] for name in "xyz"]).clone()
 
 
@@ -69,14 +73,15 @@ def answers(folder: Path, n: int = N) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def both(jets: Built, second: Bundle) -> list[torch.Tensor]:
-    one, two = answers(jets.bundle.path), answers(second.path)
-    assert not torch.isclose(one, two).all(dim=0).any()  # the versions differ in every row
-    return [one, two]
+    """The answers of jets/1 and jets/2; they differ in every row."""
+    answers_1, answers_2 = answers(jets.bundle.path), answers(second.path)
+    assert not torch.isclose(answers_1, answers_2).all(dim=0).any()
+    return [answers_1, answers_2]
 
 
-def which(found: torch.Tensor, both: list[torch.Tensor]) -> int:
+def which(answer: torch.Tensor, both: list[torch.Tensor]) -> int:
     """The version that gave this answer: every bit of every row must agree."""
-    (number,) = [i for i, answer in enumerate(both, 1) if torch.equal(found, answer)]
+    (number,) = (i for i, expected in enumerate(both, 1) if torch.equal(answer, expected))
     return number
 
 
@@ -84,8 +89,8 @@ def test_a_child_stays_at_the_version_in_place(
     registry: Registry, both: list[torch.Tensor]
 ) -> None:
     session = live_session(registry)
-    given, tags = event(session)
-    binding = session.bind(given, tags)
+    jets, tags = event(session)
+    binding = session.bind(jets, tags)
 
     def run() -> None:
         session.bind(*event(session))()
@@ -93,9 +98,9 @@ def test_a_child_stays_at_the_version_in_place(
         assert which(read(tags), both) == 1
 
     with session.watch(every_s=3600), session._refreshing, session._listing:
-        refused = "RunError: this session was opened before a fork"
-        assert in_a_child(session.refresh).startswith(refused)
-        assert in_a_child(session.watch).startswith(refused)
+        error = "RunError: this session was opened before a fork"
+        assert in_a_child(session.refresh).startswith(error)
+        assert in_a_child(session.watch).startswith(error)
         assert in_a_child(run) == "nothing"
         assert in_a_child(session.close) == "nothing"
     binding()
@@ -106,8 +111,8 @@ def test_another_version_runs_after_refresh(
     registry: Registry, second: Bundle, both: list[torch.Tensor]
 ) -> None:
     with live_session(registry) as session:
-        given, tags = event(session)
-        binding = session.bind(given, tags)
+        jets, tags = event(session)
+        binding = session.bind(jets, tags)
         assert session.refresh() is False
         promoted(registry, second)
         binding()
@@ -136,11 +141,11 @@ def test_a_rollback_is_followed(
     registry: Registry, second: Bundle, both: list[torch.Tensor]
 ) -> None:
     with live_session(registry) as session:
-        given, tags = event(session)
-        binding = session.bind(given, tags)
+        jets, tags = event(session)
+        binding = session.bind(jets, tags)
         promoted(registry, second)
         session.refresh()
-        session.run(given, tags)
+        session.run(jets, tags)
         assert which(read(tags), both) == 2
         registry.rollback("jets")
         assert session.refresh() is True
@@ -148,7 +153,7 @@ def test_a_rollback_is_followed(
         assert (session.ref, which(read(tags), both)) == ("jets/1", 1)
 
 
-def test_what_nobody_uses_is_closed(registry: Registry, second: Bundle) -> None:
+def test_an_old_version_that_no_binding_uses_is_closed(registry: Registry, second: Bundle) -> None:
     """The old artifact is closed when the last binding has moved; so is its cache entry."""
     session = live_session(registry, lookup="prefer-cache")
     busy, idle = session.bind(*event(session)), session.bind(*event(session))
@@ -163,7 +168,7 @@ def test_what_nobody_uses_is_closed(registry: Registry, second: Bundle) -> None:
     assert old() is not None
     idle()
     assert old() is None  # closed at once
-    assert [e.digest for e in cache.shrink(0)] == [registry.find("jets/1").digest]
+    assert [entry.digest for entry in cache.shrink(0)] == [registry.find("jets/1").digest]
 
 
 def test_rebound_memory_moves_along(
@@ -173,17 +178,26 @@ def test_rebound_memory_moves_along(
     binding = session.bind(*event(session, 11))
     jets, tags = event(session)
     binding.rebind(jets, tags)
-    with pytest.raises(BindError):
+    with pytest.raises(BindError):  # and the binding stays as it is
         binding.rebind(jets, session.collection("jets", N))
     promoted(registry, second)
     session.refresh()
     binding()
     assert which(read(tags), both) == 2
+
+
+def test_rows_are_limited_by_the_new_version_too(registry: Registry, second: Bundle) -> None:
+    session = live_session(registry)
+    binding = session.bind(*event(session))
+    promoted(registry, second)
+    session.refresh()
     with pytest.raises(BindError, match="outside"):
         binding(N + 5000)
 
 
-def test_test_mode(registry: Registry, jets: Built, tmp_path: Path) -> None:
+def test_in_test_mode_each_version_has_its_report(
+    registry: Registry, jets: Built, tmp_path: Path
+) -> None:
     session = live_session(registry, mode="test")
     binding = session.bind(*event(session))
     binding()
@@ -192,19 +206,20 @@ def test_test_mode(registry: Registry, jets: Built, tmp_path: Path) -> None:
     session.refresh()
     binding(5)
     for checked in (first, session.current):
-        assert isinstance(checked, CheckedSession) and checked.report.events == 1
+        assert isinstance(checked, CheckedSession)
+        assert checked.report.events == 1
 
 
 def test_a_version_with_bounded_rows_takes_no_place_of_one_without_a_bound(
     registry: Registry, jets: Built, tmp_path: Path
 ) -> None:
-    def unbound(_: Path, manifest: dict[str, Any]) -> None:
+    def unbind_rows(_: Path, manifest: dict[str, Any]) -> None:
         manifest["signature"]["rows"]["n"] |= {"unbounded": True, "typical": [7]}
         for record in manifest["targets"].values():
             for candidate in record["candidates"].values():
                 candidate["tile"] = 256
 
-    unbounded = resealed(jets.bundle, tmp_path / "unbounded", unbound)
+    unbounded = resealed(jets.bundle, tmp_path / "unbounded", unbind_rows)
     session = live_session(registry)
     promoted(registry, unbounded)
     assert session.refresh()
@@ -214,7 +229,9 @@ def test_a_version_with_bounded_rows_takes_no_place_of_one_without_a_bound(
         session.refresh()
 
 
-def test_wherever_the_data_is(registry: Registry, second: Bundle, both: list[torch.Tensor]) -> None:
+def test_a_live_session_for_all_devices_moves_on_each(
+    registry: Registry, second: Bundle, both: list[torch.Tensor]
+) -> None:
     session = live_session(registry, device="auto")
     jets, tags = event(session)
     binding = session.bind(jets, tags)
@@ -222,7 +239,7 @@ def test_wherever_the_data_is(registry: Registry, second: Bundle, both: list[tor
     promoted(registry, second)
     assert session.refresh()
     assert isinstance(session.current, MultiDeviceSession)
-    assert [d.type for d in session.current.devices] == ["cpu"]
+    assert [device.type for device in session.current.devices] == ["cpu"]
     binding()
     assert which(read(tags), both) == 2
 
@@ -230,7 +247,7 @@ def test_wherever_the_data_is(registry: Registry, second: Bundle, both: list[tor
 class TestRefused:
     """The old version keeps serving, and one line says why."""
 
-    def still_serves(self, session: LiveSession) -> None:
+    def require_serves(self, session: LiveSession) -> None:
         assert session.ref == "jets/1"
         session.run(*event(session))
 
@@ -244,7 +261,7 @@ class TestRefused:
         promoted(registry, resealed(jets.bundle, tmp_path / "narrower", narrower))
         with pytest.raises(LoadError, match="jets/2 has another signature than jets/1, which goes"):
             session.refresh()
-        self.still_serves(session)
+        self.require_serves(session)
 
     def test_an_artifact_that_does_not_open(
         self, registry: Registry, jets: Built, tmp_path: Path
@@ -257,22 +274,26 @@ class TestRefused:
         promoted(registry, resealed(jets.bundle, tmp_path / "broken", broken))
         with pytest.raises(RunError):
             session.refresh()
-        self.still_serves(session)
+        self.require_serves(session)
 
-    def test_the_registry_has_gone(
-        self, registry: Registry, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        fresh = live_session(registry)
-        kept = live_session(registry, lookup="prefer-cache")
+    def test_a_registry_that_has_gone(self, registry: Registry, tmp_path: Path) -> None:
+        session = live_session(registry)
         (tmp_path / "store").rename(tmp_path / "moved")
         with pytest.raises(NotFoundError):
-            fresh.refresh()
-        with caplog.at_level(logging.WARNING, "soa-pipeline"):
-            assert kept.refresh() is False
-        assert "the registry cannot be asked, so jets/1 is served" in caplog.text
-        self.still_serves(kept)
+            session.refresh()
+        self.require_serves(session)
 
-    def test_the_files_cannot_be_had(
+    def test_a_registry_that_has_gone_is_a_warning_with_a_kept_version(
+        self, registry: Registry, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        session = live_session(registry, lookup="prefer-cache")
+        (tmp_path / "store").rename(tmp_path / "moved")
+        with caplog.at_level(logging.WARNING, "soa-pipeline"):
+            assert session.refresh() is False
+        assert "the registry cannot be asked, so jets/1 is served" in caplog.text
+        self.require_serves(session)
+
+    def test_files_that_cannot_be_copied(
         self, registry: Registry, second: Bundle, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The registry answers, but not its store; when the store is back, the session moves."""
@@ -285,15 +306,22 @@ class TestRefused:
         with monkeypatch.context() as patch:
             patch.setattr("registry.store.bundle_files.copy_sealed", away)
             assert session.refresh() is False
-        self.still_serves(session)
+        self.require_serves(session)
         assert session.refresh() is True
         assert session.ref == "jets/2"
 
 
-def test_what_cannot_be_followed(registry: Registry, jets: Built) -> None:
-    for ref in (jets.bundle.path, "jets/1"):
-        with pytest.raises(LoadError, match="is always the same version"):
-            load(ref, live=True, registry=registry)
+def require_not_followed(ref: str | Path, registry: Registry) -> None:
+    with pytest.raises(LoadError, match="is always the same version"):
+        load(ref, live=True, registry=registry)
+
+
+def test_a_number_cannot_be_followed(registry: Registry) -> None:
+    require_not_followed("jets/1", registry)
+
+
+def test_a_folder_cannot_be_followed(registry: Registry, jets: Built) -> None:
+    require_not_followed(jets.bundle.path, registry)
 
 
 class Load:
@@ -306,28 +334,34 @@ class Load:
         self.seen_new = threading.Semaphore(0)
 
     def bound(self) -> list[int]:
+        """By a binding of its own."""
         jets, tags = event(self.session)
         binding = self.session.bind(jets, tags)
         return self._until_told(binding, tags)
 
     def two_bindings(self) -> list[int]:
-        """The order of versions holds over all bindings of a thread."""
-        pairs = [event(self.session) for _ in range(2)]
-        bindings = [self.session.bind(*pair) for pair in pairs]
-        turns = [0]
+        """By two bindings in turn: the order of versions holds over all bindings of a thread."""
+        jets, tags = event(self.session)
+        other_jets, other_tags = event(self.session)
+        turns = itertools.cycle(
+            [(self.session.bind(jets, tags), tags),
+             (self.session.bind(other_jets, other_tags), other_tags)]
+        )  # fmt: skip
 
         def run() -> None:
-            bindings[turns[0] % 2]()
-            pairs[0][1].memory()[0].copy_(pairs[turns[0] % 2][1].memory()[0])
-            turns[0] += 1
+            binding, own_tags = next(turns)
+            binding()
+            tags.memory()[0].copy_(own_tags.memory()[0])
 
-        return self._until_told(run, pairs[0][1])
+        return self._until_told(run, tags)
 
     def unbound(self) -> list[int]:
+        """By `run`, without a binding."""
         jets, tags = event(self.session)
         return self._until_told(lambda: self.session.run(jets, tags), tags)
 
     def many(self) -> list[int]:
+        """By `run_many`: all events of a call are of one version."""
         pairs = [event(self.session) for _ in range(3)]
         bindings = [self.session.bind(*pair) for pair in pairs]
 
@@ -338,6 +372,7 @@ class Load:
         return self._until_told(run, pairs[0][1])
 
     def _until_told(self, run: Callable[[], object], tags: Collection) -> list[int]:
+        """Runs until `stop` is set; the version of each answer."""
         seen: list[int] = []
         while not self.stop.is_set():
             for name in "xyz":
@@ -351,7 +386,9 @@ class Load:
         return seen
 
 
-def test_a_swap_under_load(registry: Registry, second: Bundle, both: list[torch.Tensor]) -> None:
+def test_a_swap_under_load_never_goes_back_to_the_old_version(
+    registry: Registry, second: Bundle, both: list[torch.Tensor]
+) -> None:
     """A watcher swaps the version while events run in every way at once."""
     session = live_session(registry)
     work = Load(session, both)
@@ -363,8 +400,8 @@ def test_a_swap_under_load(registry: Registry, second: Bundle, both: list[torch.
                 assert work.started.acquire(timeout=60)
             promoted(registry, second)
             with session.watch(every_s=0.05):
-                end = time.monotonic() + 120
-                while session.ref == "jets/1" and time.monotonic() < end:
+                deadline = time.monotonic() + 120
+                while session.ref == "jets/1" and time.monotonic() < deadline:
                     time.sleep(0.01)
             for _ in ways:
                 assert work.seen_new.acquire(timeout=60)
@@ -377,17 +414,23 @@ def test_a_swap_under_load(registry: Registry, second: Bundle, both: list[torch.
         assert (seen[0], seen[-1]) == (1, 2)
 
 
-def test_a_scheduler_over_it(registry: Registry, second: Bundle, both: list[torch.Tensor]) -> None:
+def test_events_of_a_scheduler_follow_the_new_version(
+    registry: Registry, second: Bundle, both: list[torch.Tensor]
+) -> None:
     session = live_session(registry)
+
+    def versions() -> set[int]:
+        """The versions that answer four events."""
+        events = [event(session) for _ in range(4)]
+        for future in [scheduler.submit(jets, tags) for jets, tags in events]:
+            future.result(60)
+        return {which(read(tags), both) for _, tags in events}
+
     with Scheduler([session], workers=2) as scheduler:
-        for number in (1, 2):
-            events = [event(session) for _ in range(4)]
-            for future in [scheduler.submit(*each) for each in events]:
-                future.result(60)
-            assert {which(read(tags), both) for _, tags in events} == {number}
-            if number == 1:
-                promoted(registry, second)
-                session.refresh()
+        assert versions() == {1}
+        promoted(registry, second)
+        session.refresh()
+        assert versions() == {2}
 
 
 def test_a_watcher_outlives_errors(
@@ -395,11 +438,11 @@ def test_a_watcher_outlives_errors(
 ) -> None:
     store = tmp_path / "store"
 
-    def wait_for(seen: Callable[[], bool]) -> None:
-        end = time.monotonic() + 60
-        while not seen() and time.monotonic() < end:
+    def wait_for(condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 60
+        while not condition() and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert seen()
+        assert condition()
 
     caplog.set_level(logging.WARNING, "soa-pipeline")
     with live_session(registry) as session, session.watch(every_s=0.02) as watcher:

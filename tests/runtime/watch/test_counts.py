@@ -27,13 +27,16 @@ COUNTED = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64
 
 
 def by_numpy(edges: Array, values: Array) -> list[int]:
+    """The counts of kinds, those beyond the edges, and of the bins, in the order of `Bins`."""
     wide = values.astype(np.float64)
-    own = wide[np.isfinite(wide) & (wide != 0)]
+    binned = wide[np.isfinite(wide) & (wide != 0)]
     kinds = [np.isnan(wide), wide == -np.inf, wide == np.inf, wide == 0]
-    bins = [(own >= low) & (own < high) for low, high in pairwise(edges)]
-    below = own < edges[0] if len(edges) else np.zeros(0)
-    above = own >= edges[-1] if len(edges) else own == own
-    return [int(each.sum()) for each in (*kinds, below, above, *bins)]
+    if len(edges) == 0:  # everything counts as above
+        below, above = np.zeros(0), np.ones(len(binned))
+    else:
+        below, above = binned < edges[0], binned >= edges[-1]
+    bins = [(binned >= low) & (binned < high) for low, high in pairwise(edges)]
+    return [int(members.sum()) for members in (*kinds, below, above, *bins)]
 
 
 @st.composite
@@ -41,8 +44,8 @@ def columns(draw: st.DrawFn) -> tuple[Array, Array]:
     """Values of a reference, and others of the same dtype."""
     dtype = np.dtype(draw(st.sampled_from(COUNTED)))
     exact = st.integers(-(2**53), 2**53) if dtype == np.int64 else None  # NumPy's side is float64
-    some = arrays.arrays(dtype, st.integers(0, 60), elements=exact)
-    return draw(some), draw(some)
+    values = arrays.arrays(dtype, st.integers(0, 60), elements=exact)
+    return draw(values), draw(values)
 
 
 @given(columns(), st.sampled_from([1, 100]))
@@ -67,7 +70,7 @@ def test_denormal_numbers_are_zero_where_a_thread_takes_them_for_it() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint32"])
-def test_edges_between_whole_numbers_and_beyond_them(dtype: str) -> None:
+def test_whole_numbers_are_counted_between_any_edges(dtype: str) -> None:
     limits = np.iinfo(dtype)
     values = np.array([limits.min, 1, 2, 3, limits.max], dtype)
     edges = np.array([limits.min - 0.5, 1.5, 2.5, limits.max + 0.5, 1e30, math.inf])
@@ -85,7 +88,7 @@ def test_many_values_are_in_bins_of_the_same_number() -> None:
     values = np.random.default_rng(1).normal(size=16_000)
     bins = bins_of(values)
     assert len(bins.edges) == BINS + 1
-    assert all(abs(each - 1000) <= 1 for each in bins.counts[len(KINDS) :])
+    assert all(abs(count - 16_000 / BINS) <= 1 for count in bins.counts[len(KINDS) :])
 
 
 @pytest.mark.parametrize(
@@ -110,7 +113,7 @@ SIGNATURE = Signature.build(
 
 
 def test_a_counter_takes_the_rows_in_use() -> None:
-    keys = [each.key for each in components(SIGNATURE)]
+    keys = [component.key for component in components(SIGNATURE)]
     assert keys == ["jets/pt", "jets/p[0]", "jets/p[1]", "jets/rho", "tags/score"]
     profile = profiled([{key: np.arange(1, 5, dtype=np.float32) for key in keys}])
     counter = Counter(profile, SIGNATURE)
@@ -118,48 +121,49 @@ def test_a_counter_takes_the_rows_in_use() -> None:
     memory["jets"]["pt"][:] = [1, 2, 2, np.nan, 0, 9, -1]
     counter.add(memory, {"jets": 5, "tags": 3})
     counter.add(memory, {"jets": 7, "tags": 0})
-    found = counter.counts("m", "1", "d" * 64)
-    assert found.calls == 2
+    counted = counter.counts("m", "1", "d" * 64)
+    assert counted.calls == 2
     # NaN, -infinity, infinity, zero, below, above, then 1, 2, 3, 4.
-    assert found.columns["jets/pt"] == [2, 0, 0, 2, 1, 1, 2, 4, 0, 0]
-    assert sum(found.columns["jets/rho"]) == 2
-    assert sum(found.columns["tags/score"]) == 3
+    assert counted.columns["jets/pt"] == [2, 0, 0, 2, 1, 1, 2, 4, 0, 0]
+    assert sum(counted.columns["jets/rho"]) == 2  # a scalar counts once a call
+    assert sum(counted.columns["tags/score"]) == 3
 
 
-def of(digest: str, values: list[int]) -> Counts:
+def counts(digest: str, values: list[int]) -> Counts:
+    """The counts of one call and one column."""
     return Counts(model="m", version="1", digest=digest, calls=1, columns={"jets/pt": values})
 
 
 def test_files_of_one_version_add_up(tmp_path: Path) -> None:
-    for k in range(3):
-        (tmp_path / f"{k}.json").write_text(of("a", [k] * 6).to_json())
-    found = read_counts(sorted(tmp_path.glob("*.json")), "a")
-    assert (found.calls, found.columns) == (3, {"jets/pt": [3] * 6})
+    for i in range(3):
+        (tmp_path / f"{i}.json").write_text(counts("a", [i] * 6).to_json())
+    total = read_counts(sorted(tmp_path.glob("*.json")), "a")
+    assert (total.calls, total.columns) == (3, {"jets/pt": [0 + 1 + 2] * 6})
 
 
 def test_a_folder_may_have_counts_of_other_versions(tmp_path: Path) -> None:
-    (tmp_path / "0.json").write_text(of("a", [1] * 6).to_json())
-    (tmp_path / "1.json").write_text(of("b", [1] * 6).to_json())
+    (tmp_path / "0.json").write_text(counts("a", [1] * 6).to_json())
+    (tmp_path / "1.json").write_text(counts("b", [1] * 6).to_json())
     assert read_counts([tmp_path], "a").calls == 1
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
-    [(of("b", [1] * 6).to_json(), "one version"), ("[]", "no counts"), ("{", "no counts"),
-     (of("a", [1] * 7).to_json(), "no counts"), (of("a", []).to_json()[:-9], "no counts"),
-     (of("a", [1] * 6).to_json().replace("[1,", "[-1,"), "no counts: .*at least 0"),
-     (of("a", [1] * 6).to_json().replace("[1,", f"[{10**400},"), "no counts: .*at most"),
-     (of("a", [10**18] * 6).to_json(), "no counts of m/1: .*at most")],
+    ("text", "message"),
+    [(counts("b", [1] * 6).to_json(), "one version"), ("[]", "no counts"), ("{", "no counts"),
+     (counts("a", [1] * 7).to_json(), "no counts"), (counts("a", []).to_json()[:-9], "no counts"),
+     (counts("a", [1] * 6).to_json().replace("[1,", "[-1,"), "no counts: .*at least 0"),
+     (counts("a", [1] * 6).to_json().replace("[1,", f"[{10**400},"), "no counts: .*at most"),
+     (counts("a", [10**18] * 6).to_json(), "no counts of m/1: .*at most")],
 )  # fmt: skip
-def test_files_that_do_not_fit_are_refused(text: str, said: str, tmp_path: Path) -> None:
-    (tmp_path / "0.json").write_text(of("a", [1] * 6).to_json())
+def test_files_that_do_not_fit_are_refused(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "0.json").write_text(counts("a", [1] * 6).to_json())
     (tmp_path / "1.json").write_text(text)
-    with pytest.raises(LoadError, match=said):
+    with pytest.raises(LoadError, match=message):
         read_counts(sorted(tmp_path.glob("*.json")), "a")
 
 
 def test_counts_of_another_version_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "0.json").write_text(of("a", [1] * 6).to_json())
+    (tmp_path / "0.json").write_text(counts("a", [1] * 6).to_json())
     with pytest.raises(LoadError, match="another version"):
         read_counts([tmp_path / "0.json"], "b")
 
@@ -171,7 +175,7 @@ def test_no_file_is_no_count(name: str, tmp_path: Path) -> None:
 
 
 def test_a_named_file_that_is_missing_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "0.json").write_text(of("a", [1] * 6).to_json())
+    (tmp_path / "0.json").write_text(counts("a", [1] * 6).to_json())
     with pytest.raises(LoadError, match="cannot be read"):
         read_counts([tmp_path / "0.json", tmp_path / "typo.json"], "a")
 
@@ -183,5 +187,5 @@ def test_a_folder_that_is_missing_beside_others_is_an_error(tmp_path: Path) -> N
 
 
 def test_a_file_that_is_named_twice_counts_once(tmp_path: Path) -> None:
-    (tmp_path / "0.json").write_text(of("a", [1] * 6).to_json())
+    (tmp_path / "0.json").write_text(counts("a", [1] * 6).to_json())
     assert read_counts([tmp_path / "0.json", tmp_path], "a").calls == 1

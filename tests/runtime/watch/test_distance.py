@@ -12,7 +12,7 @@ import pytest
 from runtime.errors import LoadError
 from runtime.watch.counts import Counts
 from runtime.watch.distance import LIMIT, Moved, drift
-from runtime.watch.profile import KINDS, Bins, Profile, profiled
+from runtime.watch.profile import BINS, KINDS, Bins, Profile, profiled
 from runtime.watch.tally import counted
 
 Array = npt.NDArray[Any]
@@ -29,21 +29,25 @@ def drawn(seed: int, rows: int = ROWS) -> dict[str, Array]:
         lambda: random.poisson(3.0, rows),
         lambda: np.where(random.random(rows) < 0.6, 0.0, random.normal(5.0, 1.0, rows)),
     ]
-    return {f"c/{k}": shapes[k % 4 if k != 17 else 0]().astype(np.float32) for k in range(COLUMNS)}
+    shape_of = {f"c/{i}": i % len(shapes) for i in range(COLUMNS)} | {SHIFTED: 0}
+    return {key: shapes[shape]().astype(np.float32) for key, shape in shape_of.items()}
 
 
 @pytest.fixture(scope="module")
 def profile() -> Profile:
+    """The bins of the columns, as they were when the version was built."""
     return profiled([drawn(0)])
 
 
 def moved(profile: Profile, values: dict[str, Array]) -> list[Moved]:
-    columns = {key: counted(profile.columns[key].edges, own) for key, own in values.items()}
+    """The distance of each column from the profile, the largest one first."""
+    columns = {key: counted(profile.columns[key].edges, column) for key, column in values.items()}
     return drift(profile, Counts(model="m", version="1", digest="d", columns=columns))
 
 
 def reported(profile: Profile, values: dict[str, Array]) -> list[str]:
-    return [each.column for each in moved(profile, values) if each.beyond(LIMIT)]
+    """The columns that moved beyond the limit."""
+    return [item.column for item in moved(profile, values) if item.beyond(LIMIT)]
 
 
 def shifted(values: dict[str, Array]) -> None:
@@ -79,7 +83,7 @@ def test_a_change_is_found_and_named(
     assert set(reported(profile, values)) == columns
 
 
-def test_the_words_say_what_changed(profile: Profile) -> None:
+def test_a_change_is_described_in_percent(profile: Profile) -> None:
     values = drawn(1)
     with_nan(values)
     (first, *_) = moved(profile, values)
@@ -90,45 +94,41 @@ def test_the_words_say_what_changed(profile: Profile) -> None:
 def test_of_unchanged_files_none_is_reported(rows: int) -> None:
     """A hundred files of 60 columns; the counts are drawn, not the values."""
     random = np.random.default_rng(rows + 1)
-    shares = random.dirichlet(np.ones(16), COLUMNS)
+    shares = random.dirichlet(np.ones(BINS), COLUMNS)  # of the bins of each column
+    edges = [float(edge) for edge in range(BINS + 1)]
 
-    def counts(total: int) -> dict[str, list[int]]:
+    def draw(total: int) -> dict[str, list[int]]:
         return {
-            f"c/{k}": [0] * len(KINDS) + random.multinomial(total, own).tolist()
-            for k, own in enumerate(shares)
+            f"c/{i}": [0] * len(KINDS) + random.multinomial(total, own).tolist()
+            for i, own in enumerate(shares)
         }
 
-    edges = list(map(float, range(17)))
-    found = [
-        each.column
-        for _ in range(100)
-        for each in drift(
-            Profile(columns={k: Bins(edges=edges, counts=c) for k, c in counts(20_000).items()}),
-            Counts(model="m", version="1", digest="d", columns=counts(rows)),
-        )
-        if each.beyond(0)
-    ]
-    assert found == []
+    for _ in range(100):
+        bins = {key: Bins(edges=edges, counts=counts) for key, counts in draw(20_000).items()}
+        counts = Counts(model="m", version="1", digest="d", columns=draw(rows))
+        distances = drift(Profile(columns=bins), counts)
+        assert [item.column for item in distances if item.beyond(0)] == []
 
 
-def test_nothing_but_nan_and_nothing_at_all(profile: Profile) -> None:
+def test_a_column_of_nan_is_reported_and_one_without_values_is_not(profile: Profile) -> None:
     values = {"c/0": np.full(1000, np.nan, np.float32), "c/1": np.zeros(0, np.float32)}
     assert reported(profile, values) == ["c/0"]
 
 
-def test_a_thousand_million_rows(profile: Profile) -> None:
-    same = {key: [10_000 * each for each in own.counts] for key, own in profile.columns.items()}
-    found = drift(profile, Counts(model="m", version="1", digest="d", columns=same))
-    assert not any(each.beyond(LIMIT) for each in found)
-    assert found[0].values == 10**9
+def test_a_thousand_million_unchanged_rows_are_not_reported(profile: Profile) -> None:
+    times = 10**9 // ROWS
+    same = {key: [times * n for n in bins.counts] for key, bins in profile.columns.items()}
+    distances = drift(profile, Counts(model="m", version="1", digest="d", columns=same))
+    assert not any(item.beyond(LIMIT) for item in distances)
+    assert distances[0].values == 10**9
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "message"),
     [({"c/0": [1] * 7}, "other bins"), ({"else": [1] * 22}, "other bins")],
 )
 def test_counts_in_other_bins_are_refused(
-    columns: dict[str, list[int]], said: str, profile: Profile
+    columns: dict[str, list[int]], message: str, profile: Profile
 ) -> None:
-    with pytest.raises(LoadError, match=said):
+    with pytest.raises(LoadError, match=message):
         drift(profile, Counts(model="m", version="1", digest="d", columns=columns))

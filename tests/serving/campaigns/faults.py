@@ -22,13 +22,14 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pipeline
 from runtime.loader import load as load_here
+from runtime.session.session import Session
 from serving.client.options import HEADERS
 from serving.site.options import Site
 from serving.site.site_session import SiteSession
@@ -62,6 +63,7 @@ class Faults(threading.Thread):
         self.error: BaseException | None = None
 
     def run(self) -> None:
+        """The thread: an error of a fault itself ends it, and is kept in `error`."""
         try:
             for kind in self.planned:
                 self._say(f"{self._server}: {kind}")
@@ -99,7 +101,10 @@ def run(
         }
         if "direct" in tritons:
             kinds["direct"] = tritons["direct"].faults()
-        sessions = [_session(tags, tritons, proxy, address, fall_back=b) for b in (True, False)]
+        sessions = (
+            _session(tags, tritons, proxy, address, fall_back=True),
+            _session(tags, tritons, proxy, address, fall_back=False),
+        )
         for session in sessions:
             stack.callback(session.close)
         threads = [
@@ -107,32 +112,48 @@ def run(
             for name, count in plan.items()
         ]
         tally = Tally()
-        clients = [
-            Client(sessions[falls], local, tally, seed * 100 + i, ahead=ahead, patient=bool(falls))
-            for i, (falls, ahead) in enumerate(
-                [(0, False), (0, False), (0, False), (0, True), (1, False)]
-            )
-        ]
+        clients = _clients(*sessions, local, tally, seed * 100)
         for thread in (*clients, *threads):
             thread.start()
         for thread in threads:
             thread.join()
-        back = [_recovered(session) for session in sessions]
-        for client in clients:
-            client.ended.set()
-        for client in clients:
-            client.join(60)
-        stuck = sum(client.is_alive() for client in clients)
-        _tell(say, threads, sessions, tally, begun)
+        recovered = all([_recovered(session) for session in sessions])
+        stuck = _end(clients)
+        _report(say, threads, sessions, tally)
+        say(f"{time.monotonic() - begun:.0f} s")
     broken = [thread.error for thread in threads if thread.error]
-    for what, bad in (("clients stuck", stuck), ("servers not taken in again", not all(back)),
-                      ("faults that failed", broken)):  # fmt: skip
-        if bad:
-            say(f"{what}: {bad}")
-    return tally.clean and all(back) and not stuck and not broken
+    problems = {
+        "clients stuck": stuck,
+        "servers not taken in again": not recovered,
+        "faults that failed": broken,
+    }
+    for problem, extent in problems.items():
+        if extent:
+            say(f"{problem}: {extent}")
+    return tally.clean and not any(problems.values())
+
+
+def _clients(
+    falling_back: SiteSession, waiting: SiteSession, local: Session, tally: Tally, seed: int
+) -> list[Client]:
+    """Clients of both sessions. One has calls ahead; one waits for the servers."""
+    usual = [
+        Client(falling_back, local, tally, seed + i, ahead=i == 3, patient=False) for i in range(4)
+    ]
+    return [*usual, Client(waiting, local, tally, seed + 4, ahead=False, patient=True)]
+
+
+def _end(clients: Sequence[Client]) -> int:
+    """End the clients; returns how many still run after a minute each."""
+    for client in clients:
+        client.ended.set()
+    for client in clients:
+        client.join(60)
+    return sum(client.is_alive() for client in clients)
 
 
 def _plan(faults: int) -> dict[str, int]:
+    """The number of faults of each server, at least one."""
     counts = {name: max(1, int(faults * share)) for name, share in _SHARES.items()}
     return {**counts, "behind": max(1, faults - sum(counts.values()))}
 
@@ -140,6 +161,7 @@ def _plan(faults: int) -> dict[str, int]:
 def _session(
     tags: Tags, tritons: dict[str, Triton], proxy: Proxy, liar: str, *, fall_back: bool
 ) -> SiteSession:
+    """A session of a site with the Tritons and the liar, and with a local session."""
     servers: list[dict[str, Any]] = [
         {
             "name": name,
@@ -152,33 +174,30 @@ def _session(
     servers.append({"name": "liar", "url": liar})
     for server in servers:
         server["message_bytes"] = HEADERS + _ROWS * tagged.ROW_BYTES
-    where = {"servers": servers, "local": {"fall_back": fall_back}, "policy": POLICY}
-    return pipeline.load("tagged/1", site=Site.model_validate(where), registry=tags.registry)
+    described = {"servers": servers, "local": {"fall_back": fall_back}, "policy": POLICY}
+    return pipeline.load("tagged/1", site=Site.model_validate(described), registry=tags.registry)
 
 
 def _recovered(session: SiteSession) -> bool:
     """Whether every server answers requests again, while the load continues."""
-    before = {p.name: p.answered for p in session.report().places}
-    until = time.monotonic() + _RECOVER_S
-    while time.monotonic() < until:
-        now = session.report().places
-        if all(p.state == "good" and p.answered > before[p.name] for p in now):
+    before = {place.name: place.answered for place in session.report().places}
+    deadline = time.monotonic() + _RECOVER_S
+    while time.monotonic() < deadline:
+        places = session.report().places
+        if all(place.state == "good" and place.answered > before[place.name] for place in places):
             return True
         time.sleep(0.1)
     return False
 
 
-def _tell(
-    say: Callable[[str], None],
-    threads: list[Faults],
-    sessions: list[SiteSession],
-    tally: Tally,
-    begun: float,
+def _report(
+    say: Callable[[str], None], threads: list[Faults], sessions: Sequence[SiteSession], tally: Tally
 ) -> None:
+    """Says how often each fault came, and what the sessions and clients counted."""
     done = Counter[str]()
     for thread in threads:
         done += thread.done
-    say(f"faults {done.total()}: " + ", ".join(f"{k} {n}" for k, n in sorted(done.items())))
+    say(f"faults {done.total()}: " + ", ".join(f"{fault} {n}" for fault, n in sorted(done.items())))
     for label, session in zip(("falling back", "not falling back"), sessions, strict=True):
         report = session.report()
         say(
@@ -190,7 +209,6 @@ def _tell(
             say(f"  {place.name}: answered {place.answered}; failed: {failed or 'none'}")
     for line in tally.lines():
         say(line)
-    say(f"{time.monotonic() - begun:.0f} s")
 
 
 def main() -> int:
@@ -198,16 +216,16 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--log", action="store_true", help="print each change of a server's state")
-    given = parser.parse_args()
-    if given.log:
+    options = parser.parse_args()
+    if options.log:
         logging.basicConfig(level=logging.INFO, format="%(message)s")
     with tempfile.TemporaryDirectory(prefix="soa-faults-") as folder:
         model, signature = tagged.Tagged(), tagged.SIGNATURE
         bundle = served.make_bundle(Path(folder) / "first", tagged.NAME, model, signature)
         (Path(folder) / "tagged").mkdir()
         tags = tagged.make(Path(folder) / "tagged", bundle)
-        plan = _plan(given.faults)
-        clean = run(plan, given.seed, tags, Path(folder), lambda text: print(text, flush=True))
+        plan = _plan(options.faults)
+        clean = run(plan, options.seed, tags, Path(folder), lambda text: print(text, flush=True))
     print("clean" if clean else "NOT CLEAN")
     return 0 if clean else 1
 

@@ -29,6 +29,7 @@ class Tally:
     """The results of all clients. `answered[number]` counts the outputs with an event's number."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held by whoever changes a field."""
     asked: set[int] = field(default_factory=set)
     answered: Counter[int] = field(default_factory=Counter)
     mixed: int = 0
@@ -40,16 +41,21 @@ class Tally:
 
     @property
     def lost(self) -> int:
+        """Events that no output has the number of."""
         return len(self.asked - self.answered.keys())
 
     @property
     def twice(self) -> int:
+        """Outputs with a number that another output has, too."""
         return sum(count - 1 for count in self.answered.values())
 
     @property
     def clean(self) -> bool:
-        bad = (self.lost, self.twice, self.mixed, self.wrong, self.touched_later)
-        return not any(bad) and not self.touched_after_error and not self.errors
+        faults = (
+            self.lost, self.twice, self.mixed, self.wrong, self.touched_later,
+            self.touched_after_error,
+        )  # fmt: skip
+        return not any(faults) and not self.errors
 
     def lines(self) -> list[str]:
         return [
@@ -82,13 +88,16 @@ class Client(threading.Thread):
     def run(self) -> None:
         try:
             while not self.ended.is_set():
-                self._several() if self._ahead else self._one()
+                if self._ahead:
+                    self._send_several()
+                else:
+                    self._send_one()
                 time.sleep(_PAUSE_S)
         except BaseException as error:
             self._note(f"{type(error).__name__}: {error}")
             raise
         while self._kept:
-            self._look_again()
+            self._check_again()
 
     def _event(self) -> Event:
         event = Event.make(self._session, next(_NUMBERS), self._random.randint(1, 60))
@@ -96,7 +105,7 @@ class Client(threading.Thread):
             self._tally.asked.add(event.number)
         return event
 
-    def _one(self) -> None:
+    def _send_one(self) -> None:
         event = self._event()
         while True:
             try:
@@ -107,10 +116,10 @@ class Client(threading.Thread):
                     return
         self._check(event)
 
-    def _several(self) -> None:
+    def _send_several(self) -> None:
         events = [self._event() for _ in range(_AHEAD)]
-        sent: list[Future[Any]] = [self._session.run_async(e.given, e.found) for e in events]
-        for event, future in zip(events, sent, strict=True):
+        futures: list[Future[Any]] = [self._session.run_async(e.given, e.found) for e in events]
+        for event, future in zip(events, futures, strict=True):
             try:
                 future.result()
             except NowhereError as error:
@@ -128,25 +137,28 @@ class Client(threading.Thread):
         return False
 
     def _check(self, event: Event) -> None:
+        """Compares an answer with that of the local session, and keeps it."""
         numbers, scores = event.answers()
-        mine = Event.make(self._local, event.number, event.found.n)
-        self._local.run(mine.given, mine.found)
-        expected = mine.answers()[1]
-        found = set(numbers.tolist())
+        local_event = Event.make(self._local, event.number, event.found.n)
+        self._local.run(local_event.given, local_event.found)
+        _, expected = local_event.answers()
+        answered = set(numbers.tolist())
         with self._tally.lock:
-            self._tally.answered.update(found)
-            self._tally.mixed += found != {event.number}
+            self._tally.answered.update(answered)
+            self._tally.mixed += answered != {event.number}
             if not torch.allclose(scores, expected, rtol=1e-4, atol=1e-5):
                 self._tally.wrong += 1
             else:
                 self._tally.rounded += not torch.equal(scores, expected)
         self._kept.append((event, (numbers, scores)))
         if len(self._kept) > _KEPT:
-            self._look_again()
+            self._check_again()
 
-    def _look_again(self) -> None:
-        event, before = self._kept.popleft()
-        same = all(torch.equal(a, b) for a, b in zip(event.answers(), before, strict=True))
+    def _check_again(self) -> None:
+        """Compares the oldest kept answer with what it was: nobody may write to it later."""
+        event, (numbers, scores) = self._kept.popleft()
+        numbers_now, scores_now = event.answers()
+        same = torch.equal(numbers_now, numbers) and torch.equal(scores_now, scores)
         with self._tally.lock:
             self._tally.touched_later += not same
 

@@ -52,18 +52,17 @@ def registered(tags: Tags, folder: Path) -> str:
     """Registers `other/1` and `passing/1`, and a version of `tagged` for a CPU that no host here
     has; returns the last one's name."""
 
-    def renamed(name: str) -> Callable[[Path, dict[str, Any]], None]:
-        return lambda _, manifest: manifest.update(name=name)
+    def register(name: str, edit: Callable[[Path, dict[str, Any]], None]) -> str:
+        bundle = resealed(tags.bundle, folder / name, edit)
+        return tags.registry.promote(tags.registry.register(bundle), "production", PASSED).ref
 
-    def elsewhere(_: Path, manifest: dict[str, Any]) -> None:
+    def add_target(_: Path, manifest: dict[str, Any]) -> None:
         (record,) = manifest["targets"].values()
         manifest["targets"][ELSEWHERE] = record
 
-    edits = {"other": renamed("other"), "passing": renamed("passing"), NAME: elsewhere}
-    for name, edit in edits.items():
-        bundle = resealed(tags.bundle, folder / name, edit)
-        version = tags.registry.promote(tags.registry.register(bundle), "production", PASSED)
-    return version.ref
+    register("other", lambda _, manifest: manifest.update(name="other"))
+    register("passing", lambda _, manifest: manifest.update(name="passing"))
+    return register(NAME, add_target)
 
 
 class AnyVersion(threading.Thread):
@@ -91,20 +90,21 @@ class AnyVersion(threading.Thread):
             self.by_version[answer.get_response().model_version] += 1
             self._local.run(event.given, event.found)
             numbers, scores = (answer.as_numpy(f"found.{k}")[:, 0] for k in ("event", "score"))
-            wanted = event.answers()[1].numpy()
+            _, expected = event.answers()
             with self._tally.lock:
                 self._tally.answered.update(set(numbers.tolist()))
                 self._tally.mixed += bool((numbers != event.number).any())
-                self._tally.wrong += not np.allclose(scores, wanted, rtol=1e-4, atol=1e-5)
+                self._tally.wrong += not np.allclose(scores, expected.numpy(), rtol=1e-4, atol=1e-5)
         client.close()
 
 
 def _input(event: Event, name: str) -> Any:
+    """A column of the event, as Triton's client sends it."""
     values = np.asarray(event.given[name])[:, None].copy()
     kind = "INT64" if name == "event" else "FP32"
-    made = triton_grpc.InferInput(f"given.{name}", list(values.shape), kind)
-    made.set_data_from_numpy(values)
-    return made
+    column = triton_grpc.InferInput(f"given.{name}", list(values.shape), kind)
+    column.set_data_from_numpy(values)
+    return column
 
 
 class Load:
@@ -118,9 +118,10 @@ class Load:
         self._of_version: dict[int, list[Client]] = {}
 
     def start(self) -> None:
+        """Starts the clients of `other`, those of sites on both versions, and those of any."""
         self._start(self._remote("other/1"))
         for number in (1, 2):
-            servers = [{"name": "it", "url": self._url}]
+            servers = [{"name": "triton", "url": self._url}]
             site = Site.model_validate({"servers": servers, "policy": POLICY})
             ref = f"{NAME}/{number}"
             self._start(self._opened(pipeline.load(ref, site=site, registry=self._registry)))
@@ -141,11 +142,12 @@ class Load:
         return [client.name for client in self._clients if client.is_alive()]
 
     def by_version(self) -> dict[str, int]:
-        found = Counter[str]()
+        """The requests to any version, by the version that answered."""
+        counts = Counter[str]()
         for client in self._clients:
             if isinstance(client, AnyVersion):
-                found += client.by_version
-        return dict(found)
+                counts += client.by_version
+        return dict(counts)
 
     def _remote(self, ref: str) -> RemoteSession:
         return self._opened(
@@ -159,16 +161,16 @@ class Load:
 
     def _start(self, session: RemoteSession) -> list[Client]:
         """Two clients of a session: one waits for each answer, one sends several at once."""
-        made = []
+        clients = []
         for ahead in (False, True):
             self._seeds += 1
             client = Client(
                 session, self._local, self.tally, self._seeds, ahead=ahead, patient=False
             )
-            made.append(client)
+            clients.append(client)
             client.start()
-        self._clients += made
-        return made
+        self._clients += clients
+        return clients
 
 
 def _end(clients: list[Any]) -> None:
@@ -178,8 +180,8 @@ def _end(clients: list[Any]) -> None:
         client.join(120)
 
 
-def refused(registry: Registry, ref: str, url: str) -> str:
-    """The one line about a version that the server cannot load."""
+def refusal(registry: Registry, ref: str, url: str) -> str:
+    """The one line about a version that the server cannot load; empty if it loads it."""
     try:
         load_on(registry, ref, url, target=ELSEWHERE)
     except RefusedError as error:
@@ -218,38 +220,40 @@ def run(rounds: int, tags: Tags, folder: Path, say: Callable[[str], None]) -> bo
             old, new = step % 2 + 1, 2 - step % 2
             versions = load_on(registry, f"{NAME}/{new}", url).versions
             load.on_version(new)
-            until = time.monotonic() + _BESIDE_S
-            why = refused(registry, foreign, url)
+            deadline = time.monotonic() + _BESIDE_S
+            reason = refusal(registry, foreign, url)
             load_on(registry, "passing/1", url)
             unload_from(registry, "passing/1", url)
-            time.sleep(max(0.0, until - time.monotonic()))
+            time.sleep(max(0.0, deadline - time.monotonic()))
             load.off_version(old)
             _, left = unload_from(registry, f"{NAME}/{old}", url)
-            say(f"round {step + 1}: {versions} were served, then {left}; refused: {why}")
-            unexpected += [] if (versions, left) == ([1, 2], [new]) and why else [step]
+            say(f"round {step + 1}: {versions} were served, then {left}; refused: {reason}")
+            if (versions, left) != ([1, 2], [new]) or not reason:
+                unexpected.append(step)
         stuck = load.end()
         tally = load.tally
     say(f"requests to any version, by the version that answered: {load.by_version()}")
     for line in tally.lines():
         say(line)
     say(f"{time.monotonic() - begun:.0f} s")
-    for what, bad in (("clients stuck", stuck), ("rounds that went otherwise", unexpected)):
-        if bad:
-            say(f"{what}: {bad}")
+    if stuck:
+        say(f"clients stuck: {stuck}")
+    if unexpected:
+        say(f"rounds that went otherwise: {unexpected}")
     return tally.clean and not stuck and not unexpected
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=20)
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="soa-loading-") as name:
         folder = Path(name)
         bundle = served.make_bundle(folder / "first", NAME, tagged.Tagged(), tagged.SIGNATURE)
         (folder / "tagged").mkdir()
         tags = tagged.make(folder / "tagged", bundle)
         (folder / "run").mkdir()
-        clean = run(given.rounds, tags, folder / "run", lambda text: print(text, flush=True))
+        clean = run(options.rounds, tags, folder / "run", lambda text: print(text, flush=True))
     print("clean" if clean else "NOT CLEAN")
     return 0 if clean else 1
 

@@ -45,14 +45,14 @@ class Triton:
         self.start(tags.repository)
 
     def start(self, repository: Path, *extra: str) -> None:
-        until = time.monotonic() + 120
+        deadline = time.monotonic() + 120
         while True:  # another process may use a port for a moment
             try:
                 options = ServerOptions(ports=self.ports, extra=extra)
                 self._server = TritonServer(repository, options).__enter__()
                 return
             except ServerError:
-                if time.monotonic() > until:
+                if time.monotonic() > deadline:
                     raise
                 time.sleep(0.2)
 
@@ -66,7 +66,7 @@ class Triton:
             self._server.stop()
 
     def faults(self) -> dict[str, Fault]:
-        found = {
+        faults = {
             "killed": self.kill,
             "ended in order": lambda: self._other(self._tags.repository, kill=False),
             "hung": self.hang,
@@ -78,8 +78,8 @@ class Triton:
             "its port taken": self.lose_port,
         }
         if self._tls:
-            found["asks for TLS"] = lambda: self._other(self._tags.repository, *self._tls)
-        return found
+            faults["asks for TLS"] = lambda: self._other(self._tags.repository, *self._tls)
+        return faults
 
     def kill(self) -> None:
         os.killpg(self.server.pid, signal.SIGKILL)
@@ -105,22 +105,25 @@ class Triton:
         self.start(self._tags.repository)
 
     def _freeze(self, pids: list[int]) -> None:
-        for signal_ in (signal.SIGSTOP, signal.SIGCONT):
-            for pid in pids:
-                os.kill(pid, signal_)
-            if signal_ == signal.SIGSTOP:
-                time.sleep(self._chance.uniform(0.3, 3.0))
+        """Stops processes for a while; a negative number is that of a group of processes."""
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(self._chance.uniform(0.3, 3.0))
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
 
     def _other(self, repository: Path, *extra: str, kill: bool = True) -> None:
         """Restarts with another repository or other options, and later as before."""
-        for where, options in ((repository, extra), (self._tags.repository, ())):
-            if kill:
-                os.killpg(self.server.pid, signal.SIGKILL)
-            self.stop()
-            self.start(where, *options)
-            self._pause()
-            if where == self._tags.repository and not options:
-                return
+        self._restart(repository, *extra, kill=kill)
+        if repository != self._tags.repository or extra:
+            self._restart(self._tags.repository, kill=kill)
+
+    def _restart(self, repository: Path, *extra: str, kill: bool) -> None:
+        if kill:
+            os.killpg(self.server.pid, signal.SIGKILL)
+        self.stop()
+        self.start(repository, *extra)
+        self._pause()
 
     def _pause(self) -> None:
         time.sleep(self._chance.uniform(0.2, 1.5))
@@ -186,11 +189,13 @@ class Liar:
 
 
 def _shape(answer: Any, context: Any) -> Any:
+    """An answer with a row that is not there."""
     answer.outputs[1].shape[0] += 1
     return answer
 
 
 def _late(answer: Any, context: Any) -> Any:
+    """A wrong answer that comes after `attempt_s`, when the client has asked another server."""
     time.sleep(1.5)
     answer.raw_output_contents[0] = b"\x55" * len(answer.raw_output_contents[0])
     return answer
@@ -198,15 +203,15 @@ def _late(answer: Any, context: Any) -> Any:
 
 def children(pid: int) -> list[int]:
     """The child processes of a process, from /proc."""
-    found = []
+    pids = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rsplit(")", 1)[1].split()
-        except OSError:
+        except OSError:  # it has ended meanwhile
             continue
-        if int(fields[1]) == pid:
-            found.append(int(stat.parent.name))
-    return found
+        if int(fields[1]) == pid:  # the parent, after the state
+            pids.append(int(stat.parent.name))
+    return pids
 
 
 def narrow(repository: Path, folder: Path) -> Path:
@@ -226,12 +231,12 @@ def certificate(folder: Path) -> tuple[str, ...]:
     """Triton's options for TLS; none if openssl is missing."""
     if shutil.which("openssl") is None:
         return ()
-    key, found = folder / "key.pem", folder / "certificate.pem"
-    if not found.exists():
+    key, pem = folder / "key.pem", folder / "certificate.pem"
+    if not pem.exists():
         subprocess.run(
             ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
              "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1",
-             "-keyout", key, "-out", found],
+             "-keyout", key, "-out", pem],
             check=True, capture_output=True,
         )  # fmt: skip
-    return ("--grpc-use-ssl=1", f"--grpc-server-cert={found}", f"--grpc-server-key={key}")
+    return ("--grpc-use-ssl=1", f"--grpc-server-cert={pem}", f"--grpc-server-key={key}")

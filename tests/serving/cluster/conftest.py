@@ -1,3 +1,5 @@
+"""Real servers behind a real proxy, and the programs that tests of them need."""
+
 from __future__ import annotations
 
 import os

@@ -35,45 +35,64 @@ REQUESTS = 200
 OPTIONS = RemoteOptions(retries=8, deadline_s=60, in_flight=16)
 
 
-def test_no_envoy_anywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_an_envoy_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv(ENVOY_VARIABLE, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "path", [])
     with pytest.raises(ServerError, match=rf"pip install .*cluster.*\${ENVOY_VARIABLE}"):
         find_envoy()
+
+
+def test_a_variable_that_names_no_envoy_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv(ENVOY_VARIABLE, str(tmp_path / "nowhere"))
     with pytest.raises(ServerError, match="nowhere is no envoy"):
         find_envoy()
 
 
-@pytest.mark.parametrize(("count", "ports"), [(0, Ports()), (2, Ports(http=8000))])
-def test_fleets_that_cannot_be(count: int, ports: Ports, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("count", "ports"), [(0, Ports()), (2, Ports(http=8000))], ids=["no server", "another port"]
+)
+def test_a_fleet_that_cannot_be_started_is_refused(
+    count: int, ports: Ports, tmp_path: Path
+) -> None:
     with pytest.raises(ServerError, match="only the proxy's gRPC port can be named"):
         Fleet(tmp_path, count, ServerOptions(ports=ports))
 
 
-def test_a_proxy_without_servers_says_so(envoy: Path, stall: Shop) -> None:
-    """No server listens: the health check shows it, and a client gets an error at once."""
-    with EnvoyProxy([("127.0.0.1", 1)]) as proxy:
+def test_a_proxy_without_servers_refuses_at_once(envoy: Path, stall: Shop) -> None:
+    with EnvoyProxy([("127.0.0.1", 1)]) as proxy:  # nobody listens there
         assert proxy.healthy() == 0
         with pytest.raises(ServerGoneError):
             pipeline.load("mixed@production", device=proxy.url, registry=stall.registry)
+
+
+def test_a_proxy_that_was_killed_is_an_error_of_its_wait(envoy: Path) -> None:
+    with EnvoyProxy([("127.0.0.1", 1)]) as proxy:
         os.kill(proxy.pid, signal.SIGKILL)
         with pytest.raises(ServerError, match="envoy ended with status -9"):
             proxy.wait()
 
 
-def test_both_serve_and_none_is_lost(fleet: Fleet, stall: Shop) -> None:
+def test_both_servers_answer_and_no_request_is_lost(fleet: Fleet, stall: Shop) -> None:
     session = stall.connect(fleet.url, "mixed", OPTIONS)
-    assert (
-        session.origin is not None
-        and session.origin.digest == stall.deployed["mixed"].service.digest
-    )
+    assert session.origin is not None
+    assert session.origin.digest == stall.deployed["mixed"].service.digest
     before = served_by(fleet.servers)
     check(stall, send(stall, session, REQUESTS))
     until(lambda: sum(served_by(fleet.servers)) == sum(before) + REQUESTS)
-    each = [now - then for now, then in zip(served_by(fleet.servers), before, strict=True)]
-    assert min(each) > REQUESTS / 10, each
+    shares = [now - then for now, then in zip(served_by(fleet.servers), before, strict=True)]
+    assert min(shares) > REQUESTS / 10, shares
+    session.close()
+
+
+def test_a_request_for_another_bundle_is_refused_through_the_proxy(
+    fleet: Fleet, stall: Shop
+) -> None:
+    session = stall.connect(fleet.url, "mixed", OPTIONS)
     model: Any = session.executable
     bundle = replace(model.opened.bundle, digest="e" * 64)
     model.opened = replace(model.opened, bundle=bundle)
@@ -82,7 +101,7 @@ def test_both_serve_and_none_is_lost(fleet: Fleet, stall: Shop) -> None:
     session.close()
 
 
-def test_the_queue_is_seen(fleet: Fleet, stall: Shop) -> None:
+def test_prometheus_sees_how_long_requests_wait(fleet: Fleet, stall: Shop) -> None:
     """The query always gives one number.
 
     It is 0 before any request, small with one client at a time, and larger when many requests wait
@@ -91,13 +110,13 @@ def test_the_queue_is_seen(fleet: Fleet, stall: Shop) -> None:
     binary = find_prometheus("prometheus")
     query = queue_query("mixed", "shop")
     servers = [f"127.0.0.1:{server.ports.metrics}" for server in fleet.servers]
-    of_all = {"relabel_configs": [{"target_label": "release", "replacement": "shop"}]}
+    release = {"relabel_configs": [{"target_label": "release", "replacement": "shop"}]}
     proxy = {"metrics_path": "/stats/prometheus", "job_name": "envoy"}
     config = {
         "global": {"scrape_interval": "1s"},  # not 5 s: the test need not wait half a minute
         "scrape_configs": [
-            {"job_name": "triton", "static_configs": [{"targets": servers}], **of_all},
-            {**proxy, "static_configs": [{"targets": [fleet.proxy.stats_address]}], **of_all},
+            {"job_name": "triton", "static_configs": [{"targets": servers}], **release},
+            {**proxy, "static_configs": [{"targets": [fleet.proxy.stats_address]}], **release},
         ],
     }
     session = stall.connect(fleet.url, "mixed", OPTIONS)
@@ -114,7 +133,9 @@ def test_the_queue_is_seen(fleet: Fleet, stall: Shop) -> None:
     session.close()
 
 
-def test_a_server_dies_comes_back_and_hangs(fleet: Fleet, stall: Shop) -> None:
+def test_no_request_is_lost_when_a_server_dies_comes_back_and_hangs(
+    fleet: Fleet, stall: Shop
+) -> None:
     """Each happens under load, and each time all answers are there and right."""
     session = stall.connect(fleet.url, "mixed", OPTIONS)
     first, second = fleet.servers
@@ -149,13 +170,13 @@ def send(
 ) -> list[Any]:
     """Sends requests together and waits for the answers; calls `at_half` when half are sent."""
     events = []
-    sent: list[Future[Any]] = []
+    futures: list[Future[Any]] = []
     for i in range(count):
         events.append(stall.event("mixed", session, i % 7 + 1))
-        sent.append(session.run_async(*events[-1]))
+        futures.append(session.run_async(*events[-1]))
         if i == count // 2 and at_half is not None:
             at_half()
-    for future in sent:
+    for future in futures:
         future.result()
     return events
 
@@ -163,28 +184,31 @@ def send(
 def check(stall: Shop, events: list[Any]) -> None:
     """Requires for each event the answer of a session on this host."""
     local = stall.local("mixed")
-    mine: dict[int, Any] = {}
-    for _, written in events:
-        n = written["loose"].n
-        if n not in mine:
-            given, mine[n] = stall.event("mixed", local, n)
-            local.run(given, mine[n])
+    expected_of: dict[int, Any] = {}  # by the number of rows
+    for _, outputs in events:
+        n = outputs["loose"].n
+        if n not in expected_of:
+            inputs, expected_of[n] = stall.event("mixed", local, n)
+            local.run(inputs, expected_of[n])
         for bound in local.signature.outputs:
-            where = bound.block.collection
-            for column in bound.block.columns:
-                for k in range(written[where].layout[column].components):
-                    torch.testing.assert_close(
-                        written[where].span(column, k).tensor(),
-                        mine[n][where].span(column, k).tensor(),
-                    )
+            answers = outputs[bound.block.collection]
+            expected = expected_of[n][bound.block.collection]
+            for column, component in bound.plan.components:
+                torch.testing.assert_close(
+                    answers.span(column, component).tensor(),
+                    expected.span(column, component).tensor(),
+                )
     local.close()
 
 
 def served_by(servers: Sequence[TritonServer]) -> list[float]:
-    return [each.metrics("mixed")["nv_inference_request_success"] for each in servers]
+    """How many requests each server has answered."""
+    return [server.metrics("mixed")["nv_inference_request_success"] for server in servers]
 
 
 class Prometheus(LocalProgram):
+    """A Prometheus on this host, while its block runs."""
+
     ready_s = 60.0
 
     def __init__(self, binary: Path, config: dict[str, Any]) -> None:
@@ -208,10 +232,11 @@ class Prometheus(LocalProgram):
         return [float(text) for text in self.ask_text(query)]
 
     def ask_text(self, query: str) -> list[str]:
-        asked = urllib.parse.urlencode({"query": query})
-        answer = json.loads(get(f"http://{self._address}/api/v1/query?{asked}"))
+        """The values as Prometheus writes them."""
+        encoded = urllib.parse.urlencode({"query": query})
+        answer = json.loads(get(f"http://{self._address}/api/v1/query?{encoded}"))
         assert answer["status"] == "success", answer
-        return [each["value"][1] for each in answer["data"]["result"]]
+        return [series["value"][1] for series in answer["data"]["result"]]
 
 
 def highest(prometheus: Prometheus, query: str, work: Callable[[], object]) -> float:

@@ -2,37 +2,64 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from serving.cluster.needs import ClusterOptions, Storage, needs_of, object_name, prometheus_at
+from serving.cluster.needs import (
+    ClusterOptions,
+    Needs,
+    Storage,
+    needs_of,
+    object_name,
+    prometheus_at,
+)
 from serving.errors import ServingError
 from tests.serving.conftest import Shop
 
 IMAGE = "registry.example/soa-triton:1"
+OPTIONS = ClusterOptions(IMAGE)
 
 
-def test_what_the_version_says(shop: Shop) -> None:
-    done = shop.deployed["jets"]
-    made = needs_of(done.service, done.bundle, ClusterOptions(IMAGE))
-    assert (made.name, made.model, made.version) == ("jets", "jets", "jets/1")
-    assert (made.vendor, made.gpus, made.cpus, made.shm_mib) == ("cpu", 0, 2, 64)
-    assert made.resources == {"cpu": 2, "memory": f"{made.memory_gib}Gi"}
-    assert made.node_selector == {"kubernetes.io/arch": "amd64"}
-    record = done.bundle.manifest.targets[done.service.target]
-    timed = [
-        stats.median_us
-        for engine in record.engines()
-        for rows, stats in record.candidates[engine].benchmark.items()
-        if rows == "1000"
-    ]
-    assert made.queue_ms == max(5, -(-4 * min(timed) // 1000))
-    four = needs_of(replace(done.service, instances=4), done.bundle, ClusterOptions(IMAGE))
-    assert four.cpus == made.cpus + 3 and four.memory_gib >= made.memory_gib + 3
-    said = needs_of(done.service, done.bundle, ClusterOptions(IMAGE, queue_ms=77, memory_gib=33))
-    assert (said.queue_ms, said.memory_gib) == (77, 33)
+def needs(shop: Shop, options: ClusterOptions = OPTIONS, **service: Any) -> Needs:
+    """The needs of jets/1; `service` changes how it is deployed."""
+    deployed = shop.deployed["jets"]
+    return needs_of(replace(deployed.service, **service), deployed.bundle, options)
+
+
+def test_a_version_for_cpus_needs_a_cpu_and_memory(shop: Shop) -> None:
+    jets = needs(shop)
+    assert (jets.vendor, jets.gpus, jets.cpus, jets.shm_mib) == ("cpu", 0, 2, 64)
+    assert jets.resources == {"cpu": 2, "memory": f"{jets.memory_gib}Gi"}
+    assert jets.node_selector == {"kubernetes.io/arch": "amd64"}
+
+
+def test_needs_name_the_model_and_its_version(shop: Shop) -> None:
+    jets = needs(shop)
+    assert (jets.name, jets.model, jets.version) == ("jets", "jets", "jets/1")
+
+
+def test_a_request_may_wait_for_four_runs_of_the_fastest_engine(shop: Shop) -> None:
+    """But 5 ms at least; in whole milliseconds."""
+    deployed = shop.deployed["jets"]
+    record = deployed.bundle.manifest.targets[deployed.service.target]
+    benchmarks = [record.candidates[name].benchmark for name in record.engines()]
+    medians_us = [times["1000"].median_us for times in benchmarks if "1000" in times]
+    assert needs(shop).queue_ms == max(5, math.ceil(4 * min(medians_us) / 1000))
+
+
+def test_each_instance_needs_a_cpu_and_memory(shop: Shop) -> None:
+    one, four = needs(shop), needs(shop, instances=4)
+    assert four.cpus == one.cpus + 3
+    assert four.memory_gib >= one.memory_gib + 3
+
+
+def test_options_replace_what_the_version_says(shop: Shop) -> None:
+    jets = needs(shop, ClusterOptions(IMAGE, queue_ms=77, memory_gib=33))
+    assert jets.queue_ms == 77
+    assert jets.memory_gib == 33
 
 
 @pytest.mark.parametrize(
@@ -46,7 +73,7 @@ def test_what_the_version_says(shop: Shop) -> None:
         ("__", "m"),
     ],
 )
-def test_names_that_kubernetes_takes(model: str, name: str) -> None:
+def test_a_model_gets_a_name_that_kubernetes_takes(model: str, name: str) -> None:
     assert object_name(model) == name
 
 
@@ -64,7 +91,7 @@ def test_text_names_a_storage(text: str, storage: Storage) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("options", "message"),
     [
         ({"image": "a b"}, "not the name of a container image"),
         ({"min_servers": 0}, "0 to 10 servers: the first number must be at least 1"),
@@ -82,12 +109,19 @@ def test_text_names_a_storage(text: str, storage: Storage) -> None:
         ({"prometheus": "http://metrics/path"}, "write http://HOST:PORT"),
     ],
 )
-def test_options_that_no_cluster_can_take(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(ServingError, match=said):
-        ClusterOptions(**{"image": IMAGE, **given})
+def test_options_that_no_cluster_can_take_are_refused(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ServingError, match=message):
+        ClusterOptions(**{"image": IMAGE, **options})
 
 
-def test_ports_of_prometheus() -> None:
-    assert str(prometheus_at("http://a")) == "http://a:9090"
-    assert str(prometheus_at("https://a/")) == "https://a:443"
+@pytest.mark.parametrize(
+    ("url", "address"), [("http://a", "http://a:9090"), ("https://a/", "https://a:443")]
+)
+def test_prometheus_has_a_default_port(url: str, address: str) -> None:
+    assert str(prometheus_at(url)) == address
+
+
+def test_without_a_url_there_is_no_prometheus() -> None:
     assert prometheus_at(None) is None

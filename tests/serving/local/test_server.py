@@ -33,6 +33,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def executable(path: Path) -> Path:
+    """A script in place of the server, which ends at once with an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("#!/bin/sh\necho 'error: no such option'\nexit 3\n")
     path.chmod(0o755)
@@ -49,46 +50,53 @@ def wheel(folder: Path) -> Path:
     return executable(server / "bin" / "tritonserver")
 
 
-def test_no_server_anywhere(bare: pytest.MonkeyPatch) -> None:
+def test_without_a_server_the_error_says_how_to_get_one(bare: pytest.MonkeyPatch) -> None:
     with pytest.raises(ServerError, match=rf"here: run `make triton`.*\${VARIABLE}"):
         find_triton()
 
 
-def test_the_variable_and_the_option(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    one, other = (executable(tmp_path / name / "server") for name in ("one", "other"))
-    bare.setenv(VARIABLE, str(one))
-    assert find_triton() == TritonBinary(one)
+def test_the_variable_names_a_server(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = executable(tmp_path / "server")
+    bare.setenv(VARIABLE, str(path))
+    assert find_triton() == TritonBinary(path)
+
+
+def test_the_option_comes_before_the_variable(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path, other = (executable(tmp_path / name / "server") for name in ("one", "other"))
+    bare.setenv(VARIABLE, str(path))
     assert find_triton(other) == TritonBinary(other)
-    with pytest.raises(ServerError, match="nowhere is no tritonserver"):
-        find_triton(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("name", ["nowhere", "."])
+def test_a_path_that_is_no_program_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ServerError, match="is no tritonserver"):
-        find_triton(tmp_path)
+        find_triton(tmp_path / name)
 
 
-def test_a_server_on_the_path(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_server_on_the_path_is_found(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = executable(tmp_path / "tritonserver")
     assert find_triton() == TritonBinary(path)
 
 
-def test_the_wheel_brings_its_libraries_and_the_stub_of_this_python(
-    bare: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    binary = wheel(tmp_path / "env")
-    found = find_triton(binary)
-    assert found.libraries == (tmp_path / "env" / "nvidia_pytriton.libs",)
-    environment = found.environment()
-    assert environment["LD_LIBRARY_PATH"].split(":")[:2] == [
-        str(found.libraries[0]), str(libpython_folder())
-    ]  # fmt: skip
+def test_the_server_of_a_wheel_gets_its_libraries_and_our_packages(tmp_path: Path) -> None:
+    triton = find_triton(wheel(tmp_path / "env"))
+    libraries = tmp_path / "env" / "nvidia_pytriton.libs"
+    assert triton.libraries == (libraries,)
+    environment = triton.environment()
+    expected = [str(libraries), str(libpython_folder())]
+    assert environment["LD_LIBRARY_PATH"].split(":")[:2] == expected
     assert environment["PYTHONPATH"].split(":")[0] == str(Path(soa_pipeline.__file__).parent)
+
+
+def test_the_server_of_a_wheel_gets_the_stub_of_this_python(tmp_path: Path) -> None:
     (tmp_path / "scratch").mkdir()
-    backends = found.backend_folder(tmp_path / "scratch")
+    backends = find_triton(wheel(tmp_path / "env")).backend_folder(tmp_path / "scratch")
     assert backends is not None
     names = {path.name for path in (backends / "python").iterdir()}
     assert names == {"libtriton_python.so", "triton_python_backend_stub"}
 
 
-def test_a_wheel_without_this_python(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_wheel_without_the_stub_of_this_python_is_refused(tmp_path: Path) -> None:
     binary = wheel(tmp_path / "env")
     stubs = tmp_path / "env/pytriton/tritonserver/python_backend_stubs"
     (stubs / VERSION).rename(stubs / "2.7")
@@ -96,7 +104,7 @@ def test_a_wheel_without_this_python(bare: pytest.MonkeyPatch, tmp_path: Path) -
         find_triton(binary)
 
 
-def test_a_server_that_ends_at_once(tmp_path: Path) -> None:
+def test_the_error_of_a_server_that_ends_at_once_has_its_last_line(tmp_path: Path) -> None:
     options = ServerOptions(binary=executable(tmp_path / "server"), ready_s=20)
     server = TritonServer(tmp_path, options)
     with pytest.raises(ServerError, match="ended with status 3: error: no such option"):
@@ -104,17 +112,17 @@ def test_a_server_that_ends_at_once(tmp_path: Path) -> None:
     assert not server.alive()
 
 
-def test_a_port_that_is_none(tmp_path: Path) -> None:
+def test_a_port_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     options = ServerOptions(binary=executable(tmp_path / "server"), ports=Ports(grpc=70_000))
-    with pytest.raises(ServerError, match=r"port 70000 of 127\.0\.0\.1 cannot be used") as refused:
+    with pytest.raises(ServerError, match=r"port 70000 of 127\.0\.0\.1 cannot be used") as caught:
         TritonServer(tmp_path, options).__enter__()
-    assert refused.value.code == "port"
+    assert caught.value.code == "port"
 
 
 def test_triton_gets_a_number_for_a_name(tmp_path: Path) -> None:
     """If told `localhost`, Triton says that it listens, but does not answer."""
-    says = executable(tmp_path / "server")
-    says.write_text('#!/bin/sh\necho "error: $*"\n')
-    options = ServerOptions(host="localhost", binary=says)
+    script = executable(tmp_path / "server")
+    script.write_text('#!/bin/sh\necho "error: $*"\n')  # prints its arguments
+    options = ServerOptions(host="localhost", binary=script)
     with pytest.raises(ServerError, match=r"--grpc-address=127\.0\.0\.1 .*http-address=127\."):
         TritonServer(tmp_path, options).__enter__()

@@ -50,55 +50,61 @@ def event_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The TorchScript file of `event`."""
     folder, signature = tmp_path_factory.mktemp("script"), served.EVENT
     inputs, case = random_inputs(signature, 5, {}), example_case(signature)
-    rows, columns = (of(signature, inputs, case) for of in (row_major_inputs, convention_arguments))
+    rows = row_major_inputs(signature, inputs, case)
+    columns = convention_arguments(signature, inputs, case)
     torchscript(served.Event(), signature, rows, columns, "script", folder)
     return folder / "model.ts"
 
 
 def validated(bundle: Bundle, form: Form, program: object) -> ValidationReport:
+    """The validation of a program that takes a server's arrays."""
     signature = Signature.from_dict(bundle.manifest.signature)
     wire = Wire.of(signature, form)
     session = Session(signature, ProgramExecutable(signature, wire, program))  # type: ignore[arg-type]
-    tolerances = {b.name: default_tolerance(b.plan.dtypes[0]) for b in signature.outputs}
+    tolerances = {
+        bound.name: default_tolerance(bound.plan.dtypes[0]) for bound in signature.outputs
+    }
     reference = Reference.load(bundle.file(bundle.manifest.reference))
     return validate_session(session, form, reference, tolerances)
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("backend", ["onnxruntime", "pytorch"])
-def test_it_answers_the_reference(
+def test_a_native_file_gives_the_references_answers(
     event: Bundle, event_onnx: Path, event_script: Path, backend: Backend, form: Form,
     tmp_path: Path,
 ) -> None:  # fmt: skip
     artifact = event_script if backend == "pytorch" else event_onnx
-    found = make_native(artifact, backend, served.EVENT, Wire.of(served.EVENT, form), tmp_path)
-    report = validated(event, form, found.program)
+    native = make_native(artifact, backend, served.EVENT, Wire.of(served.EVENT, form), tmp_path)
+    report = validated(event, form, native.program)
     assert report.valid, report.reason
-    assert list(tmp_path.iterdir()) == [found.file]  # it includes its weights
+    assert list(tmp_path.iterdir()) == [native.file]  # it includes its weights
 
 
-def test_every_dtype_and_kind_of_column(mixed: Bundle, tmp_path: Path) -> None:
+def test_every_dtype_and_kind_of_column_is_answered(mixed: Bundle, tmp_path: Path) -> None:
     source = Portable(mixed.file(mixed.manifest.program), None)
     engine("onnxruntime").compile(source, Target.parse("cpu"), {}, tmp_path)
     (tmp_path / "out").mkdir()
     artifact, wire = tmp_path / "model.onnx", Wire.of(served.MIXED)
-    found = make_native(artifact, "onnxruntime", served.MIXED, wire, tmp_path / "out")
-    report = validated(mixed, "columns", found.program)
+    native = make_native(artifact, "onnxruntime", served.MIXED, wire, tmp_path / "out")
+    report = validated(mixed, "columns", native.program)
     assert report.valid, report.reason
 
 
-def test_a_wrong_answer_is_seen(event: Bundle, event_onnx: Path, tmp_path: Path) -> None:
+def test_a_wrong_answer_is_not_valid(event: Bundle, event_onnx: Path, tmp_path: Path) -> None:
     wire = Wire.of(served.EVENT, "rows")
-    found = make_native(event_onnx, "onnxruntime", served.EVENT, wire, tmp_path)
+    native = make_native(event_onnx, "onnxruntime", served.EVENT, wire, tmp_path)
 
-    def off(given: Sequence[Array]) -> Sequence[Array]:
-        score, total = found.program(given)
+    def off(arrays: Sequence[Array]) -> Sequence[Array]:
+        score, total = native.program(arrays)
         return [score + np.float32(0.1), total]
 
     assert not validated(event, "rows", off).valid
 
 
-def test_a_dtype_that_pytorchs_backend_does_not_carry(event_script: Path, tmp_path: Path) -> None:
+def test_a_dtype_that_pytorchs_backend_does_not_carry_is_refused(
+    event_script: Path, tmp_path: Path
+) -> None:
     with pytest.raises(ServingError, match=r"parts\.hits is uint16, which it does not support"):
         make_native(event_script, "pytorch", served.MIXED, Wire.of(served.MIXED), tmp_path)
     assert not list(tmp_path.iterdir())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -48,6 +49,7 @@ QUICK = RemoteOptions(deadline_s=60.0, retries=2)  # no test fails because a mac
 
 @pytest.fixture(scope="module")
 def server(shop: Shop) -> Iterator[Server]:
+    """A server of jets/1 in this process; `url` lets it listen, and takes its fault away."""
     session = shop.local("jets")
     yield Server(session, shop.deployed["jets"].service)
     session.close()
@@ -72,6 +74,7 @@ def opened() -> Iterator[None]:
 
 
 def connect(shop: Shop, url: str, options: RemoteOptions = QUICK) -> RemoteSession:
+    """A session of jets on a server; it is closed after the test."""
     session = shop.connect(url, "jets", options)
     _OPENED.append(session)
     return session
@@ -88,26 +91,33 @@ def remote(shop: Shop, url: str) -> RemoteSession:
     return connect(shop, url)
 
 
-def test_it_passes_what_an_artifact_passes(shop: Shop, remote: RemoteSession) -> None:
+def test_a_remote_session_is_valid_as_an_artifact_is(shop: Shop, remote: RemoteSession) -> None:
     shop.require_valid("jets", remote)
 
 
 @pytest.mark.parametrize("form", ["rows", "blocks"])
-def test_it_speaks_the_form_that_the_server_takes(shop: Shop, form: Form) -> None:
-    service = shop.deployed["jets"].service
-    session = shop.local("jets")
-    other = Server(session, replace(service, requests=form, merge=form == "rows"))
+def test_a_client_speaks_the_form_that_the_server_takes(
+    shop: Shop, server: Server, form: Form
+) -> None:
+    service = replace(server.service, requests=form, merge=form == "rows")
+    with Server(server.session, service).listening() as url:
+        shop.require_valid("jets", connect(shop, url))
+
+
+@pytest.mark.parametrize(("form", "row"), [("rows", 7 // 3), ("blocks", 7 % 5)])
+def test_the_row_of_a_wrong_answer_is_named_in_each_form(
+    shop: Shop, server: Server, form: Form, row: int
+) -> None:
+    """Element 7 of (5, 3) in rows, or of (3, 5) in blocks: three answers for five rows."""
+    other = Server(server.session, replace(server.service, requests=form, merge=form == "rows"))
     with other.listening() as url:
         remote = connect(shop, url)
-        shop.require_valid("jets", remote)
-        given, written = shop.event("jets", remote, 5)
-        other.fault = nan(0, [7])  # of three answers for five rows
-        with pytest.raises(AnswerError, match=f"row {7 % 5 if form == 'blocks' else 7 // 3}"):
-            remote.run(given, written)
-    session.close()
+        other.fault = nan(0, [7])
+        with pytest.raises(AnswerError, match=f"row {row}"):
+            remote.run(*shop.event("jets", remote, 5))
 
 
-def test_a_server_that_was_restarted_in_another_form(shop: Shop) -> None:
+def test_a_server_that_was_restarted_in_another_form_is_refused(shop: Shop) -> None:
     """With as many rows as columns, (n, F) of one form would be read as (F, n) of the other.
 
     The request names its form, so that such a server refuses it.
@@ -118,17 +128,17 @@ def test_a_server_that_was_restarted_in_another_form(shop: Shop) -> None:
     blocks = Server(session, replace(service, requests="blocks", merge=False))
     with rows.listening() as url:
         remote = connect(shop, url)
-        given, written = shop.event("jets", remote, 6)
-        remote.run(given, written)
-        before = written["tags"].memory()[0].clone()
+        inputs, outputs = shop.event("jets", remote, 6)
+        remote.run(inputs, outputs)
+        before = outputs["tags"].memory()[0].clone()
         rows.core = blocks.core
         with pytest.raises(VersionMismatchError, match="is of the form rows, this server takes bl"):
-            remote.run(given, written)
-        assert torch.equal(written["tags"].memory()[0], before)
+            remote.run(inputs, outputs)
+        assert torch.equal(outputs["tags"].memory()[0], before)
     session.close()
 
 
-def test_a_form_that_this_software_does_not_know(
+def test_a_server_of_an_unknown_form_is_refused(
     shop: Shop, server: Server, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiles = replace(server.service, requests="tiles")  # type: ignore[arg-type]
@@ -137,7 +147,7 @@ def test_a_form_that_this_software_does_not_know(
         pipeline.load("jets@production", device=url, registry=shop.registry)
 
 
-def test_it_says_what_it_runs(shop: Shop, remote: RemoteSession) -> None:
+def test_the_origin_of_a_session_names_bundle_and_server(shop: Shop, remote: RemoteSession) -> None:
     assert remote.origin is not None
     assert remote.origin.digest == shop.bundles["jets"].digest
     assert (remote.origin.name, remote.origin.version) == ("jets", "1")
@@ -145,27 +155,27 @@ def test_it_says_what_it_runs(shop: Shop, remote: RemoteSession) -> None:
 
 
 def test_a_binding_runs_again_and_on_fewer_rows(shop: Shop, remote: RemoteSession) -> None:
-    given, written = shop.event("jets", remote, 40)
-    binding = remote.bind(given, written)
+    inputs, outputs = shop.event("jets", remote, 40)
+    binding = remote.bind(inputs, outputs)
     binding()
-    whole = written["tags"]["x"].copy()
-    written["tags"]["x"][:] = -1
+    whole = outputs["tags"]["x"].copy()
+    outputs["tags"]["x"][:] = -1
     binding(10)
-    part = written["tags"].span("x").tensor()
+    column_memory = outputs["tags"].span("x").tensor()
     # Another engine may run fewer rows, so the bits may differ.
-    torch.testing.assert_close(part[:10], torch.from_numpy(whole[:10]))
-    assert (part[10:40] == -1).all()
+    torch.testing.assert_close(column_memory[:10], torch.from_numpy(whole[:10]))
+    assert (column_memory[10:40] == -1).all()
 
 
+@pytest.mark.parametrize(
+    ("jets", "tags", "message"), [(1001, 1001, "outside the compiled range"), (10, 9, "rows")]
+)
 def test_bad_memory_is_refused_before_anything_is_sent(
-    shop: Shop, server: Server, remote: RemoteSession
+    server: Server, remote: RemoteSession, jets: int, tags: int, message: str
 ) -> None:
-    given, _ = shop.event("jets", remote, 10)
     before = server.requests
-    with pytest.raises(BindError, match="outside the compiled range"):
-        remote.run(remote.collection("jets", 1001), remote.collection("tags", 1001))
-    with pytest.raises(BindError, match="rows"):
-        remote.run(given, remote.collection("tags", 9))
+    with pytest.raises(BindError, match=message):
+        remote.run(remote.collection("jets", jets), remote.collection("tags", tags))
     assert server.requests == before
 
 
@@ -173,7 +183,7 @@ def test_asynchronous_answers_come_in_the_order_of_the_calls(
     shop: Shop, server: Server, remote: RemoteSession
 ) -> None:
     events = [shop.event("jets", remote, n) for n in range(1, 30)]
-    local = [shop.event("jets", remote, n)[1] for n in range(1, 30)]
+    expected = [shop.event("jets", remote, n)[1] for n in range(1, 30)]
 
     def later_is_quicker(answer: Any, context: Any) -> Any:
         time.sleep(0.02 / answer.outputs[0].shape[0])
@@ -182,18 +192,19 @@ def test_asynchronous_answers_come_in_the_order_of_the_calls(
     server.fault = later_is_quicker
     futures = [remote.run_async(*event) for event in events]
     here = shop.local("jets")
-    for (given, written), future, mine in zip(events, futures, local, strict=True):
-        assert future.result()["tags"] is written["tags"]
-        here.run(given, mine)
+    for (inputs, outputs), future, answers in zip(events, futures, expected, strict=True):
+        assert future.result()["tags"] is outputs["tags"]
+        here.run(inputs, answers)
         for name in "xyz":
-            np.testing.assert_allclose(written["tags"][name], mine["tags"][name], atol=1e-6)
+            np.testing.assert_allclose(outputs["tags"][name], answers["tags"][name], atol=1e-6)
 
 
-def test_many_bindings_at_once(shop: Shop, remote: RemoteSession) -> None:
+def test_many_bindings_run_at_once(shop: Shop, remote: RemoteSession) -> None:
     events = [shop.event("jets", remote, 5) for _ in range(20)]
     remote.run_many([remote.bind(*event) for event in events])
     first = events[0][1]["tags"]["x"]
-    assert first.any() and all(np.array_equal(w["tags"]["x"], first) for _, w in events)
+    assert first.any()
+    assert all(np.array_equal(outputs["tags"]["x"], first) for _, outputs in events)
 
 
 def test_ctrl_c_gives_the_memory_back(shop: Shop, server: Server, remote: RemoteSession) -> None:
@@ -220,19 +231,19 @@ def test_ctrl_c_gives_the_memory_back(shop: Shop, server: Server, remote: Remote
 def test_test_mode_compares_with_the_reference(shop: Shop, server: Server, url: str) -> None:
     session = pipeline.load("jets@production", device=url, registry=shop.registry, mode="test")
     assert isinstance(session, CheckedSession)
-    given, written = shop.event("jets", session, 20)
-    session.run(given, written)
+    inputs, outputs = shop.event("jets", session, 20)
+    session.run(inputs, outputs)
     assert session.report.events == 1
 
     def wrong(answer: Any, context: Any) -> Any:
         values = bytearray(answer.raw_output_contents[0])
-        values[40:44] = b"\0\0\0\x40"  # 2.0 in row 10
+        values[40:44] = struct.pack("<f", 2.0)  # in row 10
         answer.raw_output_contents[0] = bytes(values)
         return answer
 
     server.fault = wrong
     with pytest.raises(DeviationError, match="row 10"):
-        session.run(given, written)
+        session.run(inputs, outputs)
     session.close()
 
 
@@ -254,28 +265,30 @@ def test_a_wrong_answer_is_refused_and_nothing_written(
     shop: Shop, server: Server, remote: RemoteSession, kind: str
 ) -> None:
     server.fault, message = ANSWERS[kind]
-    given, written = shop.event("jets", remote, 5)
+    inputs, outputs = shop.event("jets", remote, 5)
     with pytest.raises(AnswerError, match=message):
-        remote.run(given, written)
-    assert not written["tags"].memory()[0].any()
+        remote.run(inputs, outputs)
+    assert not outputs["tags"].memory()[0].any()
 
 
 def test_nan_that_came_in_may_come_out(shop: Shop, remote: RemoteSession) -> None:
-    given, written = shop.event("jets", remote, 5)
-    given["jets"]["c"][3] = float("nan")
-    remote.run(given, written)
-    assert written["tags"].tensor("x").isnan().tolist() == [False, False, False, True, False]
+    inputs, outputs = shop.event("jets", remote, 5)
+    inputs["jets"]["c"][3] = float("nan")
+    remote.run(inputs, outputs)
+    assert outputs["tags"].tensor("x").isnan().tolist() == [False, False, False, True, False]
 
 
-def test_nan_on_demand(shop: Shop, server: Server, url: str) -> None:
+def test_nan_is_accepted_on_demand(shop: Shop, server: Server, url: str) -> None:
     session = connect(shop, url, RemoteOptions(allow_nan=True))
     server.fault = changed(0, raw=NAN * 5)
-    given, written = shop.event("jets", session, 5)
-    session.run(given, written)
-    assert written["tags"].tensor("x").isnan().all()
+    inputs, outputs = shop.event("jets", session, 5)
+    session.run(inputs, outputs)
+    assert outputs["tags"].tensor("x").isnan().all()
 
 
-def test_a_server_that_hangs(shop: Shop, server: Server, remote: RemoteSession) -> None:
+def test_a_server_that_hangs_is_given_up_at_the_deadline(
+    shop: Shop, server: Server, remote: RemoteSession
+) -> None:
     given_up = threading.Event()
 
     def hang(answer: Any, context: Any) -> Any:
@@ -289,26 +302,33 @@ def test_a_server_that_hangs(shop: Shop, server: Server, remote: RemoteSession) 
     given_up.set()
 
 
+FULL = "Exceeds maximum queue size"
+
+
 def test_a_busy_server_is_asked_again(shop: Shop, server: Server, remote: RemoteSession) -> None:
-    full = grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size"
-    server.fault = aborts(*full, times=2)
-    given, written = shop.event("jets", remote, 5)
-    remote.run(given, written)
-    assert written["tags"]["x"].any()
-    server.fault = aborts(*full, times=3)
-    with pytest.raises(ServerGoneError, match="after 3 attempts: Exceeds maximum queue size"):
-        remote.run(given, written)
+    server.fault = aborts(grpc.StatusCode.UNAVAILABLE, FULL, times=QUICK.retries)
+    inputs, outputs = shop.event("jets", remote, 5)
+    remote.run(inputs, outputs)
+    assert outputs["tags"]["x"].any()
+
+
+def test_a_server_that_stays_busy_is_given_up(
+    shop: Shop, server: Server, remote: RemoteSession
+) -> None:
+    server.fault = aborts(grpc.StatusCode.UNAVAILABLE, FULL)
+    with pytest.raises(ServerGoneError, match=f"after 3 attempts: {FULL}"):
+        remote.run(*shop.event("jets", remote, 5))
 
 
 def test_an_outage_that_is_reported_late_is_not_taken_for_a_slow_answer(
     shop: Shop, server: Server, remote: RemoteSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After it no time is left for another try."""
-    gone = aborts(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+    broken = aborts(grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
     def late(answer: Any, context: Any) -> Any:
         time.sleep(1.0)
-        return gone(answer, context)
+        return broken(answer, context)
 
     monkeypatch.setattr("serving.client.calls._FIRST_PAUSE_S", QUICK.deadline_s - 0.5)
     server.fault = late
@@ -316,7 +336,7 @@ def test_an_outage_that_is_reported_late_is_not_taken_for_a_slow_answer(
         remote.run(*shop.event("jets", remote, 5))
 
 
-def test_a_server_that_goes_and_comes_back(shop: Shop, server: Server) -> None:
+def test_a_session_goes_on_with_a_server_that_comes_back(shop: Shop, server: Server) -> None:
     with server.listening() as url:
         session = connect(shop, url)
         event = shop.event("jets", session, 5)
@@ -324,22 +344,24 @@ def test_a_server_that_goes_and_comes_back(shop: Shop, server: Server) -> None:
     with pytest.raises(ServerGoneError, match="no answer after 3 attempts"):
         session.run(*event)
     with server.listening(url.removeprefix("triton://")):
-        until = time.monotonic() + 30
+        deadline = time.monotonic() + 30
         while True:  # gRPC decides when it reconnects
             try:
                 session.run(*event)
                 break
             except ServerGoneError:
-                assert time.monotonic() < until
+                assert time.monotonic() < deadline
 
 
-def test_an_error_of_the_server_is_told(shop: Shop, server: Server, remote: RemoteSession) -> None:
+def test_an_error_of_the_server_is_repeated_in_one_line(
+    shop: Shop, server: Server, remote: RemoteSession
+) -> None:
     server.fault = aborts(grpc.StatusCode.INTERNAL, "the kernel failed\nand more")
     with pytest.raises(RefusedError, match=r"the kernel failed \(internal\)$"):
         remote.run(*shop.event("jets", remote, 5))
 
 
-def test_nobody_there(shop: Shop) -> None:
+def test_a_port_where_nobody_listens_is_given_up(shop: Shop) -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))  # bound, but not listening
         url = f"triton://127.0.0.1:{bound.getsockname()[1]}"
@@ -362,14 +384,17 @@ def test_another_bundle_under_the_same_name(elsewhere: Registry, url: str) -> No
         pipeline.load("jets/1", device=url, registry=elsewhere, mode="test")
 
 
-def test_another_version_or_model(shop: Shop, elsewhere: Registry, url: str) -> None:
+def test_another_version_is_refused(elsewhere: Registry, url: str) -> None:
     with pytest.raises(VersionMismatchError, match="no model jets/2"):
         pipeline.load("jets/2", device=url, registry=elsewhere, mode="test")
+
+
+def test_another_model_is_refused(shop: Shop, url: str) -> None:
     with pytest.raises(VersionMismatchError, match="no model mixed/1"):
         pipeline.load("mixed@production", device=url, registry=shop.registry)
 
 
-def test_a_server_that_was_restarted_with_another_bundle(
+def test_a_server_that_was_restarted_with_another_bundle_is_refused(
     shop: Shop, server: Server, remote: RemoteSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every request names its bundle."""
@@ -392,32 +417,43 @@ def test_what_was_not_promoted_runs_in_test_mode_only(
     pipeline.load(folder, device=url, mode="test").close()
 
 
-def test_more_rows_than_a_message_carries(shop: Shop, server: Server, url: str) -> None:
-    """They are sent in several messages; if rows depend on each other, nothing is sent."""
-    small = replace(QUICK, message_bytes=HEADERS + 24 * 300)  # 6 columns of 300 rows
-    session = connect(shop, url, small)
-    event, before = shop.event("jets", session, 1000), server.requests
-    session.run(*event)
+SMALL = replace(QUICK, message_bytes=HEADERS + 6 * 4 * 300)
+"""A message carries 300 rows of six float32 columns: 1000 rows go in four."""
+
+
+def test_more_rows_than_a_message_carries_are_sent_in_several(
+    shop: Shop, server: Server, url: str
+) -> None:
+    session = connect(shop, url, SMALL)
+    inputs, outputs = shop.event("jets", session, 1000)
+    before = server.requests
+    session.run(inputs, outputs)
     assert server.requests - before == 4
     whole = connect(shop, url)
-    same = shop.event("jets", whole, 1000)
-    whole.run(*same)
+    inputs, expected = shop.event("jets", whole, 1000)
+    whole.run(inputs, expected)
     for name in "xyz":
-        assert torch.allclose(
-            event[1]["tags"].tensor(name), same[1]["tags"].tensor(name), atol=1e-6
-        )
+        answers = outputs["tags"].tensor(name)
+        assert torch.allclose(answers, expected["tags"].tensor(name), atol=1e-6)
+
+
+def test_rows_that_depend_on_each_other_are_not_sent_in_several_messages(
+    shop: Shop, server: Server, url: str
+) -> None:
+    session = connect(shop, url, SMALL)
     service, server.service = server.service, replace(server.service, merge=False)
     session.executable.look()  # type: ignore[attr-defined]
     server.service = service
-    given, written = shop.event("jets", session, 1000)
+    inputs, outputs = shop.event("jets", session, 1000)
     before = server.requests
     with pytest.raises(TooLargeError, match="whose rows cannot be split, of 40384 bytes"):
-        session.run(given, written)
-    assert server.requests == before and not written["tags"].memory()[0].any()
+        session.run(inputs, outputs)
+    assert server.requests == before
+    assert not outputs["tags"].memory()[0].any()
 
 
 def test_a_part_that_fails_leaves_nothing_written(shop: Shop, server: Server, url: str) -> None:
-    session = connect(shop, url, replace(QUICK, message_bytes=HEADERS + 24 * 300))
+    session = connect(shop, url, SMALL)
     before = server.requests
 
     def fails_later(answer: Any, context: Any) -> Any:
@@ -426,21 +462,24 @@ def test_a_part_that_fails_leaves_nothing_written(shop: Shop, server: Server, ur
         return answer
 
     server.fault = fails_later
-    given, written = shop.event("jets", session, 1000)
+    inputs, outputs = shop.event("jets", session, 1000)
     with pytest.raises(RefusedError, match="the third of four"):
-        session.run(given, written)
-    assert not written["tags"].memory()[0].any()
+        session.run(inputs, outputs)
+    assert not outputs["tags"].memory()[0].any()
 
 
 @pytest.mark.parametrize("device", ["triton://", "triton://host", "triton://host:x", "triton://:1"])
-def test_an_address_that_is_none(device: str) -> None:
+def test_text_that_is_no_address_is_refused(device: str) -> None:
     with pytest.raises(ServingError, match=r"write triton://HOST:PORT"):
         pipeline.load("jets@production", device=device)
 
 
-def test_what_the_server_decides_is_not_the_clients(url: str) -> None:
+def test_threads_of_a_server_are_not_the_clients(url: str) -> None:
     with pytest.raises(LoadError, match="threads with device 'triton://"):
         pipeline.load("jets@production", device=url, threads=2)
+
+
+def test_options_of_a_server_are_none_of_this_host() -> None:
     with pytest.raises(LoadError, match="remote options with device 'cpu'"):
         pipeline.load("jets@production", device="cpu", remote=QUICK)
 
@@ -456,17 +495,17 @@ def test_what_the_server_decides_is_not_the_clients(url: str) -> None:
         {"compression": "zip"},
         {"message_bytes": 10},
         {"message_bytes": 2**31},
-        *({"shared_memory": each} for each in ("gpu", "cuda", "cuda:1", "SYSTEM", "", 2)),
+        *({"shared_memory": kind} for kind in ("gpu", "cuda", "cuda:1", "SYSTEM", "", 2)),
     ],
     ids=str,
 )
-def test_options_that_make_no_sense(mistake: dict[str, Any]) -> None:
+def test_options_out_of_their_range_are_refused(mistake: dict[str, Any]) -> None:
     with pytest.raises(ServingError, match=next(iter(mistake))):
         RemoteOptions(**mistake)
 
 
 @pytest.mark.parametrize(
-    ("names", "says"),
+    ("names", "message"),
     [
         (("nowhere",), r"nowhere: No such file"),
         (("text",), r"text: not PEM that TLS can use: no_certificate"),
@@ -476,16 +515,15 @@ def test_options_that_make_no_sense(mistake: dict[str, Any]) -> None:
         ((None, "text", "text"), "text with .*text: not PEM that TLS can use: no key that opens"),
     ],
 )
-def test_certificates_that_are_none(
-    shop: Shop, url: str, tmp_path: Path, names: tuple[str | None, ...], says: str
+def test_files_that_are_no_certificates_are_refused(
+    shop: Shop, url: str, tmp_path: Path, names: tuple[str | None, ...], message: str
 ) -> None:
     """gRPC aborts the process for half a pair, and with an empty file trusts the system's roots."""
     (tmp_path / "text").write_text("no certificate")
     (tmp_path / "empty").touch()
     files = [None if name is None else tmp_path / name for name in names]
-    with pytest.raises(ServingError, match=says):
-        options = RemoteOptions(tls=Tls(*files))
-        connect(shop, url, options)
+    with pytest.raises(ServingError, match=message):
+        connect(shop, url, RemoteOptions(tls=Tls(*files)))
 
 
 def test_a_proxy_for_the_web_is_not_asked(
@@ -502,29 +540,38 @@ def test_a_proxy_for_the_web_is_not_asked(
 class Sharing(Server):
     """A server with system shared memory. `used` lists the regions of requests, in order."""
 
-    used: list[str]
-    forgotten: list[str]
-    in_use: int  # how often it still refuses to unregister a region
+    def __init__(self, like: Server, in_use: int = 0) -> None:
+        super().__init__(like.session, like.service)
+        self.used: list[str] = []
+        self.forgotten: list[str] = []
+        self.in_use = in_use
+        """How often it still refuses to unregister a region."""
 
     def ModelInfer(self, request: Any, context: Any) -> Any:
-        def array(asked: Any, t: Any) -> Any:
-            found = dict(asked.parameters.items())
-            name = found["shared_memory_region"].string_param
-            memory = np.memmap(f"/dev/shm/{name}", np.uint8, "r+")
-            at = found["shared_memory_offset"].int64_param
-            size = found["shared_memory_byte_size"].int64_param
-            return name, memory[at : at + size].view(t.dtype).reshape(t.shape(5))
+        def region(descriptor: Any) -> str:
+            name: str = descriptor.parameters["shared_memory_region"].string_param
+            return name
+
+        def array(descriptor: Any, tensor: Any) -> Any:
+            """A view of the shared memory; events have five rows."""
+            start = descriptor.parameters["shared_memory_offset"].int64_param
+            size = descriptor.parameters["shared_memory_byte_size"].int64_param
+            memory = np.memmap(f"/dev/shm/{region(descriptor)}", np.uint8, "r+")
+            return memory[start : start + size].view(tensor.dtype).reshape(tensor.shape(5))
 
         wire = self.core.wire
-        given = [array(d, t) for d, t in zip(request.inputs, wire.inputs, strict=True)]
-        self.used.append(given[0][0])
-        inputs = {t.name: v.copy() for t, (_, v) in zip(wire.inputs, given, strict=True)}
-        (found,) = self.core.answer([Request(inputs)])
-        assert isinstance(found, dict)
+        self.used.append(region(request.inputs[0]))
+        columns = {
+            tensor.name: array(descriptor, tensor).copy()
+            for descriptor, tensor in zip(request.inputs, wire.inputs, strict=True)
+        }
+        (result,) = self.core.answer([Request(columns)])
+        assert isinstance(result, dict)
         answer = service_pb2.ModelInferResponse(model_name=request.model_name)
-        for asked, t in zip(request.outputs, wire.outputs, strict=True):
-            array(asked, t)[1][...] = found[t.name]
-            answer.outputs.add(name=t.name, datatype=t.datatype, shape=found[t.name].shape)
+        for descriptor, tensor in zip(request.outputs, wire.outputs, strict=True):
+            values = result[tensor.name]
+            array(descriptor, tensor)[...] = values
+            answer.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=values.shape)
         return self.fault(answer, context)
 
     def SystemSharedMemoryUnregister(self, request: Any, context: Any) -> Any:
@@ -540,30 +587,28 @@ def test_a_region_of_a_request_that_was_tried_again_is_nobody_elses(
 ) -> None:
     """The first attempt may still write to the region, until the server unregisters it."""
     monkeypatch.setattr("serving.client.regions._REMIND_S", 0.0)
-    sharing = Sharing(server.session, server.service)
-    sharing.used, sharing.forgotten, sharing.in_use = [], [], 1
+    sharing = Sharing(server, in_use=1)
     sharing.fault = aborts(grpc.StatusCode.UNAVAILABLE, "Socket closed", times=1)
     with sharing.listening() as url:
         session = connect(shop, url, replace(QUICK, shared_memory=True))
         for _ in range(3):
-            given, written = shop.event("jets", session, 5)
-            session.run(given, written)
-            assert written["tags"]["x"].any()
+            inputs, outputs = shop.event("jets", session, 5)
+            session.run(inputs, outputs)
+            assert outputs["tags"]["x"].any()
         first, again, second, third = sharing.used
         assert first == again != second == third
-        until = time.monotonic() + 60
+        deadline = time.monotonic() + 60
         while first not in sharing.forgotten:
-            assert time.monotonic() < until
-            session.run(given, written)
+            assert time.monotonic() < deadline
+            session.run(inputs, outputs)
         session.close()
         assert sorted(sharing.forgotten) == sorted({first, second})
     assert not list(Path("/dev/shm").glob(f"soa_{os.getpid()}_*"))
 
 
-def test_an_answer_that_is_not_in_the_shared_memory(shop: Shop, server: Server) -> None:
+def test_an_answer_that_is_not_in_the_shared_memory_is_refused(shop: Shop, server: Server) -> None:
     """The region then still holds the answer to the request before."""
-    sharing = Sharing(server.session, server.service)
-    sharing.used, sharing.forgotten, sharing.in_use = [], [], 0
+    sharing = Sharing(server)
     with sharing.listening() as url:
         session = connect(shop, url, replace(QUICK, shared_memory=True))
         session.run(*shop.event("jets", session, 5))
@@ -573,26 +618,24 @@ def test_an_answer_that_is_not_in_the_shared_memory(shop: Shop, server: Server) 
             return answer
 
         sharing.fault = over_the_wire
-        given, written = shop.event("jets", session, 5)
+        inputs, outputs = shop.event("jets", session, 5)
         with pytest.raises(AnswerError, match="not in the memory that it shares"):
-            session.run(given, written)
-        assert not written["tags"].memory()[0].any()
+            session.run(inputs, outputs)
+        assert not outputs["tags"].memory()[0].any()
 
 
 def test_several_messages_have_one_deadline(shop: Shop, server: Server, url: str) -> None:
-    options = replace(QUICK, message_bytes=HEADERS + 24 * 300)
-
     def slow(answer: Any, context: Any) -> Any:
         time.sleep(0.3)
         return answer
 
-    session = connect(shop, url, options)
-    event = shop.event("jets", session, 1000)  # four messages
+    session = connect(shop, url, SMALL)
+    inputs, outputs = shop.event("jets", session, 1000)  # four messages of 0.3 s
     hurry(session, 0.7)
     server.fault = slow
     with pytest.raises(DeadlineError):
-        session.run(*event)
-    assert not event[1]["tags"].memory()[0].any()
+        session.run(inputs, outputs)
+    assert not outputs["tags"].memory()[0].any()
 
 
 # -- after a fork, and after the end ---------------------------------------------------------------
@@ -603,16 +646,16 @@ def test_a_fork_leaves_the_session_to_its_parent(
     shop: Shop, remote: RemoteSession, call: str
 ) -> None:
     """Both would use one region of shared memory, and the child a pool without threads."""
-    given, written = shop.event("jets", remote, 5)
-    remote.run_async(given, written).result()  # starts threads, which a fork loses
+    inputs, outputs = shop.event("jets", remote, 5)
+    remote.run_async(inputs, outputs).result()  # starts threads, which a fork loses
     calls: dict[str, Callable[[], object]] = {
-        "run": lambda: remote.run(given, written),
-        "run_async": lambda: remote.run_async(given, written).result(),
-        "run_many": lambda: remote.run_many([remote.bind(given, written)]),
+        "run": lambda: remote.run(inputs, outputs),
+        "run_async": lambda: remote.run_async(inputs, outputs).result(),
+        "run_many": lambda: remote.run_many([remote.bind(inputs, outputs)]),
     }
     assert in_a_child(calls[call]).startswith("RunError: this session was opened before a fork")
     assert in_a_child(remote.close) == "nothing"
-    remote.run(given, written)
+    remote.run(inputs, outputs)
 
 
 def test_a_closed_session_takes_nothing_more(shop: Shop, url: str) -> None:

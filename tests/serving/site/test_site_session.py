@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ def local(tags: Tags) -> Iterator[Session]:
 
 @pytest.fixture
 def one(tags: Tags, local: Session) -> Server:
+    """A server of tagged/1, which does not listen yet; `two` is another one."""
     return Server(local, tags.deployed.service)
 
 
@@ -60,6 +62,7 @@ def two(tags: Tags, local: Session) -> Server:
 
 
 def site(*urls: str, fall_back: bool = True, name: str = "", **policy: Any) -> Site:
+    """A site with servers s0, s1, … at these addresses."""
     servers = [{"name": f"s{i}", "url": url} for i, url in enumerate(urls)]
     local = {"fall_back": fall_back}
     return Site.model_validate(
@@ -78,8 +81,9 @@ def opened() -> Iterator[None]:
 _OPENED: list[Any] = []
 
 
-def load(tags: Tags, where: Site, **more: Any) -> Any:
-    session = pipeline.load("tagged/1", site=where, registry=tags.registry, **more)
+def load(tags: Tags, where: Site, **options: Any) -> Any:
+    """A session at a site; it is closed after the test."""
+    session = pipeline.load("tagged/1", site=where, registry=tags.registry, **options)
     _OPENED.append(session)
     return session
 
@@ -96,6 +100,7 @@ def hurry(session: Any, checks: bool = False, **limits: float) -> None:
 
 
 def ran(session: Session, number: int = 1, n: int = 5) -> Event:
+    """An event that the session has run."""
     event = Event.make(session, number, n)
     session.run(event.given, event.found)
     return event
@@ -115,45 +120,58 @@ def nobody() -> str:
         return f"triton://127.0.0.1:{bound.getsockname()[1]}"
 
 
-def test_it_runs_on_the_servers(tags: Tags, local: Session, one: Server, two: Server) -> None:
+def test_events_run_on_all_servers(tags: Tags, local: Session, one: Server, two: Server) -> None:
     with one.listening() as a, two.listening() as b:
         session = load(tags, site(a, b))
         events = [Event.make(session, i, i % 50 + 1) for i in range(60)]
-        futures = [session.run_async(e.given, e.found) for e in events]
+        futures = [session.run_async(event.given, event.found) for event in events]
         for event, future in zip(events, futures, strict=True):
             assert future.result()["found"] is event.found
             event.require_right(local)
         report = session.report()
-        assert report.answered == 60 and report.fell_back == 0
-        assert {p.state for p in report.places} == {"good"}
-        assert one.requests and two.requests
+        assert (report.answered, report.fell_back) == (60, 0)
+        assert {place.state for place in report.places} == {"good"}
+        assert one.requests > 0
+        assert two.requests > 0
+
+
+def test_checks_of_an_idle_site_change_no_mean_time(tags: Tags, one: Server) -> None:
+    with one.listening() as url:
+        session = load(tags, site(url))
+        ran(session)
         router = session.executable
         assert isinstance(router, Router)
-        for place in router.places * 2:  # as the checks of an idle site do
+        (place,) = router.places
+        before = session.report().place("s0").mean_us
+        for _ in range(2):
             router.judge(place, None, None)
-        idle = session.report().places
-        assert [place.mean_us for place in idle] == [place.mean_us for place in report.places]
+        assert session.report().place("s0").mean_us == before
 
 
-def test_a_canary_at_a_site(tags: Tags, local: Session, one: Server) -> None:
-    """Each version runs where it is served; nobody serves the second one, so it runs here."""
+def test_a_canary_at_a_site_runs_where_it_is_served(
+    tags: Tags, local: Session, one: Server
+) -> None:
+    """Nobody serves the second version, so it runs here."""
     with one.listening() as url:
         session = load(tags, site(url), canary="tagged/2", share=0.25)
         for number in range(8):
             answered(session, local, number + 1)
         events = [Event.make(session, number, 5) for number in range(12)]
-        session.run_many([session.bind(each.given, each.found) for each in events[:8]])
-        sent = [session.run_async(each.given, each.found) for each in events[8:]]
-        assert [future.result()["found"] for future in sent] == [e.found for e in events[8:]]
+        session.run_many([session.bind(event.given, event.found) for event in events[:8]])
+        futures = [session.run_async(event.given, event.found) for event in events[8:]]
+        for event, future in zip(events[8:], futures, strict=True):
+            assert future.result()["found"] is event.found
         for event in events:
             event.require_right(local)
         assert session.inner.report().place("s0").answered == 15
         assert session.canary.report().fell_back == 5
         seen = session.seen
         assert (seen.canary_calls, seen.production_calls) == (5, 15)
+        # Closing waits for the answers under way, which are recorded, too.
         goes_on = threading.Event()
         one.fault = lambda answer, context: answer if goes_on.wait(60) else None
-        for event in (Event.make(session, number, 5) for number in range(20)):
+        for number in range(20):
+            event = Event.make(session, number, 5)
             session.run_async(event.given, event.found)
         threading.Timer(0.5, goes_on.set).start()
         session.close()
@@ -184,15 +202,16 @@ def test_a_binding_runs_again_on_fewer_rows_and_here(
     assert session.report().fell_back == 4
 
 
-def test_nobody_there_is_the_local_cpu(tags: Tags, local: Session) -> None:
+def test_where_nobody_listens_events_run_here(tags: Tags, local: Session) -> None:
     session = load(tags, site(nobody()))
     events = [Event.make(session, i, 10) for i in range(20)]
-    session.run_many([session.bind(e.given, e.found) for e in events])
+    session.run_many([session.bind(event.given, event.found) for event in events])
     for event in events:
         event.require_right(local)
     report = session.report()
     assert (report.fell_back, report.retried) == (20, 0)
-    assert report.place("s0").state == "bad" and not report.place("s0").failed
+    assert report.place("s0").state == "bad"
+    assert not report.place("s0").failed
 
 
 def test_while_its_server_is_dead_a_session_runs_here(
@@ -231,12 +250,12 @@ def test_each_change_of_a_servers_state_is_logged(
     with one.listening(url.removeprefix("triton://")):
         until(lambda: session.report().place("s0").state == "trial")
         answered(session, local)
-    said = [record.getMessage() for record in caplog.records]
-    assert any("tagged/1: s0 is bad (was good): server 127.0.0.1" in text for text in said)
-    assert any("tagged/1: s0 is good (was trial): answers" in text for text in said)
+    messages = [record.getMessage() for record in caplog.records]
+    assert any("tagged/1: s0 is bad (was good): server 127.0.0.1" in text for text in messages)
+    assert any("tagged/1: s0 is good (was trial): answers" in text for text in messages)
 
 
-def test_a_late_answer_is_nobodys(tags: Tags, local: Session, one: Server) -> None:
+def test_a_late_answer_is_written_nowhere(tags: Tags, local: Session, one: Server) -> None:
     """The server answers, wrongly, after the request was given up and run locally."""
     late = threading.Event()
 
@@ -251,10 +270,11 @@ def test_a_late_answer_is_nobodys(tags: Tags, local: Session, one: Server) -> No
         one.fault = hang
         event = answered(session, local, 3, 9)
         late.set()
-        time.sleep(0.2)
+        time.sleep(0.2)  # the answer comes
         event.require_right(local)
         report = session.report()
-        assert report.place("s0").failed == {"DeadlineError": 1} and report.fell_back == 1
+        assert report.place("s0").failed == {"DeadlineError": 1}
+        assert report.fell_back == 1
 
 
 def test_a_wrong_answer_is_asked_for_elsewhere(
@@ -273,7 +293,8 @@ def test_a_wrong_answer_is_asked_for_elsewhere(
         assert report.fell_back == 20
         # After three failures in a row, a server gets only an occasional trial request.
         for place in report.places:
-            assert 3 <= place.failed["AnswerError"] < 20 and place.answered == 0
+            assert 3 <= place.failed["AnswerError"] < 20
+            assert place.answered == 0
 
 
 def test_one_event_that_servers_refuse_closes_none(tags: Tags, local: Session, one: Server) -> None:
@@ -293,31 +314,32 @@ def test_a_full_queue_is_left_alone_for_a_while(
     full = "[request id: 1] Exceeds maximum queue size"
     one.fault = aborts(grpc.StatusCode.UNAVAILABLE, full)
     with one.listening() as a, two.listening() as b:
-        where = site(a, b, health_s=30.0)
-        session = load(tags, where)
+        session = load(tags, site(a, b, health_s=30.0))
         for i in range(30):
             answered(session, local, i, 5)
         first = session.report().place("s0")
-        assert first.state == "busy" and first.failed == {"BusyError": 1}
+        assert (first.state, first.failed) == ("busy", {"BusyError": 1})
         assert session.report().place("s1").answered == 30
 
 
-def test_a_server_with_another_version_is_not_used(
+def test_a_server_that_gets_another_version_is_not_used(
     tags: Tags, local: Session, one: Server, two: Server
 ) -> None:
     with one.listening() as a, two.listening() as b:
         session = load(tags, site(a, b))
-        until(lambda: {p.state for p in session.report().places} == {"good"})
+        until(lambda: {place.state for place in session.report().places} == {"good"})
         restarted = Server(local, replace(one.service, digest="f" * 64))
         one.core = restarted.core  # with other files, which is not noticed yet
         for i in range(10):
             answered(session, local, i, 5)
-        session.close()
-    one.service = replace(two.service, digest="e" * 64)
-    with one.listening() as a:
-        session = load(tags, site(a))
-        place = session.report().place("s0")
-        assert place.state == "bad" and "is bundle eeeeeeeeeeee" in place.reason
+
+
+def test_a_server_that_has_another_bundle_is_not_used(tags: Tags, one: Server) -> None:
+    one.service = replace(one.service, digest="e" * 64)
+    with one.listening() as url:
+        place = load(tags, site(url)).report().place("s0")
+        assert place.state == "bad"
+        assert "is bundle eeeeeeeeeeee" in place.reason
 
 
 def test_a_server_that_is_not_ready_gets_nothing(tags: Tags, local: Session, one: Server) -> None:
@@ -379,7 +401,7 @@ def test_without_falling_back_it_waits_for_a_server(
 
 def test_lower_preferences_come_first(tags: Tags, one: Server, two: Server) -> None:
     with one.listening() as a, two.listening() as b:
-        where = Site.model_validate(
+        chosen = Site.model_validate(
             {
                 "servers": [
                     {"name": "far", "url": a, "preference": 2},
@@ -388,7 +410,7 @@ def test_lower_preferences_come_first(tags: Tags, one: Server, two: Server) -> N
                 "policy": POLICY,
             }
         )
-        session = load(tags, where)
+        session = load(tags, chosen)
         event = Event.make(session, 1, 5)
         for _ in range(5):
             session.run(event.given, event.found)
@@ -396,18 +418,18 @@ def test_lower_preferences_come_first(tags: Tags, one: Server, two: Server) -> N
 
 
 def test_a_device_of_this_host_is_a_place(tags: Tags, local: Session) -> None:
-    where = Site.model_validate({"local": {"devices": ["cpu"], "fall_back": False}})
-    session = load(tags, where)
+    chosen = Site.model_validate({"local": {"devices": ["cpu"], "fall_back": False}})
+    session = load(tags, chosen)
     answered(session, local)
     assert session.report().place("cpu").answered == 1
 
 
-def test_rules_for_a_model(tags: Tags, one: Server, two: Server) -> None:
+def test_a_model_may_have_rules_of_its_own(tags: Tags, one: Server, two: Server) -> None:
     with one.listening() as a, two.listening() as b:
         data = site(a, b).model_dump()
         rule = {"servers": ["s1"], "fall_back": False}
         session = load(tags, Site.model_validate({**data, "models": {"tagged": rule}}))
-        assert [p.name for p in session.report().places] == ["s1"]
+        assert [place.name for place in session.report().places] == ["s1"]
         assert session.executable.fall_back is None
 
 
@@ -416,10 +438,11 @@ def test_test_mode_compares_wherever_it_ran(tags: Tags, one: Server) -> None:
         session = load(tags, site(url), mode="test")
         assert isinstance(session, CheckedSession)
         ran(session)
-        assert session.report.events == 1 and one.requests == 1
+        assert session.report.events == 1
+        assert one.requests == 1
 
 
-def test_a_closed_session(tags: Tags, one: Server) -> None:
+def test_a_closed_session_takes_nothing_and_ends_its_threads(tags: Tags, one: Server) -> None:
     threads = threading.active_count()
     with one.listening() as url:
         session = load(tags, site(url))
@@ -434,16 +457,17 @@ def test_a_closed_session(tags: Tags, one: Server) -> None:
 def test_a_fork_leaves_the_session_to_its_parent(tags: Tags, local: Session) -> None:
     session = load(tags, site(nobody()))
     event = ran(session)
-    for call in (session.run, session.run_async):
-        said = in_a_child(lambda call=call: call(event.given, event.found))  # type: ignore[misc]
-        assert said.startswith("RunError: this session was opened before a fork")
-    assert in_a_child(session.report).startswith("RunError: this session was opened before a fork")
+    run, run_async = (
+        partial(call, event.given, event.found) for call in (session.run, session.run_async)
+    )
+    for use in (run, run_async, session.report):
+        assert in_a_child(use).startswith("RunError: this session was opened before a fork")
     assert in_a_child(session.close) == "nothing"
     session.run(event.given, event.found)
     event.require_right(local)
 
 
-def test_the_site_of_this_host(
+def test_the_environment_names_the_site_of_this_host(
     tags: Tags, local: Session, one: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "site.yaml"
@@ -456,20 +480,36 @@ def test_the_site_of_this_host(
         assert (session.origin.target, session.origin.engine) == ("site", "here")
         answered(session, local)
         assert one.requests == 1
-        session.close()
+
+
+def test_a_mistake_in_the_site_of_this_host_is_named_with_its_line(
+    tags: Tags, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "site.yaml"
+    monkeypatch.setenv("PIPELINE_SITE", str(file))
     file.write_text("servers: 3")
     with pytest.raises(ConfigError, match=r"site\.yaml:1: servers: found 3; expected a list"):
         pipeline.load("tagged/1", device="site", registry=tags.registry)
 
 
-def test_what_the_site_decides_is_not_the_callers(tags: Tags) -> None:
-    with pytest.raises(LoadError, match="target with device 'site'"):
-        pipeline.load("tagged/1", site=site(), target="cpu", registry=tags.registry)
-    with pytest.raises(LoadError, match="a site with device 'cuda'"):
-        pipeline.load("tagged/1", site=site(), device="cuda", registry=tags.registry)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target": "cpu"}, "target with device 'site'"),
+        ({"device": "cuda"}, "a site with device 'cuda'"),
+    ],
+)
+def test_what_the_site_decides_is_not_the_callers(
+    tags: Tags, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(LoadError, match=message):
+        load(tags, site(), **options)
+
+
+def test_a_site_has_no_device_auto(tags: Tags) -> None:
+    chosen = Site.model_validate({"local": {"devices": ["auto"]}})
     with pytest.raises(LoadError, match="device 'auto' in a site"):
-        where = Site.model_validate({"local": {"devices": ["auto"]}})
-        load(tags, where)
+        load(tags, chosen)
 
 
 class Metrics:
@@ -492,6 +532,7 @@ class Metrics:
         self.url = f"http://127.0.0.1:{self._server.server_port}/metrics"
 
     def text(self) -> str:
+        """The page, as Triton writes it."""
         labels = '{model="tagged",version="1"}'
         return (
             f"# HELP nv_inference_queue_duration_us Cumulative\n"
@@ -516,33 +557,36 @@ def test_a_server_with_a_long_queue_gets_nothing(tags: Tags, local: Session, one
         data["servers"][0]["metrics"] = page.url
         session = load(tags, Site.model_validate(data))
 
-        def state(wanted: str, waited_us: int, answered: int, pending: int = 0) -> None:
+        def wait_for(state: str, waited_us: int, answered: int, pending: int = 0) -> None:
             """Adds waiting times to the metrics at each look, until the server has this state."""
             page.pending = pending
 
-            def there() -> bool:
+            def has_state() -> bool:
                 page.waited_us += waited_us
                 page.answered += answered
-                return bool(session.report().place("s0").state == wanted)
+                return bool(session.report().place("s0").state == state)
 
-            until(there)
+            until(has_state)
 
         event = Event.make(session, 1, 5)
-        state("good", 900, 1)
+        wait_for("good", waited_us=900, answered=1)
         session.run(event.given, event.found)
         assert one.requests == 1
-        state("busy", 50_000, 10)
+        wait_for("busy", waited_us=50_000, answered=10)
         session.run(event.given, event.found)
-        assert one.requests == 1 and session.report().fell_back == 1
+        assert one.requests == 1
+        assert session.report().fell_back == 1
         event.require_right(local)
-        state("good", 400, 1)
+        wait_for("good", waited_us=400, answered=1)
         session.run(event.given, event.found)
         assert one.requests == 2
-        state("busy", 0, 0, pending=3)  # no request leaves the queue
-        state("good", 0, 0)
+        wait_for("busy", waited_us=0, answered=0, pending=3)  # no request leaves the queue
+        wait_for("good", waited_us=0, answered=0)
 
 
-def test_a_request_that_is_too_large_for_a_message(tags: Tags, local: Session, one: Server) -> None:
+def test_a_request_that_is_too_large_for_a_message_runs_here(
+    tags: Tags, local: Session, one: Server
+) -> None:
     with one.listening() as url:
         session = load(tags, site(url))
         (model,) = (place.executable for place in session.executable.places)
@@ -551,20 +595,21 @@ def test_a_request_that_is_too_large_for_a_message(tags: Tags, local: Session, o
         client.options = replace(client.options, message_bytes=HEADERS + 1)
         answered(session, local, 1, 100)
         place = session.report().place("s0")
-        assert place.failed == {"TooLargeError": 1} and place.state == "good"
+        assert (place.failed, place.state) == ({"TooLargeError": 1}, "good")
 
 
 # -- forms, and more rows than a message carries --------------------------------------------------
 
 
-def speaking(tags: Tags, local: Session, form: Form, merge: bool | None = None) -> Server:
-    merge = form != "blocks" if merge is None else merge
-    return Server(local, replace(tags.deployed.service, requests=form, merge=merge))
+def speaking(tags: Tags, local: Session, form: Form) -> Server:
+    """A server that takes requests of this form; blocks cannot be merged."""
+    service = replace(tags.deployed.service, requests=form, merge=form != "blocks")
+    return Server(local, service)
 
 
-def cutting(rows: int, *urls: str, **more: Any) -> Site:
+def cutting(rows: int, *urls: str, **options: Any) -> Site:
     """A site whose servers accept this many rows in a message."""
-    data = site(*urls, **more).model_dump()
+    data = site(*urls, **options).model_dump()
     for server in data["servers"]:
         server["message_bytes"] = HEADERS + rows * ROW_BYTES
     return Site.model_validate(data)
@@ -576,7 +621,8 @@ def test_each_server_is_spoken_to_in_its_own_form(tags: Tags, local: Session) ->
         urls = [stack.enter_context(server.listening()) for server in servers]
         session = load(tags, site(*urls))
         events = [Event.make(session, i, i % 50) for i in range(120)]
-        for event, future in [(e, session.run_async(e.given, e.found)) for e in events]:
+        futures = [session.run_async(event.given, event.found) for event in events]
+        for event, future in zip(events, futures, strict=True):
             future.result()
             event.require_right(local)
         report = session.report()
@@ -602,14 +648,14 @@ def test_a_part_that_fails_is_asked_for_elsewhere(tags: Tags, local: Session) ->
     """The first server answers two parts and fails; the other, of another form, gets the rest."""
     one, two = speaking(tags, local, "columns"), speaking(tags, local, "rows")
 
-    def third(answer: Any, context: Any) -> Any:
+    def fail_at_the_third(answer: Any, context: Any) -> Any:
         if one.requests > 2:
             one.rows.pop()
             one.ready = False  # and is not tried again
             context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
         return answer
 
-    one.fault = third
+    one.fault = fail_at_the_third
     with one.listening() as a, two.listening() as b:
         data = cutting(20, a, b).model_dump()
         data["servers"][1]["preference"] = 1
@@ -622,20 +668,32 @@ def test_a_part_that_fails_is_asked_for_elsewhere(tags: Tags, local: Session) ->
         assert report.place("s0").failed == {"ServerGoneError": 1}
 
 
-def test_where_no_server_answers_the_rest_all_of_it_runs_here(tags: Tags, local: Session) -> None:
-    one = speaking(tags, local, "rows")
+@pytest.fixture
+def wrong_from_the_second_on(tags: Tags, local: Session) -> Server:
+    """A server that answers its first request, and gives NaN for all later ones."""
+    server = speaking(tags, local, "rows")
+    wrong = nan(1)
+    server.fault = lambda answer, context: wrong(answer, context) if server.requests > 1 else answer
+    return server
 
-    one.fault = lambda answer, context: nan(1)(answer, context) if one.requests > 1 else answer
-    with one.listening() as url:
+
+def test_where_no_server_answers_the_rest_all_of_it_runs_here(
+    tags: Tags, local: Session, wrong_from_the_second_on: Server
+) -> None:
+    with wrong_from_the_second_on.listening() as url:
         session = load(tags, cutting(50, url))
         event = ran(session, 3, 100)
         event.require_right(local, exact=False)
         assert session.report().fell_back == 1
-        session.close()
-        one.requests = 0
+
+
+def test_where_no_server_answers_the_rest_nothing_is_written_without_falling_back(
+    tags: Tags, wrong_from_the_second_on: Server
+) -> None:
+    with wrong_from_the_second_on.listening() as url:
         session = load(tags, cutting(50, url, fall_back=False))
         hurry(session, deadline_s=32.0)  # the second part may still begin
-        event.spoil()
+        event = Event.make(session, 3, 100)
         with pytest.raises(
             NowhereError, match=r"at row 50, .*; its first 50 rows were answered, and are not wri"
         ):
@@ -643,7 +701,9 @@ def test_where_no_server_answers_the_rest_all_of_it_runs_here(tags: Tags, local:
         assert event.untouched
 
 
-def test_a_server_that_comes_back_in_another_form(tags: Tags, local: Session, one: Server) -> None:
+def test_a_server_that_comes_back_in_another_form_is_used_again(
+    tags: Tags, local: Session, one: Server
+) -> None:
     with one.listening() as url:
         session = load(tags, site(url))
         for form in ("rows", "blocks", "columns"):
@@ -653,16 +713,17 @@ def test_a_server_that_comes_back_in_another_form(tags: Tags, local: Session, on
             answered = session.report().place("s0").answered
             event = Event.make(session, 2, 2)  # 2 rows: blocks look like rows
 
-            def asked(event: Event = event, answered: int = answered) -> bool:
+            def is_used(event: Event = event, answered: int = answered) -> bool:
                 event.spoil()
                 session.run(event.given, event.found)
                 event.require_right(local)
                 return bool(session.report().place("s0").answered > answered)
 
-            until(asked)
+            until(is_used)
 
 
-def test_tls_that_fails(tags: Tags, local: Session, one: Server, tmp_path: Path) -> None:
+def test_a_server_whose_tls_fails_gets_nothing(tags: Tags, local: Session, one: Server) -> None:
+    """The server gets nothing: without TLS it is another one."""
     with one.listening() as url:
         data = site(url).model_dump()
         data["servers"][0]["tls"] = {}
@@ -670,13 +731,18 @@ def test_tls_that_fails(tags: Tags, local: Session, one: Server, tmp_path: Path)
         answered(session, local)
         assert session.report().place("s0").state == "bad"
         assert one.requests == 0
-        session.close()
-        data["servers"][0]["tls"] = {"root_certificates": str(tmp_path / "root.pem")}
-        with pytest.raises(ServingError, match=r"root\.pem: No such file"):
-            load(tags, Site.model_validate(data))
 
 
-def test_a_connection_that_died_without_a_word(tags: Tags, local: Session, one: Server) -> None:
+def test_a_missing_certificate_is_refused(tags: Tags, tmp_path: Path) -> None:
+    data = site(nobody()).model_dump()
+    data["servers"][0]["tls"] = {"root_certificates": str(tmp_path / "root.pem")}
+    with pytest.raises(ServingError, match=r"root\.pem: No such file"):
+        load(tags, Site.model_validate(data))
+
+
+def test_a_connection_that_died_without_a_word_is_replaced(
+    tags: Tags, local: Session, one: Server
+) -> None:
     with one.listening() as url, Proxy(int(url.rpartition(":")[2])) as proxy:
         session = load(tags, site(proxy.url))
         event = ran(session)
@@ -695,20 +761,28 @@ def test_a_connection_that_died_without_a_word(tags: Tags, local: Session, one: 
         assert session.report().place("s0").answered == 2
 
 
-def test_what_runs_on_another_device_comes_back_whole(local: Session) -> None:
-    event = Event.make(local, 1, 5)
-    binding = local.bind(event.given, event.found)
-    arguments = [span.tensor() for span in binding._arguments]
-    OnDevice(local.executable, torch.device("cpu"), local.signature)(arguments)
-    event.require_right(local)
-    event.spoil()
+def arguments_of(session: Session, event: Event) -> list[torch.Tensor]:
+    """The arguments with which the session's artifact would be called."""
+    binding = session.bind(event.given, event.found)
+    return [span.tensor() for span in binding._arguments]
 
-    def fails(arguments: Any) -> None:
+
+def test_answers_of_another_device_come_back(local: Session) -> None:
+    event = Event.make(local, 1, 5)
+    on_device = OnDevice(local.executable, torch.device("cpu"), local.signature)
+    on_device(arguments_of(local, event))
+    event.require_right(local)
+
+
+def test_after_an_error_on_another_device_nothing_is_written(local: Session) -> None:
+    event = Event.make(local, 1, 5)
+
+    def fail(arguments: Any) -> None:
         for argument in arguments[1:]:
             argument.zero_()
         raise RuntimeError("out of memory")
 
     meta = torch.device("meta")
     with pytest.raises(RuntimeError, match="out of memory"):
-        OnDevice(Calls(fails), meta, local.signature)(arguments)
+        OnDevice(Calls(fail), meta, local.signature)(arguments_of(local, event))
     assert event.untouched

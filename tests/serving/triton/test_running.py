@@ -31,7 +31,7 @@ from tests.models.authorities import Certified, certify
 from tests.models.project import PASSED, answer, cli, refusal, resealed
 from tests.models.tagged import NAME, Event, Tags
 from tests.serving.campaigns import loading
-from tests.serving.grpc_server import Server, nan
+from tests.serving.grpc_server import Fault, Server, nan
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +41,13 @@ def local(tags: Tags) -> Iterator[Session]:
     session.close()
 
 
-def refused(tags: Tags, *words: str) -> str:
+def refusal_of(tags: Tags, *words: str) -> str:
+    """The error of a command on the registry of `tags`."""
     return refusal(*words, "--registry", tags.registry.uri)
 
 
 def service(tags: Tags, number: int, **changes: Any) -> Service:
+    """A version of `tagged`, whose digest repeats its number."""
     digest = str(number) * 64
     return replace(tags.deployed.service, number=number, digest=digest, **changes)
 
@@ -53,20 +55,32 @@ def service(tags: Tags, number: int, **changes: Any) -> Service:
 # -- the configuration of several versions --------------------------------------------------------
 
 
-def test_each_version_keeps_its_digest(tags: Tags) -> None:
-    """Also for a client that only knows the digest of the version that was there before."""
+@pytest.fixture
+def three(tags: Tags) -> Any:
+    """The configuration of versions 1, 2 and 5, added in this order."""
     one, two, five = (config_message(service(tags, number)) for number in (1, 2, 5))
-    both = beside(one, [1], two)
-    assert list(both.version_policy.specific.versions) == [1, 2]
-    assert [fact(both, "digest", n) for n in (1, 2)] == ["1" * 64, "2" * 64]
-    assert fact(both, "digest") == fact(both, "digest", "") == "1" * 64
-    three = beside(both, [1, 2], five)
+    return beside(beside(one, [1], two), [1, 2], five)
+
+
+def test_each_version_has_its_digest(three: Any) -> None:
+    assert list(three.version_policy.specific.versions) == [1, 2, 5]
     assert [fact(three, "digest", n) for n in (1, 2, 5)] == [str(n) * 64 for n in (1, 2, 5)]
-    left = without(three, [2, 5], 1)
-    assert list(left.version_policy.specific.versions) == [2, 5]
-    assert fact(left, "digest") == fact(left, "digest", 1) == "2" * 64
-    assert fact(left, "target", 5) == tags.deployed.service.target
-    assert fact(left, "requests", 5) == "columns" and fact(left, "nothing", 5) == ""
+
+
+def test_a_client_that_names_no_version_sees_the_digest_of_the_first_one(three: Any) -> None:
+    assert fact(three, "digest") == fact(three, "digest", "") == "1" * 64
+
+
+def test_without_the_first_version_the_next_one_is_the_first(three: Any) -> None:
+    remaining = without(three, [2, 5], 1)
+    assert list(remaining.version_policy.specific.versions) == [2, 5]
+    assert fact(remaining, "digest") == fact(remaining, "digest", 1) == "2" * 64
+
+
+def test_each_version_has_its_target_and_form(tags: Tags, three: Any) -> None:
+    assert fact(three, "target", 5) == tags.deployed.service.target
+    assert fact(three, "requests", 5) == "columns"
+    assert fact(three, "nothing", 5) == ""
 
 
 @pytest.mark.parametrize(
@@ -74,7 +88,7 @@ def test_each_version_keeps_its_digest(tags: Tags) -> None:
     [({"requests": "rows"}, "inputs"), ({"merge": False}, "inputs"), ({"instances": 3}, None)],
     ids=str,
 )
-def test_versions_that_take_other_requests(
+def test_the_part_in_which_requests_of_two_versions_differ_is_named(
     tags: Tags, changes: dict[str, Any], part: str | None
 ) -> None:
     one, two = config_message(service(tags, 1)), config_message(service(tags, 2, **changes))
@@ -90,12 +104,19 @@ def test_rows_that_warm_up_one_version_may_not_fit_another(tags: Tags) -> None:
 # -- what cannot be loaded ------------------------------------------------------------------------
 
 
-def test_a_bundle_that_the_registry_does_not_have(tags: Tags, local: Session) -> None:
+@pytest.mark.parametrize("number", [1, 2])
+def test_nothing_is_loaded_beside_a_bundle_that_the_registry_does_not_have(
+    tags: Tags, local: Session, number: int
+) -> None:
     foreign = Server(local, service(tags, 1))
-    with foreign.listening() as url:
-        for ref in (f"{NAME}/1", f"{NAME}/2"):
-            with pytest.raises(ServingError, match="its tagged/1 is bundle 111111111111, the"):
-                load_on(tags.registry, ref, url)
+    with (
+        foreign.listening() as url,
+        pytest.raises(ServingError, match="its tagged/1 is bundle 111111111111, the"),
+    ):
+        load_on(tags.registry, f"{NAME}/{number}", url)
+
+
+def test_a_model_that_was_not_deployed_by_us_is_not_unloaded(tags: Tags, local: Session) -> None:
     plain = Server(local, replace(tags.deployed.service, backend="onnxruntime"))
     with (
         plain.listening() as url,
@@ -104,7 +125,7 @@ def test_a_bundle_that_the_registry_does_not_have(tags: Tags, local: Session) ->
         unload_from(tags.registry, f"{NAME}/1", url)
 
 
-def test_a_model_that_is_larger_than_a_message(tags: Tags, local: Session) -> None:
+def test_a_model_that_is_larger_than_a_message_is_not_loaded(tags: Tags, local: Session) -> None:
     options = RemoteOptions(message_bytes=HEADERS + 100)
     with (
         Server(local, tags.deployed.service).listening() as url,
@@ -114,7 +135,7 @@ def test_a_model_that_is_larger_than_a_message(tags: Tags, local: Session) -> No
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         (("--replace",), "--replace is for a running server: add --to"),
         (("--root-certificates", "ca.pem"), "--root-certificates is for a running server"),
@@ -123,9 +144,12 @@ def test_a_model_that_is_larger_than_a_message(tags: Tags, local: Session) -> No
     ],
     ids=str,
 )
-def test_options_that_do_not_go_together(tags: Tags, options: tuple[str, ...], says: str) -> None:
-    done = cli("serve", f"{NAME}/1", *options, "--registry", tags.registry.uri, code=2)
-    assert says in done.stderr and done.stdout == ""
+def test_options_that_do_not_go_together_are_refused(
+    tags: Tags, options: tuple[str, ...], message: str
+) -> None:
+    result = cli("serve", f"{NAME}/1", *options, "--registry", tags.registry.uri, code=2)
+    assert message in result.stderr
+    assert result.stdout == ""
 
 
 class Loading(Server):
@@ -143,15 +167,16 @@ class Loading(Server):
 
     @property
     def versions(self) -> list[int]:
+        """The versions that are loaded."""
         return list(self.config.version_policy.specific.versions)
 
-    def _is_there(self, method: str, context: Any) -> None:
+    def _fail_if_gone(self, method: str, context: Any) -> None:
         if method in self.gone:
             self.gone.remove(method)
             context.abort(grpc.StatusCode.UNAVAILABLE, "no connection")
 
     def ModelMetadata(self, request: Any, context: Any) -> Any:
-        self._is_there("ModelMetadata", context)
+        self._fail_if_gone("ModelMetadata", context)
         numbers = map(str, self.versions)
         return service_pb2.ModelMetadataResponse(name=request.name, versions=numbers)
 
@@ -166,7 +191,7 @@ class Loading(Server):
 
     def RepositoryModelLoad(self, request: Any, context: Any) -> Any:
         self.loads += 1
-        self._is_there("RepositoryModelLoad", context)
+        self._fail_if_gone("RepositoryModelLoad", context)
         if self.loads in self.refused:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "out of memory")
         text = request.parameters["config"].string_param
@@ -207,7 +232,7 @@ def test_a_replacement_unloads_what_was_there(tags: Tags, loading_two: Loading) 
         assert load_on(tags.registry, f"{NAME}/1", url, replace=True).versions == [1]
 
 
-def test_nothing_can_be_loaded_again(tags: Tags, loading_two: Loading) -> None:
+def test_if_nothing_can_be_loaded_again_the_error_says_so(tags: Tags, loading_two: Loading) -> None:
     with loading_two.listening() as url:
         loading_two.fault = nan(0)
         loading_two.refused = {2}
@@ -217,28 +242,33 @@ def test_nothing_can_be_loaded_again(tags: Tags, loading_two: Loading) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_question_is_asked_again_but_a_load_is_not_sent_again(
-    tags: Tags, loading_two: Loading
-) -> None:
+def test_a_question_is_asked_again(tags: Tags, loading_two: Loading) -> None:
+    loading_two.gone = {"ModelMetadata"}
     with loading_two.listening() as url:
-        loading_two.gone = {"ModelMetadata"}
         assert load_on(tags.registry, f"{NAME}/1", url).versions == [1, 2]
-        loading_two.gone = {"RepositoryModelLoad"}  # the next call: a second one would succeed
-        with pytest.raises(ServerGoneError):
-            load_on(tags.registry, f"{NAME}/1", url, replace=True)
 
 
-def test_two_loads_at_once(tags: Tags, loading_two: Loading) -> None:
-    """Neither undoes what the other has loaded, and one of them says so."""
+def test_a_load_is_not_sent_again(tags: Tags, loading_two: Loading) -> None:
+    loading_two.gone = {"RepositoryModelLoad"}  # the next call: a second one would succeed
+    with loading_two.listening() as url, pytest.raises(ServerGoneError):
+        load_on(tags.registry, f"{NAME}/1", url)
+
+
+@pytest.mark.parametrize(
+    "fault", [lambda answer, context: answer, nan(0)], ids=["right answers", "wrong answers"]
+)
+def test_of_two_loads_at_once_none_undoes_the_other(
+    tags: Tags, loading_two: Loading, fault: Fault
+) -> None:
+    """The one that was first says so."""
     loading_two.meanwhile = loading_two.comes_between
-    with loading_two.listening() as url:
-        for fault in (lambda answer, context: answer, nan(0)):
-            loading_two.fault = fault
-            loads, said = loading_two.loads, r"somebody else loads tagged .*\[2, 7\]"
-            with pytest.raises(ServingError, match=said):
-                load_on(tags.registry, f"{NAME}/1", url)
-            assert (loading_two.loads, loading_two.versions) == (loads + 1, [2, 7])
-            loading_two.config.version_policy.specific.versions[:] = [2]
+    loading_two.fault = fault
+    with (
+        loading_two.listening() as url,
+        pytest.raises(ServingError, match=r"somebody else loads tagged .*\[2, 7\]"),
+    ):
+        load_on(tags.registry, f"{NAME}/1", url)
+    assert (loading_two.loads, loading_two.versions) == (1, [2, 7])
 
 
 @pytest.mark.parametrize(
@@ -246,7 +276,7 @@ def test_two_loads_at_once(tags: Tags, loading_two: Loading) -> None:
     [partial(load_on, ref=f"{NAME}/1"), partial(unload_from, ref=f"{NAME}/2")],
     ids=["load", "unload"],
 )
-def test_a_load_between_question_and_change(
+def test_a_load_of_others_between_question_and_change_is_noticed(
     change: Callable[..., Any], tags: Tags, loading_two: Loading
 ) -> None:
     loading_two.once_asked = loading_two.comes_between
@@ -258,18 +288,18 @@ def test_a_load_between_question_and_change(
     assert loading_two.loads == 0
 
 
-def test_a_load_that_is_interrupted(
+def test_after_a_load_that_was_interrupted_what_was_there_is_loaded_again(
     tags: Tags, loading_two: Loading, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server goes on loading; what was there is loaded again."""
+    """The server goes on loading."""
     load = Client.load
 
-    def interrupted(client: Client, *args: Any) -> None:
-        load(client, *args)
+    def load_and_be_interrupted(client: Client, *arguments: Any) -> None:
+        load(client, *arguments)
         if loading_two.loads == 1:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Client, "load", interrupted)
+    monkeypatch.setattr(Client, "load", load_and_be_interrupted)
     with loading_two.listening() as url, pytest.raises(KeyboardInterrupt):
         load_on(tags.registry, f"{NAME}/1", url)
     assert (loading_two.versions, loading_two.loads) == ([2], 2)
@@ -295,99 +325,146 @@ def with_tls(tags: Tags, local: Session, tmp_path: Path) -> Iterator[WithTls]:
 
 
 def test_a_server_with_tls_does_not_answer_without_its_root(tags: Tags, with_tls: WithTls) -> None:
-    assert "no answer after" in refused(tags, *with_tls.unload)
+    assert "no answer after" in refusal_of(tags, *with_tls.unload)
 
 
 def test_a_server_with_tls_answers_to_who_has_its_root(tags: Tags, with_tls: WithTls) -> None:
-    said = refused(tags, *with_tls.unload, "--root-certificates", str(with_tls.root.pem))
-    assert said.endswith("does not serve tagged/2; versions there: 1")
+    message = refusal_of(tags, *with_tls.unload, "--root-certificates", str(with_tls.root.pem))
+    assert message.endswith("does not serve tagged/2; versions there: 1")
 
 
 def test_a_key_needs_its_certificate(tags: Tags, with_tls: WithTls) -> None:
-    said = refused(tags, *with_tls.unload, "--private-key", str(with_tls.site.private))
-    assert said.startswith("TLS with private_key and no certificate_chain")
+    message = refusal_of(tags, *with_tls.unload, "--private-key", str(with_tls.site.private))
+    assert message.startswith("TLS with private_key and no certificate_chain")
 
 
 # -- a real server --------------------------------------------------------------------------------
 
 
 def altered(tags: Tags, folder: Path) -> str:
-    """Registers a version whose reference has other answers than its network."""
+    """Register a version whose reference has other answers than its network."""
 
     def edit(path: Path, manifest: dict[str, Any]) -> None:
         file = path / "reference.safetensors"
         with safe_open(file, "pt") as stored:
-            about = stored.metadata()
+            metadata = stored.metadata()
         tensors = load_file(file)
-        changed = {k: v + 1 if v.dtype == torch.float32 and "output" in k else v
-                   for k, v in tensors.items()}  # fmt: skip
-        save_file(changed, file, about)
+        for name, tensor in tensors.items():
+            if "output" in name and tensor.dtype == torch.float32:
+                tensor += 1
+        save_file(tensors, file, metadata)
 
     version = tags.registry.register(resealed(tags.bundle, folder, edit))
     return tags.registry.promote(version, "production", PASSED).ref
 
 
-@pytest.mark.long
-def test_versions_come_and_go(
-    real_triton: None, tags: Tags, local: Session, tmp_path: Path
-) -> None:
-    wrong = altered(tags, tmp_path / "altered")
-    (tmp_path / "empty").mkdir()
+@dataclass(frozen=True)
+class Running:
+    """A Triton that runs already. Each test unloads what it has loaded."""
+
+    tags: Tags
+    local: Session
+    url: str
+    stack: ExitStack
+
+    def serve(self, ref: str, *options: str) -> Any:
+        """Run the command; returns the versions that are there afterwards."""
+        words = ("serve", ref, "--to", self.url, *options)
+        return answer(*words, registry=self.tags.registry)["versions"]
+
+    def refusal(self, ref: str, *options: str) -> str:
+        """The error of the command."""
+        return refusal_of(self.tags, "serve", ref, "--to", self.url, *options)
+
+    def session(self, ref: str) -> Session:
+        """A session of a version on the server, which is closed with the server."""
+        session = pipeline.load(ref, device=self.url, registry=self.tags.registry)
+        self.stack.callback(session.close)
+        return session
+
+    def require_right(self, session: Session, number: int) -> None:
+        """Run one event, and compare its answers with those of a session in this process."""
+        event = Event.make(session, number, 9)
+        session.run(event.given, event.found)
+        event.require_right(self.local, exact=False)
+
+
+@pytest.fixture(scope="module")
+def running(
+    real_triton: None, tags: Tags, local: Session, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    """A server without any version."""
+    options = ServerOptions(extra=EXPLICIT)
     with ExitStack() as stack:
-        server = TritonServer(tmp_path / "empty", ServerOptions(extra=EXPLICIT))
-        url = stack.enter_context(server).url
+        server = stack.enter_context(TritonServer(tmp_path_factory.mktemp("empty"), options))
+        yield Running(tags, local, server.url, stack)
 
-        def serve(ref: str, *more: str) -> Any:
-            return answer("serve", ref, "--to", url, *more, registry=tags.registry)["versions"]
 
-        def opened(ref: str) -> Session:
-            session = pipeline.load(ref, device=url, registry=tags.registry)
-            stack.callback(session.close)
-            return session
+@pytest.mark.long
+def test_versions_come_and_go(running: Running) -> None:
+    assert running.serve(f"{NAME}/1") == [1]
+    one = running.session(f"{NAME}/1")
+    running.require_right(one, 1)
+    assert running.serve(f"{NAME}/2") == [1, 2]
+    two = running.session(f"{NAME}/2")
+    running.require_right(one, 2)
+    running.require_right(two, 3)
+    assert running.serve(f"{NAME}/2", "--unload") == [1]
+    running.require_right(one, 4)
+    assert running.serve(f"{NAME}/2") == [1, 2]
+    assert running.serve(f"{NAME}/1", "--unload") == [2]
+    running.require_right(running.session(f"{NAME}/2"), 5)
+    assert running.serve(f"{NAME}/1", "--replace", "--requests", "rows") == [1]
+    running.require_right(running.session(f"{NAME}/1"), 6)
+    assert running.serve(f"{NAME}/1", "--unload") == []
 
-        def right(session: Session, number: int) -> None:
-            event = Event.make(session, number, 9)
-            session.run(event.given, event.found)
+
+@pytest.mark.long
+def test_a_version_that_answers_wrongly_is_not_served(running: Running, tmp_path: Path) -> None:
+    """The version that is there goes on."""
+    wrong = altered(running.tags, tmp_path / "altered")
+    running.serve(f"{NAME}/1")
+    one = running.session(f"{NAME}/1")
+    message = running.refusal(wrong)
+    assert message.startswith("the server's answers are not the reference's: output 'score' at")
+    running.require_right(one, 1)
+    assert running.serve(f"{NAME}/1", "--unload") == []
+
+
+@pytest.mark.long
+def test_a_version_with_other_inputs_is_not_served_beside_another(running: Running) -> None:
+    running.serve(f"{NAME}/1")
+    message = running.refusal(f"{NAME}/2", "--requests", "rows")
+    assert "tagged/1 and 2 together, which have other inputs: --replace changes over" in message
+    assert running.serve(f"{NAME}/1", "--unload") == []
+
+
+@pytest.mark.long
+def test_a_canary_that_is_unloaded_loses_no_call(running: Running, local: Session) -> None:
+    running.serve(f"{NAME}/1")
+    assert running.serve(f"{NAME}/2") == [1, 2]
+    options: dict[str, Any] = {"device": running.url, "canary": f"{NAME}/2", "share": 0.5}
+    with pipeline.load(f"{NAME}/1", registry=running.tags.registry, **options) as session:
+        for number in range(4):
+            running.require_right(session, number)
+        events = [Event.make(session, number, 9) for number in range(4)]
+        session.run_many([session.bind(event.given, event.found) for event in events[:2]])
+        futures = [session.run_async(event.given, event.found) for event in events[2:]]
+        for future in futures:
+            future.result()
+        for event in events:
             event.require_right(local, exact=False)
+        assert (session.seen.canary_calls, session.seen.production_calls) == (4, 4)
 
-        assert serve(f"{NAME}/1") == [1]
-        one = opened(f"{NAME}/1")
-        right(one, 1)
-        said = refused(tags, "serve", wrong, "--to", url)
-        assert said.startswith("the server's answers are not the reference's: output 'score' at")
-        right(one, 2)
-        said = refused(tags, "serve", f"{NAME}/2", "--to", url, "--requests", "rows")
-        assert "tagged/1 and 2 together, which have other inputs: --replace changes over" in said
-        assert serve(f"{NAME}/2") == [1, 2]
-        two = opened(f"{NAME}/2")
-        right(one, 3)
-        right(two, 4)
-        both: dict[str, Any] = {"device": url, "canary": f"{NAME}/2", "share": 0.5}
-        with pipeline.load(f"{NAME}/1", registry=tags.registry, **both) as session:
-            for number in range(4):
-                right(session, number)
-            events = [Event.make(session, number, 9) for number in range(4)]
-            session.run_many([session.bind(each.given, each.found) for each in events[:2]])
-            for sent in [session.run_async(each.given, each.found) for each in events[2:]]:
-                sent.result()
-            for event in events:
-                event.require_right(local, exact=False)
-            assert (session.seen.canary_calls, session.seen.production_calls) == (4, 4)
-            assert serve(f"{NAME}/2", "--unload") == [1]
-            for number in range(4):  # the canary is gone: production answers, and no call is lost
-                right(session, number)
-            assert session.withdrawn
-        assert serve(f"{NAME}/2") == [1, 2]
-        assert serve(f"{NAME}/1", "--unload") == [2]
-        two = opened(f"{NAME}/2")
-        right(two, 5)
-        assert serve(f"{NAME}/1", "--replace", "--requests", "rows") == [1]
-        right(opened(f"{NAME}/1"), 6)
-        assert serve(f"{NAME}/1", "--unload") == []
+        assert running.serve(f"{NAME}/2", "--unload") == [1]
+        for number in range(4):
+            running.require_right(session, number)  # production answers
+        assert session.withdrawn
+    assert running.serve(f"{NAME}/1", "--unload") == []
 
 
 @pytest.mark.long
 def test_no_request_is_lost(real_triton: None, tags: Tags, tmp_path: Path) -> None:
-    said: list[str] = []
-    if not loading.run(1, tags, tmp_path, said.append):
-        pytest.fail("\n".join(said))
+    lines: list[str] = []
+    if not loading.run(1, tags, tmp_path, lines.append):
+        pytest.fail("\n".join(lines))

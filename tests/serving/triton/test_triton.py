@@ -39,6 +39,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def connect(shop: Shop, server: TritonServer, name: str, **options: Any) -> RemoteSession:
+    """A session of a model on a server."""
     return shop.connect(server.url, name, RemoteOptions(**options))
 
 
@@ -58,7 +59,9 @@ def test_the_answers_are_the_references(
     session.close()
 
 
-def test_requests_of_rows_and_of_blocks(real_triton: None, shop: Shop, tmp_path: Path) -> None:
+def test_requests_of_rows_and_of_blocks_are_answered(
+    real_triton: None, shop: Shop, tmp_path: Path
+) -> None:
     """From remote sessions, which follow the server, and from a client that knows only Triton."""
     from tritonclient import grpc as triton_grpc
 
@@ -71,24 +74,28 @@ def test_requests_of_rows_and_of_blocks(real_triton: None, shop: Shop, tmp_path:
             shop.require_valid(name, session)
             session.close()
         local = shop.local("jets")
-        given, written = shop.event("jets", local, 9)
-        local.run(given, written)
-        rows = np.stack([given["jets"][name] for name in FEATURES], axis=1)
-        wanted = np.stack([written["tags"][name] for name in CLASSES], axis=1)
+        inputs, outputs = shop.event("jets", local, 9)
+        local.run(inputs, outputs)
+        rows = np.stack([inputs["jets"][name] for name in FEATURES], axis=1)
+        expected = np.stack([outputs["tags"][name] for name in CLASSES], axis=1)
         client = triton_grpc.InferenceServerClient(server.url.removeprefix("triton://"))
-        asked = triton_grpc.InferInput("features", list(rows.shape), "FP32")
-        asked.set_data_from_numpy(rows)
-        answer = client.infer("jets", [asked]).as_numpy("probabilities")
+        features = triton_grpc.InferInput("features", list(rows.shape), "FP32")
+        features.set_data_from_numpy(rows)
+        answer = client.infer("jets", [features]).as_numpy("probabilities")
         client.close()
-        assert np.allclose(answer, wanted, atol=1e-5)
+        assert np.allclose(answer, expected, atol=1e-5)
 
 
 def test_compression_changes_nothing(triton: TritonServer, shop: Shop) -> None:
-    plain, zipped = (connect(shop, triton, "jets", compression=c) for c in ("none", "gzip"))
-    one, other = shop.event("jets", plain, 500), shop.event("jets", plain, 500)
-    plain.run(*one)
-    zipped.run(*other)
-    assert (one[1]["tags"]["x"] == other[1]["tags"]["x"]).all()
+    answers = []
+    for compression in ("none", "gzip"):
+        session = connect(shop, triton, "jets", compression=compression)
+        inputs, outputs = shop.event("jets", session, 500)
+        session.run(inputs, outputs)
+        answers.append(outputs["tags"]["x"])
+        session.close()
+    plain, zipped = answers
+    assert (plain == zipped).all()
 
 
 def test_requests_in_flight_share_runs(triton: TritonServer, shop: Shop) -> None:
@@ -97,16 +104,16 @@ def test_requests_in_flight_share_runs(triton: TritonServer, shop: Shop) -> None
     local = shop.local("jets")
     events = [shop.event("jets", session, n % 7 + 1) for n in range(300)]
     before = triton.metrics("jets")
-    futures = [session.run_async(*each) for each in events]
-    for (given, written), future in zip(events, futures, strict=True):
-        assert future.result()["tags"] is written["tags"]
-        mine = local.collection("tags", written["tags"].n)
-        local.run(given, mine)
-        assert torch.allclose(written["tags"].tensor("x"), mine.tensor("x"), atol=1e-5)
+    futures = [session.run_async(*event) for event in events]
+    for (inputs, outputs), future in zip(events, futures, strict=True):
+        assert future.result()["tags"] is outputs["tags"]
+        expected = local.collection("tags", outputs["tags"].n)
+        local.run(inputs, expected)
+        assert torch.allclose(outputs["tags"].tensor("x"), expected.tensor("x"), atol=1e-5)
     answered = "nv_inference_request_success"  # Triton counts after it answers
     until(lambda: triton.metrics("jets")[answered] - before[answered] >= 300)
     after = triton.metrics("jets")
-    rows = sum(written["tags"].n for _, written in events)
+    rows = sum(outputs["tags"].n for _, outputs in events)
     assert after[answered] - before[answered] == 300
     assert after["nv_inference_count"] - before["nv_inference_count"] == rows
     assert after["nv_inference_exec_count"] - before["nv_inference_exec_count"] < 300
@@ -119,7 +126,7 @@ def test_a_model_whose_rows_see_each_other_is_never_merged(
     session = connect(shop, triton, "event", in_flight=16)
     before = triton.metrics("event")
     events = [shop.event("event", session, 5) for _ in range(40)]
-    for future in [session.run_async(*each) for each in events]:
+    for future in [session.run_async(*event) for event in events]:
         future.result()
     runs = "nv_inference_exec_count"  # Triton counts after it answers
     until(lambda: triton.metrics("event")[runs] - before[runs] >= 40)
@@ -132,44 +139,51 @@ def test_another_clients_bad_request_is_its_own(triton: TritonServer, shop: Shop
     from tritonclient.utils import InferenceServerException
 
     session = connect(shop, triton, "event")
-    good = shop.event("event", session, 9)
+    inputs, outputs = shop.event("event", session, 9)
     client = triton_grpc.InferenceServerClient(triton.url.removeprefix("triton://"))
-    inputs = []
-    for name, shape in (("nodes.x", 3), ("nodes.y", 4), ("edges.weight", 5)):
-        inputs.append(triton_grpc.InferInput(name, [shape, 1], "FP32"))
-        inputs[-1].set_data_from_numpy(np.ones((shape, 1), np.float32))
-    inputs.append(triton_grpc.InferInput("nodes.z", [1], "FP32"))
-    inputs[-1].set_data_from_numpy(np.ones(1, np.float32))
-    future = session.run_async(*good)
+    bad = []
+    shapes = {"nodes.x": [3, 1], "nodes.y": [4, 1], "edges.weight": [5, 1], "nodes.z": [1]}
+    for name, shape in shapes.items():
+        column = triton_grpc.InferInput(name, shape, "FP32")
+        column.set_data_from_numpy(np.ones(shape, np.float32))
+        bad.append(column)
+    future = session.run_async(inputs, outputs)
     with pytest.raises(InferenceServerException, match=r"nodes\.y has 4 rows"):
-        client.infer("event", inputs)
+        client.infer("event", bad)
     future.result()
-    assert good[1]["out"]["score"].any()
+    assert outputs["out"]["score"].any()
     client.close()
     session.close()
 
 
-def test_a_bundle_that_the_server_does_not_run(triton: TritonServer, shop: Shop) -> None:
-    """The model in the server refuses each request; an unknown version number is refused too."""
+def test_a_request_for_another_bundle_is_refused_by_the_model(
+    triton: TritonServer, shop: Shop
+) -> None:
     session = connect(shop, triton, "jets")
-    each = shop.event("jets", session, 3)
     model: Any = session.executable
-    served = model.opened
-    model.opened = replace(served, bundle=replace(served.bundle, digest="e" * 64))
+    model.opened = replace(model.opened, bundle=replace(model.opened.bundle, digest="e" * 64))
     with pytest.raises(VersionMismatchError, match="asked for bundle eeeeeeeeeeee, this server"):
-        session.run(*each)
-    model.opened = replace(served, number=7)
-    with pytest.raises((VersionMismatchError, ServerGoneError, RefusedError), match="version 7"):
-        session.run(*each)
+        session.run(*shop.event("jets", session, 3))
     session.close()
 
 
-def test_a_server_that_loads_no_models(triton: TritonServer, shop: Shop) -> None:
-    where = ("--to", triton.url, "--registry", shop.registry.uri)
-    said = refusal("serve", "jets/1", *where)
-    assert said.endswith("it loads no models: start it with --model-control-mode=explicit")
-    said = refusal("serve", "event/1", *where, "--unload")
-    assert said.endswith("it loads no models: start it with --model-control-mode=explicit")
+def test_a_request_for_an_unknown_version_is_refused_by_the_server(
+    triton: TritonServer, shop: Shop
+) -> None:
+    session = connect(shop, triton, "jets")
+    model: Any = session.executable
+    model.opened = replace(model.opened, number=7)
+    with pytest.raises((VersionMismatchError, ServerGoneError, RefusedError), match="version 7"):
+        session.run(*shop.event("jets", session, 3))
+    session.close()
+
+
+@pytest.mark.parametrize("command", [("jets/1",), ("event/1", "--unload")], ids=["load", "unload"])
+def test_a_server_of_a_fixed_repository_neither_loads_nor_unloads(
+    triton: TritonServer, shop: Shop, command: tuple[str, ...]
+) -> None:
+    message = refusal("serve", *command, "--to", triton.url, "--registry", shop.registry.uri)
+    assert message.endswith("it loads no models: start it with --model-control-mode=explicit")
 
 
 def stopped(pid: int) -> bool:
@@ -181,36 +195,38 @@ def stopped(pid: int) -> bool:
     return set(states) == {"T"}
 
 
-def test_a_server_that_hangs_then_goes(jets_alone: Path, shop: Shop) -> None:
+def test_a_session_outlives_a_server_that_hangs_and_is_given_its_memory_back(
+    jets_alone: Path, shop: Shop
+) -> None:
     from tritonclient import grpc as triton_grpc
 
     with TritonServer(jets_alone) as server:
         session = connect(shop, server, "jets", deadline_s=0.5, retries=1, shared_memory=True)
-        each = shop.event("jets", session, 3)
-        session.run(*each)
+        event = shop.event("jets", session, 3)
+        session.run(*event)
         os.kill(server.pid, signal.SIGSTOP)
         while not stopped(server.pid):
             time.sleep(0.01)
         with pytest.raises(DeadlineError):
-            session.run(*each)
+            session.run(*event)
         os.kill(server.pid, signal.SIGCONT)
-        until = time.monotonic() + 30
-        while True:
+        deadline = time.monotonic() + 30
+        while True:  # it answers the old requests first
             try:
-                session.run(*each)
+                session.run(*event)
                 break
             except DeadlineError:
-                assert time.monotonic() < until
+                assert time.monotonic() < deadline
         # The server has given back every region of a request that was given up.
         client = triton_grpc.InferenceServerClient(server.url.removeprefix("triton://"))
         while len(client.get_system_shared_memory_status().regions) > 1:
-            session.run(*each)
+            session.run(*event)
             time.sleep(0.1)
-            assert time.monotonic() < until
+            assert time.monotonic() < deadline
         client.close()
         os.killpg(server.pid, signal.SIGKILL)
         with pytest.raises((ServerGoneError, DeadlineError)):
-            session.run(*each)
+            session.run(*event)
         with pytest.raises(ServerError, match="ended with status -9"):
             server.wait()
         session.close()
@@ -218,15 +234,17 @@ def test_a_server_that_hangs_then_goes(jets_alone: Path, shop: Shop) -> None:
     assert not list(Path("/dev/shm").glob(f"soa_{os.getpid()}_*"))
 
 
-def test_tls(jets_alone: Path, shop: Shop, tmp_path: Path) -> None:
+def test_a_server_with_tls_answers_to_who_trusts_its_certificate(
+    jets_alone: Path, shop: Shop, tmp_path: Path
+) -> None:
     extra = certificate(tmp_path)
     if not extra:
         pytest.skip("no openssl to make a certificate with")
     with TritonServer(jets_alone, ServerOptions(extra=extra)) as server:
         session = connect(shop, server, "jets", tls=Tls(tmp_path / "certificate.pem"))
-        each = shop.event("jets", session, 3)
-        session.run(*each)
-        assert each[1]["tags"]["x"].any()
+        event = shop.event("jets", session, 3)
+        session.run(*event)
+        assert event[1]["tags"]["x"].any()
         session.close()
         with pytest.raises(ServerGoneError):  # an untrusted certificate
             connect(shop, server, "jets", tls=Tls(), retries=0)
@@ -234,7 +252,7 @@ def test_tls(jets_alone: Path, shop: Shop, tmp_path: Path) -> None:
             connect(shop, server, "jets", retries=0)
 
 
-def test_a_port_that_is_taken(real_triton: None, tmp_path: Path) -> None:
+def test_a_port_that_is_taken_is_refused(real_triton: None, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -243,24 +261,24 @@ def test_a_port_that_is_taken(real_triton: None, tmp_path: Path) -> None:
             pytest.raises(ServerError, match=f"port {port} of 127.0.0.1 cannot be used"),
             TritonServer(tmp_path, ServerOptions(ports=Ports(http=port))),
         ):
-            pass
+            pytest.fail("the server runs")
 
 
-def test_a_model_that_does_not_load(jets_alone: Path) -> None:
+def test_a_model_that_does_not_load_is_an_error_of_the_server(jets_alone: Path) -> None:
     (jets_alone / "jets/1/.bundle/program.pt2").write_bytes(b"altered")
     with (
         pytest.raises(ServerError, match=r"failed to load 'jets' .*program\.pt2 is truncated or"),
         TritonServer(jets_alone),
     ):
-        pass
+        pytest.fail("the server runs")
 
 
-def test_not_ready_in_time(jets_alone: Path) -> None:
+def test_a_server_that_is_not_ready_in_time_is_given_up(jets_alone: Path) -> None:
     with (
         pytest.raises(ServerError, match=r"was not ready after 0\.1 s"),
         TritonServer(jets_alone, ServerOptions(ready_s=0.1)),
     ):
-        pass
+        pytest.fail("the server is ready")
 
 
 def test_the_command_serves_until_it_is_told_to_stop(real_triton: None, shop: Shop) -> None:
@@ -277,20 +295,21 @@ def test_the_command_serves_until_it_is_told_to_stop(real_triton: None, shop: Sh
         lines.append(line)
     if process.poll() is not None:
         pytest.fail(process.communicate()[1])
-    found = json.loads("".join([*lines, "}"]))
-    assert found["worst"]["probabilities"] < 1e-4
-    assert found["metrics"]["nv_inference_exec_count"] > 0
+    report = json.loads("".join([*lines, "}"]))
+    assert report["worst"]["probabilities"] < 1e-4
+    assert report["metrics"]["nv_inference_exec_count"] > 0
     session = pipeline.load(
-        "jets@production", device=found["endpoints"]["gRPC"], registry=shop.registry
+        "jets@production", device=report["endpoints"]["gRPC"], registry=shop.registry
     )
-    each = shop.event("jets", session, 3)
-    process.send_signal(signal.SIGHUP)
+    event = shop.event("jets", session, 3)
+    process.send_signal(signal.SIGHUP)  # the end of its terminal
     time.sleep(0.5)
-    session.run(*each)
+    session.run(*event)
     process.send_signal(signal.SIGTERM)
-    said = process.communicate(timeout=60)[1]
-    assert process.returncode == 0, said
-    assert said.endswith("stopping\n") and "Traceback" not in said
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert errors.endswith("stopping\n")
+    assert "Traceback" not in errors
     with pytest.raises((ServerGoneError, DeadlineError)):
-        session.run(*each)
+        session.run(*event)
     session.close()
