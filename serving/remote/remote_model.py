@@ -88,7 +88,7 @@ class RemoteModel(Executable):
                 f"{self.opened.label}, and it cannot check a request's bundle: use tritonclient, "
                 "or deploy it with --backend python"
             )
-        named = fact(config, REQUESTS) or "columns"  # older servers name none
+        named = fact(config, REQUESTS) or "columns"  # early deployments name none
         for form in FORMS:
             if form == named:
                 return form
