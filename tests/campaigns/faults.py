@@ -913,8 +913,8 @@ FAULTS = (
     ),
     Fault(
         "a region that a late server may write into is used again",
-        "again = not (region.doubtful or self._closed)",
-        "again = not self._closed",
+        "reusable = not (region.doubtful or self._closed)",
+        "reusable = not self._closed",
         ("test_a_region_of_a_request_that_was_tried_again_is_nobody_elses",),
     ),
     Fault(
@@ -938,7 +938,7 @@ FAULTS = (
     ),
     Fault(
         "each message of a request has a deadline of its own",
-        'until = min(time.monotonic() + within_s, getattr(self._mine, "until", math.inf))',
+        'until = min(time.monotonic() + within_s, getattr(self._thread, "until", math.inf))',
         "until = time.monotonic() + within_s",
         ("test_several_messages_have_one_deadline",),
     ),
