@@ -37,6 +37,7 @@ class _Reading(NamedTuple):
     metrics: Mapping[str, float]
 
     def value(self, metric: str) -> float:
+        """The value of a metric; 0 if the page does not have it."""
         return self.metrics.get(metric, 0.0)
 
 
