@@ -17,15 +17,16 @@ class Arrays:
 
     library: Any = np
 
-    def of(self, arguments: Sequence[torch.Tensor]) -> list[Any]:
+    def views(self, arguments: Sequence[torch.Tensor]) -> list[Any]:
         """The arguments of an artifact as arrays that share their memory."""
         return [argument.numpy() for argument in arguments]
 
-    def here(self, values: Any) -> Any:
-        """The values as an array on this device."""
+    def on_device(self, values: Any) -> Any:
+        """The values as an array on this device; a copy only if they are on another one."""
         return values
 
     def dtype(self, t: WireTensor) -> Any:
+        """The library's dtype of a tensor."""
         return t.dtype
 
     def copy(self, values: Any) -> Any:
@@ -48,10 +49,10 @@ class Tensors(Arrays):
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def of(self, arguments: Sequence[torch.Tensor]) -> list[Any]:
+    def views(self, arguments: Sequence[torch.Tensor]) -> list[Any]:
         return list(arguments)
 
-    def here(self, values: Any) -> Any:
+    def on_device(self, values: Any) -> Any:
         return values.to(self._device)
 
     def dtype(self, t: WireTensor) -> torch.dtype:
