@@ -63,6 +63,6 @@ def run_times(manifest: Manifest, target: str) -> Mapping[int, float]:
     times: dict[int, float] = {}
     for engine in record.engines():
         for rows, stats in record.candidates[engine].benchmark.items():
-            if rows.isdecimal():  # else of several dimensions, as "n=5,m=3"
+            if rows.isdecimal():  # others are of several dimensions: `nodes=5,edges=20`
                 times[int(rows)] = min(times.get(int(rows), stats.median_us), stats.median_us)
     return times
