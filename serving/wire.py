@@ -113,7 +113,7 @@ class WireTensor:
     @cached_property
     def entries(self) -> list[PhysicalColumn]:
         """The physical column of each entry of a row."""
-        return [(self.collection, *self.components[k]) for k in self.order]
+        return [(self.collection, *self.components[index]) for index in self.order]
 
     @cached_property
     def in_order(self) -> bool:
@@ -137,10 +137,11 @@ class WireTensor:
         copy. For a scalar, `at` and `n` are ignored."""
         library = library_of(parts[0])
         if self.scalar:
-            return library.concatenate([parts[k][:1] for k in self.order]).reshape(self.dims)
+            values = library.concatenate([parts[index][:1] for index in self.order])
+            return values.reshape(self.dims)
         if (view := self.window(parts, at, n)) is not None:
             return view
-        by_entry = library.stack([parts[k][at : at + n] for k in self.order])
+        by_entry = library.stack([parts[index][at : at + n] for index in self.order])
         return by_entry if self.rows_last else by_entry.T.reshape(self.shape(n))
 
     def scatter(self, parts: Parts, at: int, values: Any) -> None:
@@ -150,8 +151,8 @@ class WireTensor:
             view[...] = values
             return
         by_entry = values if self.rows_last else values.reshape(n, len(self.order)).T
-        for i, k in enumerate(self.order):
-            parts[k][at : at + n] = by_entry[i]
+        for i, index in enumerate(self.order):
+            parts[index][at : at + n] = by_entry[i]
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,7 @@ def _column_tensors(signature: Signature, blocks: Sequence[BoundBlock]) -> tuple
             tensor = WireTensor(
                 f"{collection}.{name}",
                 collection,
-                components=tuple((name, k) for k in range(column.components)),
+                components=tuple((name, i) for i in range(column.components)),
                 order=tuple(column.component_of(i) for i in range(column.components)),
                 dims=column.shape or (1,),
                 column_dtype=column.dtype,
@@ -296,7 +297,7 @@ def argument_columns(signature: Signature) -> list[list[PhysicalColumn]]:
             components = list(plans[argument.block].components)
         elif argument.kind == "carrier":
             components = []
-        columns.append([(argument.collection, name, k) for name, k in components])
+        columns.append([(argument.collection, name, component) for name, component in components])
     return columns
 
 
@@ -312,6 +313,8 @@ def locations(
             for row, column in enumerate(columns):
                 places.setdefault(column, (index, row if argument.kind == "matrix" else None))
     return {
-        t.name: Location(tuple(places[t.collection, name, k] for name, k in t.components))
-        for t in tensors
+        tensor.name: Location(
+            tuple(places[tensor.collection, *component] for component in tensor.components)
+        )
+        for tensor in tensors
     }

@@ -48,6 +48,12 @@ _CHANNEL_OPTIONS = [
 ]
 
 
+class _ThreadDeadline(threading.local):
+    """The end of the thread's `one_deadline`, on the monotonic clock; infinite outside of one."""
+
+    until = math.inf
+
+
 class Client:
     """A connection to `address` (host:port). Any number of threads may call it at once."""
 
@@ -55,7 +61,8 @@ class Client:
         self.address = address
         self.options = options
         self._closed = False
-        self._thread = threading.local()  # `until`: the end of the thread's `one_deadline`
+        self._channel: Any = None
+        self._thread = _ThreadDeadline()
         self._credentials = None if options.tls is None else _credentials(options.tls)
         self.reconnect()
 
@@ -65,7 +72,7 @@ class Client:
         Use it if a connection is dead but was not closed, for example after a proxy or a route was
         removed: TCP needs a quarter of an hour to notice that.
         """
-        old = getattr(self, "_channel", None)
+        old = self._channel
         if self._credentials is None:
             self._channel = grpc.insecure_channel(self.address, _CHANNEL_OPTIONS)
         else:
@@ -80,7 +87,7 @@ class Client:
     def one_deadline(self) -> Iterator[None]:
         """All calls of this thread in the `with` block share one deadline. If blocks are nested, it
         is that of the outermost one."""
-        if getattr(self._thread, "until", math.inf) < math.inf:
+        if self._thread.until < math.inf:
             yield
             return
         self._thread.until = time.monotonic() + self.options.deadline_s
@@ -201,7 +208,7 @@ class Client:
         """
         retries = self.options.retries if retries is None else retries
         within_s = self.options.deadline_s if within_s is None else within_s
-        until = min(time.monotonic() + within_s, getattr(self._thread, "until", math.inf))
+        until = min(time.monotonic() + within_s, self._thread.until)
         attempt = 0
         while True:
             try:
@@ -249,7 +256,9 @@ def _credentials(tls: Tls) -> Any:
     """gRPC's credentials from the PEM files. Raises ServingError for a missing or bad file."""
     files = (tls.root_certificates, tls.private_key, tls.certificate_chain)
     try:
-        root, key, chain = (None if f is None else read_plain(f, links=True) for f in files)
+        root, key, chain = (
+            None if file is None else read_plain(file, links=True) for file in files
+        )
     except OSError as error:
         raise ServingError(f"{error.filename}: {error.strerror}") from None
     _check_pem(tls)

@@ -240,7 +240,7 @@ def _tensor_bytes(service: Service) -> int:
     """Bytes of all inputs and outputs of the largest request."""
     wire = Wire.of(service.signature)
     rows = {dim: limits.max for dim, limits in service.signature.ranges.items()}
-    return sum(t.nbytes(rows[t.rows]) for t in (*wire.inputs, *wire.outputs))
+    return sum(tensor.nbytes(rows[tensor.rows]) for tensor in (*wire.inputs, *wire.outputs))
 
 
 def _queue_ms(times: Mapping[int, float]) -> int:

@@ -68,7 +68,8 @@ class TritonBinary:
         Raises ServerError if this interpreter has no shared library.
         """
         packages = [str(Path(soa_pipeline.__file__).resolve().parent)]
-        packages += [p for p in sys.path if Path(p).name in ("site-packages", "dist-packages")]
+        names = ("site-packages", "dist-packages")
+        packages += [folder for folder in sys.path if Path(folder).name in names]
         libraries = [*map(str, self.libraries), str(libpython_folder())]
         if inherited := os.environ.get("LD_LIBRARY_PATH"):
             libraries.append(inherited)

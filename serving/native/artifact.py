@@ -56,7 +56,11 @@ def engine_for(backend: Backend, bundle: Bundle, target: str) -> str:
         for name, record in bundle.manifest.targets.items()
         if engine in record.candidates
     }
-    valid = [name for name, c in candidates.items() if c.status == "valid" and c.files]
+    valid = [
+        name
+        for name, candidate in candidates.items()
+        if candidate.status == "valid" and candidate.files
+    ]
     if target in valid:
         return engine
     why = "it was built without it"
@@ -105,15 +109,17 @@ class ProgramExecutable(Executable):
         counts. Raises RunError for an answer of another dtype or shape."""
         rows = {dim: arguments[i].shape[0] for i, dim in enumerate(self._dims)}
         memory = [argument.numpy() for argument in arguments]
-        inputs = [
-            np.ascontiguousarray(  # as Triton would pass them
-                t.gather(self._inputs[t.name].parts(memory), 0, rows[t.rows])
-            ).reshape(t.shape(rows[t.rows]))  # ascontiguousarray makes (1,) of ()
-            for t in self._wire.inputs
-        ]
+        inputs = []
+        for tensor in self._wire.inputs:
+            n = rows[tensor.rows]
+            gathered = tensor.gather(self._inputs[tensor.name].parts(memory), 0, n)
+            contiguous = np.ascontiguousarray(gathered)  # as Triton passes them
+            inputs.append(contiguous.reshape(tensor.shape(n)))  # of a shape () it has made (1,)
         answers = self._program(inputs)
-        for t, values in zip(self._wire.outputs, answers, strict=True):
-            wanted = (t.dtype, t.shape(rows[t.rows]))
+        for tensor, values in zip(self._wire.outputs, answers, strict=True):
+            wanted = (tensor.dtype, tensor.shape(rows[tensor.rows]))
             if (values.dtype, values.shape) != wanted:
-                raise RunError(f"{t.name} is {values.dtype} {values.shape}, needed is {wanted}")
-            t.scatter(self._outputs[t.name].parts(memory), 0, values)
+                raise RunError(
+                    f"{tensor.name} is {values.dtype} {values.shape}, needed is {wanted}"
+                )
+            tensor.scatter(self._outputs[tensor.name].parts(memory), 0, values)

@@ -42,8 +42,8 @@ def open_onnx(file: Path, wire: Wire) -> Program:
         session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's exceptions have no public common base
         raise EngineError(f"ONNX Runtime: {first_line(error)}") from error
-    input_names = [t.name for t in wire.inputs]
-    output_names = [t.name for t in wire.outputs]
+    input_names = [tensor.name for tensor in wire.inputs]
+    output_names = [tensor.name for tensor in wire.outputs]
 
     def run(inputs: Sequence[Array]) -> Sequence[Array]:
         answers: Sequence[Array] = session.run(
@@ -68,18 +68,22 @@ def _add_shell(model: Any, signature: Signature, wire: Wire) -> None:
     del graph.node[:], graph.input[:], graph.output[:]
     graph.node.extend(nodes)
     for tensors, entries in ((wire.inputs, graph.input), (wire.outputs, graph.output)):
-        for t in tensors:
-            shape = [t.rows if extent < 0 else extent for extent in t.shape(-1)]
-            dtype = helper.np_dtype_to_tensor_dtype(t.dtype)
-            entries.append(helper.make_tensor_value_info(t.name, dtype, shape))
+        for tensor in tensors:
+            shape = [tensor.rows if extent < 0 else extent for extent in tensor.shape(-1)]
+            dtype = helper.np_dtype_to_tensor_dtype(tensor.dtype)
+            entries.append(helper.make_tensor_value_info(tensor.name, dtype, shape))
 
 
 def _nodes_before(graph: Any, signature: Signature, wire: Wire) -> _Nodes:
     """The nodes from the inputs of a request to the inputs of the graph. Raises EngineError if no
     input has the rows that a carrier of the graph needs."""
     before = _Nodes(graph, "before")
-    flat = {t.name: _flat(before, t) for t in wire.inputs}
-    places = {entry: (flat[t.name], i) for t in wire.inputs for i, entry in enumerate(t.entries)}
+    flat = {tensor.name: _flat(before, tensor) for tensor in wire.inputs}
+    places = {
+        entry: (flat[tensor.name], i)
+        for tensor in wire.inputs
+        for i, entry in enumerate(tensor.entries)
+    }
     dtypes = {entry.name: entry.type.tensor_type.elem_type for entry in graph.input}
     columns_of = argument_columns(signature)
     for i, argument in enumerate(signature.arguments):
@@ -87,7 +91,11 @@ def _nodes_before(graph: Any, signature: Signature, wire: Wire) -> _Nodes:
         if name not in dtypes:  # the graph does not use this argument, or it is an output
             continue
         if argument.kind == "carrier":
-            long = [flat[t.name] for t in wire.inputs if t.rows == argument.rows and not t.scalar]
+            long = [
+                flat[tensor.name]
+                for tensor in wire.inputs
+                if tensor.rows == argument.rows and not tensor.scalar
+            ]
             if not long:
                 raise EngineError(f"no input has rows of {argument.rows!r}")
             starts, ends, axes = before.ints([0]), before.ints([0]), before.ints([1])
@@ -110,26 +118,28 @@ def _nodes_before(graph: Any, signature: Signature, wire: Wire) -> _Nodes:
 def _nodes_after(graph: Any, signature: Signature, wire: Wire, outputs: Sequence[Output]) -> _Nodes:
     """The nodes from the outputs of the graph to those of an answer."""
     after, columns_of = _Nodes(graph, "after"), argument_columns(signature)
-    names = {columns_of[o.argument][o.component]: _INNER + o.name for o in outputs}
-    for t in wire.outputs:
-        columns = [after.add("Reshape", [names[e], after.ints([-1, 1])]) for e in t.entries]
+    names = {columns_of[out.argument][out.component]: _INNER + out.name for out in outputs}
+    for tensor in wire.outputs:
+        columns = [
+            after.add("Reshape", [names[entry], after.ints([-1, 1])]) for entry in tensor.entries
+        ]
         joined = after.add("Concat", columns, axis=1)
-        if t.rows_last:
-            after.add("Transpose", [joined], into=t.name, perm=[1, 0])
+        if tensor.rows_last:
+            after.add("Transpose", [joined], into=tensor.name, perm=[1, 0])
         else:
-            shape = list(t.dims) if t.scalar else [-1, *t.dims]
-            after.add("Reshape", [joined, after.ints(shape)], into=t.name)
+            shape = list(tensor.dims) if tensor.scalar else [-1, *tensor.dims]
+            after.add("Reshape", [joined, after.ints(shape)], into=tensor.name)
     return after
 
 
-def _flat(before: _Nodes, t: WireTensor) -> str:
+def _flat(before: _Nodes, tensor: WireTensor) -> str:
     """Add the node that makes of an input rows of entries, (n, F); return the name of its result.
     A scalar has one row."""
-    if t.scalar:
-        return before.add("Reshape", [t.name, before.ints([1, -1])])
-    if t.rows_last:
-        return before.add("Transpose", [t.name], perm=[1, 0])
-    return before.add("Flatten", [t.name], axis=1)
+    if tensor.scalar:
+        return before.add("Reshape", [tensor.name, before.ints([1, -1])])
+    if tensor.rows_last:
+        return before.add("Transpose", [tensor.name], perm=[1, 0])
+    return before.add("Flatten", [tensor.name], axis=1)
 
 
 class _Nodes:

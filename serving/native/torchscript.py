@@ -33,11 +33,11 @@ class _Shell(torch.nn.Module):
         """`inputs`: a tensor for each input of the wire, in its order and its shape."""
         read: dict[PhysicalColumn, torch.Tensor] = {}
         carriers: dict[str, torch.Tensor] = {}
-        for t, values in zip(self._wire.inputs, inputs, strict=True):
-            flat = _flat(t, values)
-            read.update((entry, flat.select(1, i)) for i, entry in enumerate(t.entries))
-            if not t.scalar:
-                carriers[t.rows] = flat.narrow(1, 0, 0).to(torch.float32)  # (n, 0)
+        for spec, values in zip(self._wire.inputs, inputs, strict=True):
+            flat = _flat(spec, values)
+            read.update((entry, flat.select(1, i)) for i, entry in enumerate(spec.entries))
+            if not spec.scalar:
+                carriers[spec.rows] = flat.narrow(1, 0, 0).to(torch.float32)  # (n, 0)
         written: dict[PhysicalColumn, torch.Tensor] = {}
         arguments = []
         by_argument = argument_columns(self._signature)
@@ -55,24 +55,26 @@ class _Shell(torch.nn.Module):
             arguments.append(argument_tensor if argument.kind == "matrix" else argument_tensor[0])
         self.inner(*arguments)
         return tuple(
-            _answer(t, [written[entry] for entry in t.entries]) for t in self._wire.outputs
+            _answer(spec, [written[entry] for entry in spec.entries]) for spec in self._wire.outputs
         )
 
 
-def _flat(t: WireTensor, given: torch.Tensor) -> torch.Tensor:
+def _flat(spec: WireTensor, given: torch.Tensor) -> torch.Tensor:
     """An input as rows of entries, (n, F). A scalar has one row."""
-    if t.scalar:
-        return given.reshape(1, len(t.order))
-    return given.transpose(0, 1) if t.rows_last else given.reshape(given.shape[0], len(t.order))
+    if spec.scalar:
+        return given.reshape(1, len(spec.order))
+    return (
+        given.transpose(0, 1) if spec.rows_last else given.reshape(given.shape[0], len(spec.order))
+    )
 
 
-def _answer(t: WireTensor, columns: list[torch.Tensor]) -> torch.Tensor:
+def _answer(spec: WireTensor, columns: list[torch.Tensor]) -> torch.Tensor:
     """The tensor of an answer in the wire's shape, from the physical columns of its entries."""
-    if t.rows_last:
+    if spec.rows_last:
         return torch.stack(columns)
-    if t.scalar:
-        return torch.cat(columns).reshape(t.dims)
-    return torch.stack(columns, dim=1).reshape(columns[0].shape[0], *t.dims)
+    if spec.scalar:
+        return torch.cat(columns).reshape(spec.dims)
+    return torch.stack(columns, dim=1).reshape(columns[0].shape[0], *spec.dims)
 
 
 def write_script(artifact: Path, signature: Signature, wire: Wire, file: Path) -> None:
@@ -81,14 +83,15 @@ def write_script(artifact: Path, signature: Signature, wire: Wire, file: Path) -
     Raises EngineError for a dtype that Triton's backend lacks, if no input has rows of a dimension,
     or if the script cannot be loaded or traced.
     """
-    for t in (*wire.inputs, *wire.outputs):
-        if t.column_dtype in _MISSING_DTYPES:
-            raise EngineError(f"{t.name} is {t.column_dtype}, which it does not support")
+    for spec in (*wire.inputs, *wire.outputs):
+        if spec.column_dtype in _MISSING_DTYPES:
+            raise EngineError(f"{spec.name} is {spec.column_dtype}, which it does not support")
     for dim in signature.dims:
-        if not any(t.rows == dim and not t.scalar for t in wire.inputs):
+        if not any(spec.rows == dim and not spec.scalar for spec in wire.inputs):
             raise EngineError(f"no input has rows of {dim!r}")
     example = tuple(
-        torch.zeros(t.shape(_TRACED_AT), dtype=torch_dtype(t.column_dtype)) for t in wire.inputs
+        torch.zeros(spec.shape(_TRACED_AT), dtype=torch_dtype(spec.column_dtype))
+        for spec in wire.inputs
     )
     with quiet_torch(), torch.no_grad():
         try:

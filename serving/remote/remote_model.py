@@ -116,7 +116,7 @@ class RemoteModel(Executable):
             raise VersionMismatchError(f"{self}: not yet asked in which form it takes requests")
         with self.client.one_deadline():
             left = progress.left(self._signature.dims)
-            full = all(t.nbytes(left[t.rows]) for t in codec.tensors)
+            full = all(tensor.nbytes(left[tensor.rows]) for tensor in codec.tensors)
             regions = self._regions if full else None  # Triton cannot share an empty array
             rows = self._fitting(codec, left) if regions is None else left
             inputs = codec.encode(progress.arguments, progress.at, rows)
@@ -151,10 +151,12 @@ class RemoteModel(Executable):
         request = service_pb2.ModelInferRequest(model_name=name, model_version=self._version)
         request.parameters[DIGEST].string_param = self.opened.bundle.digest
         request.parameters[REQUESTS].string_param = codec.form
-        for t in codec.wire.inputs:
-            request.inputs.add(name=t.name, datatype=t.datatype, shape=t.shape(rows[t.rows]))
-        for t in codec.wire.outputs:
-            request.outputs.add(name=t.name)
+        for tensor in codec.wire.inputs:
+            request.inputs.add(
+                name=tensor.name, datatype=tensor.datatype, shape=tensor.shape(rows[tensor.rows])
+            )
+        for tensor in codec.wire.outputs:
+            request.outputs.add(name=tensor.name)
         return request
 
     def _ask_inline(
@@ -163,20 +165,22 @@ class RemoteModel(Executable):
         """Send the inputs in the request itself. Returns the outputs by name, as read-only views of
         the answer."""
         request = self._request(codec, rows)
-        request.raw_input_contents.extend(inputs[t.name].tobytes() for t in codec.wire.inputs)
+        for tensor in codec.wire.inputs:
+            request.raw_input_contents.append(inputs[tensor.name].tobytes())
         answer = self.client.infer(request)
         self._check_shapes(codec, answer, rows)
         if len(answer.raw_output_contents) != len(answer.outputs):
             raise AnswerError(f"{self}: {len(answer.raw_output_contents)} arrays in the answer")
         answers = {}
         for described, raw in zip(answer.outputs, answer.raw_output_contents, strict=True):
-            t = codec.outputs[described.name]
-            n = rows[t.rows]
-            if len(raw) != t.nbytes(n):
+            tensor = codec.outputs[described.name]
+            n = rows[tensor.rows]
+            if len(raw) != tensor.nbytes(n):
                 raise AnswerError(
-                    f"{self}: output {t.name} has {len(raw)} bytes, needed are {t.nbytes(n)}"
+                    f"{self}: output {tensor.name} has {len(raw)} bytes, needed are "
+                    f"{tensor.nbytes(n)}"
                 )
-            answers[t.name] = np.frombuffer(raw, t.dtype).reshape(t.shape(n))
+            answers[tensor.name] = np.frombuffer(raw, tensor.dtype).reshape(tensor.shape(n))
         return answers
 
     def _ask_shared(
@@ -205,12 +209,12 @@ class RemoteModel(Executable):
                 parameters["shared_memory_region"].string_param = region.name
                 parameters["shared_memory_offset"].int64_param = bytes_of.start
                 parameters["shared_memory_byte_size"].int64_param = bytes_of.stop - bytes_of.start
-            arrays = {
-                t.name: region.memory[slices[t.name]].view(t.dtype).reshape(t.shape(rows[t.rows]))
-                for t in codec.tensors
-            }
-            for t in codec.wire.inputs:
-                arrays[t.name][...] = inputs[t.name]
+            arrays = {}
+            for tensor in codec.tensors:
+                values = region.memory[slices[tensor.name]].view(tensor.dtype)
+                arrays[tensor.name] = values.reshape(tensor.shape(rows[tensor.rows]))
+            for tensor in codec.wire.inputs:
+                arrays[tensor.name][...] = inputs[tensor.name]
             answer = self.client.infer(request, region.doubt)
             self._check_shapes(codec, answer, rows)
             if any(answer.raw_output_contents):  # the region holds old data
@@ -226,12 +230,13 @@ class RemoteModel(Executable):
                 f"{', '.join(codec.outputs)}"
             )
         for described in answer.outputs:
-            t = codec.outputs[described.name]
-            theirs = (described.datatype, tuple(described.shape))
-            if theirs != (t.datatype, t.shape(rows[t.rows])):
+            tensor = codec.outputs[described.name]
+            datatype, shape = described.datatype, tuple(described.shape)
+            needed_shape = tensor.shape(rows[tensor.rows])
+            if (datatype, shape) != (tensor.datatype, needed_shape):
                 raise AnswerError(
-                    f"{self}: output {t.name} is {theirs[0]} {theirs[1]}, needed is {t.datatype} "
-                    f"{t.shape(rows[t.rows])}"
+                    f"{self}: output {tensor.name} is {datatype} {shape}, needed is "
+                    f"{tensor.datatype} {needed_shape}"
                 )
 
     def _check_values(
@@ -243,15 +248,15 @@ class RemoteModel(Executable):
         """
         if self.client.options.allow_nan:
             return
-        for t in codec.wire.outputs:
-            if not is_float(t.column_dtype) or not np.isnan(answers[t.name]).any():
+        for tensor in codec.wire.outputs:
+            if not is_float(tensor.column_dtype) or not np.isnan(answers[tensor.name]).any():
                 continue
-            floats = [inputs[i.name] for i in codec.wire.inputs if is_float(i.column_dtype)]
-            if all(np.isfinite(values).all() for values in floats):
-                nan = np.isnan(answers[t.name].T if t.rows_last else answers[t.name])
-                rows_with_nan = nan.reshape(1 if t.scalar else len(nan), -1).any(1)
+            floats = (sent for sent in codec.wire.inputs if is_float(sent.column_dtype))
+            if all(np.isfinite(inputs[sent.name]).all() for sent in floats):
+                nan = np.isnan(answers[tensor.name].T if tensor.rows_last else answers[tensor.name])
+                rows_with_nan = nan.reshape(1 if tensor.scalar else len(nan), -1).any(1)
                 raise AnswerError(
-                    f"{self}: output {t.name} is NaN at row {at + rows_with_nan.argmax()}, "
+                    f"{self}: output {tensor.name} is NaN at row {at + rows_with_nan.argmax()}, "
                     "and no input is NaN or Inf"
                 )
 

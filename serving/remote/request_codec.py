@@ -28,7 +28,7 @@ class Codec:
         self.form, self.merge = form, merge
         self.wire = Wire.of(signature, form)
         self.tensors = (*self.wire.inputs, *self.wire.outputs)
-        self.outputs = {t.name: t for t in self.wire.outputs}
+        self.outputs = {tensor.name: tensor for tensor in self.wire.outputs}
         self._columns = {
             **locations(signature, self.wire.inputs, "input"),
             **locations(signature, self.wire.outputs, "output"),
@@ -43,18 +43,19 @@ class Codec:
         `arguments`: CPU tensors. `rows`: row counts by dimension.
         """
         memory = [argument.numpy() for argument in arguments]
-        return {
-            t.name: t.gather(self._columns[t.name].parts(memory), at, rows[t.rows])
-            for t in self.wire.inputs
-        }
+        inputs = {}
+        for tensor in self.wire.inputs:
+            columns = self._columns[tensor.name].parts(memory)
+            inputs[tensor.name] = tensor.gather(columns, at, rows[tensor.rows])
+        return inputs
 
     def decode(
         self, arguments: Sequence[torch.Tensor], at: int, answers: Mapping[str, Any]
     ) -> None:
         """Write answers, by tensor name, into the output arguments, from row `at` on."""
         memory = [argument.numpy() for argument in arguments]
-        for t in self.wire.outputs:
-            t.scatter(self._columns[t.name].parts(memory), at, answers[t.name])
+        for tensor in self.wire.outputs:
+            tensor.scatter(self._columns[tensor.name].parts(memory), at, answers[tensor.name])
 
     def fitting(self, left: Mapping[str, int], room: int) -> Mapping[str, int] | None:
         """The row counts of the next message, whose arrays may have `room` bytes.
@@ -78,17 +79,18 @@ class Codec:
 
     def nbytes(self, rows: Mapping[str, int]) -> int:
         """Bytes of the arrays of a request or of its answer, whichever is larger."""
-        sides = (self.wire.inputs, self.wire.outputs)
-        return max(sum(t.nbytes(rows[t.rows]) for t in tensors) for tensors in sides)
+        request = sum(tensor.nbytes(rows[tensor.rows]) for tensor in self.wire.inputs)
+        answer = sum(tensor.nbytes(rows[tensor.rows]) for tensor in self.wire.outputs)
+        return max(request, answer)
 
     def in_region(self, rows: Mapping[str, int]) -> tuple[dict[str, slice], int]:
         """By tensor name: the bytes of each array of a request and its answer in one region of
         shared memory; and the size of the region in bytes. The region itself is page-aligned."""
         slices: dict[str, slice] = {}
         size = 0
-        for t in self.tensors:
-            nbytes = t.nbytes(rows[t.rows])
-            slices[t.name] = slice(size, size + nbytes)
+        for tensor in self.tensors:
+            nbytes = tensor.nbytes(rows[tensor.rows])
+            slices[tensor.name] = slice(size, size + nbytes)
             size += -(-nbytes // _ALIGNMENT) * _ALIGNMENT  # rounded up
         return slices, size
 

@@ -70,7 +70,7 @@ class Router(Executable):
         """Counters of the report; locked by `counting`."""
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
-        self.prepare([span_of(a) for a in arguments]).run()
+        self.prepare([span_of(argument) for argument in arguments]).run()
 
     def prepare(self, arguments: Sequence[Span]) -> Call:
         return Call(self, arguments)
@@ -184,7 +184,11 @@ class Router(Executable):
                     raise RunError(f"{self._label}: the session is closed")
                 measured = [place.seconds for place in self.open if place.seconds]
                 unmeasured = min(measured, default=1e-3)  # new places are tried early
-                free = [p for p in self.open if p.admits() and tried.get(p) != p.generation]
+                free = [
+                    place
+                    for place in self.open
+                    if place.admits() and tried.get(place) != place.generation
+                ]
                 left = latest_start - time.monotonic()
                 if free and (first or left > 0):
                     best = min(free, key=lambda place: place.delay(unmeasured))
@@ -202,7 +206,8 @@ class Router(Executable):
         of the place; the others have their states as reasons."""
         with self._changed:
             reasons = [
-                f"{p.name}: {failures.get(p.name) or f'{p.state}, {p.reason}'}" for p in self.places
+                f"{place.name}: {failures.get(place.name) or f'{place.state}, {place.reason}'}"
+                for place in self.places
             ]
         if answered:
             reasons.append(f"its first {answered} rows were answered, and are not written")
@@ -286,7 +291,7 @@ class Router(Executable):
             level, "%s: %s is %s (was %s): %s", self._label, place.name, state, place.state, reason
         )
         place.state = state
-        self.open = tuple(p for p in self.places if p.state in OPEN)
+        self.open = tuple(place for place in self.places if place.state in OPEN)
 
 
 class Call(Prepared):
@@ -336,7 +341,9 @@ class OnDevice(Executable):
     def __init__(self, executable: Executable, device: torch.device, signature: Signature) -> None:
         self._executable = executable
         self._device = device
-        self._written = [i for i, a in enumerate(signature.arguments) if a.role == "output"]
+        self._written = [
+            i for i, argument in enumerate(signature.arguments) if argument.role == "output"
+        ]
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
         there = [argument.to(self._device) for argument in arguments]

@@ -56,7 +56,8 @@ def connect_site(opened: Opened, site: Site, folder: Path) -> SiteSession | Chec
         raise
     try:
         router.start()
-        origin = opened.origin("site", ", ".join(p.name for p in router.places) or "cpu")
+        names = ", ".join(place.name for place in router.places)
+        origin = opened.origin("site", names or "cpu")
         if opened.production:
             return SiteSession(opened.signature, router, origin)
         return checked(opened, router, torch.device("cpu"), origin, any_start=True)

@@ -25,9 +25,9 @@ class Arrays:
         """The values as an array on this device; a copy only if they are on another one."""
         return values
 
-    def dtype(self, t: WireTensor) -> Any:
+    def dtype(self, tensor: WireTensor) -> Any:
         """The library's dtype of a tensor."""
-        return t.dtype
+        return tensor.dtype
 
     def copy(self, values: Any) -> Any:
         """A contiguous copy in new memory."""
@@ -55,8 +55,8 @@ class Tensors(Arrays):
     def on_device(self, values: Any) -> Any:
         return values.to(self._device)
 
-    def dtype(self, t: WireTensor) -> torch.dtype:
-        return torch_dtype(t.column_dtype)
+    def dtype(self, tensor: WireTensor) -> torch.dtype:
+        return torch_dtype(tensor.column_dtype)
 
     def copy(self, values: Any) -> Any:
         return values.clone(memory_format=torch.contiguous_format)

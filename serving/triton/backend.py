@@ -95,7 +95,7 @@ class Core:
         on_cpu = session.device.type == "cpu"
         self._arrays = arrays or (Arrays() if on_cpu else Tensors(torch.device(session.device)))
         self.wire = Wire.of(session.signature, requests)
-        self._input_names = [t.name for t in self.wire.inputs]
+        self._input_names = [tensor.name for tensor in self.wire.inputs]
         self._input_set = set(self._input_names)
         # The check depends only on a request's dtypes and shapes, which are often the same.
         self._rows_of = lru_cache(maxsize=_SHAPES)(self._rows_by_shapes)
@@ -117,7 +117,9 @@ class Core:
             return self._answer(requests)
         answers = self._answer([_as_tensors(request) for request in requests])
         for i, (request, answer) in enumerate(zip(requests, answers, strict=True)):
-            in_arrays = not any(isinstance(v, torch.Tensor) for v in request.inputs.values())
+            in_arrays = not any(
+                isinstance(array, torch.Tensor) for array in request.inputs.values()
+            )
             if in_arrays and isinstance(answer, dict):
                 answers[i] = {name: values.cpu().numpy() for name, values in answer.items()}
         return answers
@@ -159,26 +161,29 @@ class Core:
             return RequestError(f"the request misses {min(missing)}")
         if extra := inputs.keys() - self._input_set:
             return RequestError(f"the request has an unknown {min(extra)}")
-        values = [inputs[name] for name in self._input_names]
+        arrays = [inputs[name] for name in self._input_names]
         try:
-            return _Job(request, self._rows_of(tuple([(v.dtype, v.shape) for v in values])))
+            rows = self._rows_of(tuple([(array.dtype, array.shape) for array in arrays]))
+            return _Job(request, rows)
         except RequestError as error:
             return error
 
     def _rows_by_shapes(self, shapes: Shapes) -> Mapping[str, int]:
         """Row counts by dimension. Raises RequestError if these dtypes or shapes do not fit."""
         rows: dict[str, int] = {}
-        for t, (dtype, shape) in zip(self.wire.inputs, shapes, strict=True):
-            if dtype != (wanted := self._arrays.dtype(t)):
-                raise RequestError(f"input {t.name} is {dtype}, the model takes {wanted}")
-            n = t.rows_in(shape)
-            if shape != t.shape(n):
+        for tensor, (dtype, shape) in zip(self.wire.inputs, shapes, strict=True):
+            if dtype != (wanted := self._arrays.dtype(tensor)):
+                raise RequestError(f"input {tensor.name} is {dtype}, the model takes {wanted}")
+            n = tensor.rows_in(shape)
+            if shape != tensor.shape(n):
                 raise RequestError(
-                    f"input {t.name} has shape {tuple(shape)}, the model takes {t.described}"
+                    f"input {tensor.name} has shape {tuple(shape)}, the model takes "
+                    f"{tensor.described}"
                 )
-            if not t.scalar and rows.setdefault(t.rows, n) != n:
+            if not tensor.scalar and rows.setdefault(tensor.rows, n) != n:
                 raise RequestError(
-                    f"input {t.name} has {n} rows, another of {t.rows!r} has {rows[t.rows]}"
+                    f"input {tensor.name} has {n} rows, another of {tensor.rows!r} has "
+                    f"{rows[tensor.rows]}"
                 )
         for dim in self._session.signature.dims:
             self._check_range(dim, rows)
@@ -242,14 +247,14 @@ class Core:
         """Run the artifact; the answer is in new memory. `inputs`: by tensor name, arrays to be
         joined. `rows`: by dimension, the sums of their rows."""
         columns, binding = self._bound(rows)
-        for t in self.wire.inputs:
-            values = [self._arrays.on_device(array) for array in inputs[t.name]]
-            _fill(t, columns[t.name], values, rows)
+        for tensor in self.wire.inputs:
+            values = [self._arrays.on_device(array) for array in inputs[tensor.name]]
+            _fill(tensor, columns[tensor.name], values, rows[tensor.rows])
         binding(rows)
-        answers = {
-            t.name: self._arrays.copy(t.gather(columns[t.name], 0, rows[t.rows]))
-            for t in self.wire.outputs
-        }
+        answers = {}
+        for tensor in self.wire.outputs:
+            view_or_copy = tensor.gather(columns[tensor.name], 0, rows[tensor.rows])
+            answers[tensor.name] = self._arrays.copy(view_or_copy)
         self._arrays.wait()
         return answers
 
@@ -280,8 +285,8 @@ class Core:
 def _as_tensors(request: Request) -> Request:
     """The request with tensors: arrays are copied into tensors, tensors stay the same."""
     inputs = {
-        name: v if isinstance(v, torch.Tensor) else torch.tensor(v)
-        for name, v in request.inputs.items()
+        name: array if isinstance(array, torch.Tensor) else torch.tensor(array)
+        for name, array in request.inputs.items()
     }
     return request._replace(inputs=inputs)
 
@@ -303,15 +308,15 @@ def _views(name: str, pieces: Sequence[_Piece]) -> list[Values]:
     return views
 
 
-def _fill(t: WireTensor, columns: Parts, values: Sequence[Values], rows: Mapping[str, int]) -> None:
-    """Write the arrays `values` one after the other into the columns, with one copy if these are
-    adjacent in memory."""
+def _fill(tensor: WireTensor, columns: Parts, values: Sequence[Values], n: int) -> None:
+    """Write the arrays `values`, of `n` rows together, one after the other into the columns, with
+    one copy if these are adjacent in memory."""
     if len(values) == 1:
-        t.scatter(columns, 0, values[0])
-    elif (view := t.window(columns, 0, rows[t.rows])) is not None:
+        tensor.scatter(columns, 0, values[0])
+    elif (view := tensor.window(columns, 0, n)) is not None:
         library_of(view).concatenate(values, out=view)
     else:
-        t.scatter(columns, 0, library_of(values[0]).concatenate(values))
+        tensor.scatter(columns, 0, library_of(values[0]).concatenate(values))
 
 
 def _request_error(error: Exception) -> RequestError:

@@ -116,11 +116,11 @@ def config_message(service: Service, checksums: Mapping[str, str] | None = None)
     config.default_model_filename = FILES[service.backend]
     config.version_policy.specific.versions.append(service.number)
     for tensors, entries in ((wire.inputs, config.input), (wire.outputs, config.output)):
-        for t, name in zip(tensors, tensor_names(service.backend, tensors), strict=True):
+        for tensor, name in zip(tensors, tensor_names(service.backend, tensors), strict=True):
             entries.add(
                 name=name,
-                data_type=schema.DataType.Value(f"TYPE_{t.datatype}"),
-                dims=_dims(t, service.merge),
+                data_type=schema.DataType.Value(f"TYPE_{tensor.datatype}"),
+                dims=_dims(tensor, service.merge),
             )
     if service.merge and service.batching:
         config.dynamic_batching.max_queue_delay_microseconds = service.queue_delay_us
@@ -160,12 +160,14 @@ def _parameters(service: Service) -> dict[str, str]:
 
 def tensor_names(backend: Backend, tensors: Sequence[WireTensor]) -> list[str]:
     """The names of tensors. Triton's PyTorch backend needs the index at the end of each name."""
-    return [f"{t.name}__{i}" if backend == "pytorch" else t.name for i, t in enumerate(tensors)]
+    if backend == "pytorch":
+        return [f"{tensor.name}__{i}" for i, tensor in enumerate(tensors)]
+    return [tensor.name for tensor in tensors]
 
 
-def _dims(t: WireTensor, merge: bool) -> tuple[int, ...]:
+def _dims(tensor: WireTensor, merge: bool) -> tuple[int, ...]:
     """The shape for config.pbtxt. If rows may be merged, Triton itself adds the row dimension."""
-    return t.dims if merge else t.shape(-1)
+    return tensor.dims if merge else tensor.shape(-1)
 
 
 def _add_instances(config: Any, service: Service, schema: Any) -> None:
@@ -190,10 +192,10 @@ def _add_warmup(config: Any, service: Service, wire: Wire, schema: Any) -> None:
         warmup = config.model_warmup.add(name=label)
         if service.merge:
             (warmup.batch_size,) = rows.values()
-        for t, name in zip(wire.inputs, names, strict=True):
+        for tensor, name in zip(wire.inputs, names, strict=True):
             zeros = warmup.inputs[name]
-            zeros.data_type = schema.DataType.Value(f"TYPE_{t.datatype}")
-            zeros.dims.extend(t.dims if service.merge else t.shape(rows[t.rows]))
+            zeros.data_type = schema.DataType.Value(f"TYPE_{tensor.datatype}")
+            zeros.dims.extend(tensor.dims if service.merge else tensor.shape(rows[tensor.rows]))
             zeros.zero_data = True
 
 

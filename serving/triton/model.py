@@ -80,10 +80,12 @@ def _request(request: Any) -> Request:
     """The request with NumPy arrays, or with torch tensors if any input is on a GPU. Both share the
     memory of the request."""
     tensors = request.inputs()
-    if all(t.is_cpu() for t in tensors):
-        inputs: dict[str, Values] = {t.name(): np.from_dlpack(_InputTensor(t)) for t in tensors}
+    if all(tensor.is_cpu() for tensor in tensors):
+        inputs: dict[str, Values] = {
+            tensor.name(): np.from_dlpack(_InputTensor(tensor)) for tensor in tensors
+        }
     else:
-        inputs = {t.name(): dlpack.from_dlpack(t.to_dlpack()) for t in tensors}
+        inputs = {tensor.name(): dlpack.from_dlpack(tensor.to_dlpack()) for tensor in tensors}
     digest, form = _digest_and_form(request.parameters())
     return Request(inputs, digest, form)
 
@@ -123,7 +125,7 @@ def _response(answer: dict[str, Any] | RequestError) -> Any:
             code = pb_utils.TritonError.NOT_FOUND
         return pb_utils.InferenceResponse([], pb_utils.TritonError(str(answer), code))
     return pb_utils.InferenceResponse(
-        [pb_utils.Tensor.from_dlpack(name, _capsule(v)) for name, v in answer.items()]
+        [pb_utils.Tensor.from_dlpack(name, _capsule(values)) for name, values in answer.items()]
     )
 
 

@@ -71,9 +71,13 @@ def files_of(model: Path, numbers: Sequence[int]) -> dict[str, Path]:
 
 def _requests(config: Any) -> dict[str, object]:
     """What the form of a request depends on, by its name in a message."""
+    inputs, outputs = (
+        [(tensor.name, tensor.data_type, tuple(tensor.dims)) for tensor in tensors]
+        for tensors in (config.input, config.output)
+    )
     return {
-        "inputs": [(t.name, t.data_type, tuple(t.dims)) for t in config.input],
-        "outputs": [(t.name, t.data_type, tuple(t.dims)) for t in config.output],
+        "inputs": inputs,
+        "outputs": outputs,
         "forms of requests": fact(config, REQUESTS),
         "largest batches": config.max_batch_size,
     }

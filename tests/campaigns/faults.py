@@ -919,7 +919,7 @@ FAULTS = (
     ),
     Fault(
         "a server's answer that has another shape is accepted",
-        "            if theirs != (t.datatype, t.shape(rows[t.rows])):\n",
+        "            if (datatype, shape) != (tensor.datatype, needed_shape):\n",
         "            if False:\n",
         ("test_a_wrong_answer_is_refused_and_nothing_written",),
     ),
@@ -938,7 +938,7 @@ FAULTS = (
     ),
     Fault(
         "each message of a request has a deadline of its own",
-        'until = min(time.monotonic() + within_s, getattr(self._thread, "until", math.inf))',
+        "until = min(time.monotonic() + within_s, self._thread.until)",
         "until = time.monotonic() + within_s",
         ("test_several_messages_have_one_deadline",),
     ),
