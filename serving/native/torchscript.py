@@ -63,9 +63,9 @@ def _flat(spec: WireTensor, given: torch.Tensor) -> torch.Tensor:
     """An input as rows of entries, (n, F). A scalar has one row."""
     if spec.scalar:
         return given.reshape(1, len(spec.order))
-    return (
-        given.transpose(0, 1) if spec.rows_last else given.reshape(given.shape[0], len(spec.order))
-    )
+    if spec.rows_last:
+        return given.transpose(0, 1)
+    return given.reshape(given.shape[0], len(spec.order))
 
 
 def _answer(spec: WireTensor, columns: list[torch.Tensor]) -> torch.Tensor:
