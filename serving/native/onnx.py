@@ -84,6 +84,9 @@ def _nodes_before(graph: Any, signature: Signature, wire: Wire) -> _Nodes:
         for tensor in wire.inputs
         for i, entry in enumerate(tensor.entries)
     }
+    # By dimension: its first input, which has the row count.
+    inputs = reversed(wire.inputs)
+    with_rows = {tensor.rows: flat[tensor.name] for tensor in inputs if not tensor.scalar}
     dtypes = {entry.name: entry.type.tensor_type.elem_type for entry in graph.input}
     columns_of = argument_columns(signature)
     for i, argument in enumerate(signature.arguments):
@@ -91,15 +94,11 @@ def _nodes_before(graph: Any, signature: Signature, wire: Wire) -> _Nodes:
         if name not in dtypes:  # the graph does not use this argument, or it is an output
             continue
         if argument.kind == "carrier":
-            long = [
-                flat[tensor.name]
-                for tensor in wire.inputs
-                if tensor.rows == argument.rows and not tensor.scalar
-            ]
-            if not long:
+            if argument.rows not in with_rows:
                 raise EngineError(f"no input has rows of {argument.rows!r}")
             starts, ends, axes = before.ints([0]), before.ints([0]), before.ints([1])
-            no_columns = before.add("Slice", [long[0], starts, ends, axes])  # (n, 0)
+            counted = with_rows[argument.rows]
+            no_columns = before.add("Slice", [counted, starts, ends, axes])  # (n, 0)
             before.add("Cast", [no_columns], into=name, to=_FLOAT32)
             continue
         columns = []

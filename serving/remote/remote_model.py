@@ -57,12 +57,11 @@ class RemoteModel(Executable):
         `within_s` replaces the options' time limit. Raises VersionMismatchError if the server's
         model has another bundle, or was not deployed by `pipeline deploy`.
         """
+        name, label = self.opened.name, self.opened.label
         try:
-            config = self.client.model_config(self.opened.name, self._version, within_s)
+            config = self.client.model_config(name, self._version, within_s)
         except RefusedError as error:
-            raise VersionMismatchError(
-                f"{self.opened.label} is not served there: {error}"
-            ) from None
+            raise VersionMismatchError(f"{label} is not served there: {error}") from None
         form, merge = self._checked_form(config), config.max_batch_size > 0
         codec = self._codec
         self.target = fact(config, TARGET, self._version)

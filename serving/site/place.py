@@ -48,8 +48,11 @@ class Place(Workload):
     finished: int = 0
     """The number of requests since the last check of the place."""
 
-    def admits(self) -> bool:
-        """True if the place takes one more request now."""
+    def admits(self, tried: int | None) -> bool:
+        """True if the place takes one more request now. `tried`: the generation in which this
+        request has tried the place, None if it has not."""
+        if tried == self.generation:
+            return False
         return self.state == "good" or (self.state == "trial" and not self.running)
 
     def delay(self, unmeasured: float) -> tuple[int, float, int]:

@@ -184,11 +184,7 @@ class Router(Executable):
                     raise RunError(f"{self._label}: the session is closed")
                 measured = [place.seconds for place in self.open if place.seconds]
                 unmeasured = min(measured, default=1e-3)  # new places are tried early
-                free = [
-                    place
-                    for place in self.open
-                    if place.admits() and tried.get(place) != place.generation
-                ]
+                free = [place for place in self.open if place.admits(tried.get(place))]
                 left = latest_start - time.monotonic()
                 if free and (first or left > 0):
                     best = min(free, key=lambda place: place.delay(unmeasured))
