@@ -159,21 +159,22 @@ class LocalProgram(ABC):
 
 
 def find_program(
-    name: str, variable: str, ours: Path | None, advice: str, given: str | Path | None = None
+    name: str, variable: str, bundled: Path | None, advice: str, named: str | Path | None = None
 ) -> Path:
-    """The program's path: `given`, else the value of the environment variable, else `ours` if that
-    exists, else the one on PATH.
+    """The program's path: `named`, else the value of the environment variable, else `bundled` if
+    that exists, else the one on PATH.
 
     Raises ServerError if there is none, or if the named file is not executable. `advice`: how to
     get the program; in the message, the name of the variable follows it.
     """
-    if named := given or os.environ.get(variable):
+    named = named or os.environ.get(variable)
+    if named:
         path = Path(shutil.which(named) or named)
         if not (path.is_file() and os.access(path, os.X_OK)):
             raise ServerError(f"{named} is no {name}: there is no such executable file")
         return path.resolve()
-    if ours is not None and ours.is_file():
-        return ours
+    if bundled is not None and bundled.is_file():
+        return bundled
     if on_path := shutil.which(name):
         return Path(on_path).resolve()
     raise ServerError(f"no {name} here: {advice} ${variable}")

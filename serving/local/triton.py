@@ -116,16 +116,16 @@ class TritonBinary:
         return models
 
 
-def find_triton(given: str | Path | None = None) -> TritonBinary:
-    """The server to start: `given`, else $PIPELINE_TRITONSERVER, else the one from `make triton`,
+def find_triton(named: str | Path | None = None) -> TritonBinary:
+    """The server to start: `named`, else $PIPELINE_TRITONSERVER, else the one from `make triton`,
     else the one on PATH.
 
     Raises ServerError if there is none, if the named file is not executable, or if NVIDIA's wheel
     has no Python backend for this version of Python.
     """
-    ours = Path(soa_pipeline.__file__).resolve().parent / _HOME / _WHEEL_BINARY
+    in_checkout = Path(soa_pipeline.__file__).resolve().parent / _HOME / _WHEEL_BINARY
     advice = "run `make triton` in the checkout once, or name one with --tritonserver or"
-    path = find_program("tritonserver", VARIABLE, ours, advice, given)
+    path = find_program("tritonserver", VARIABLE, in_checkout, advice, named)
     server = path.parents[1]
     # NVIDIA's wheel puts nvidia_pytriton.libs beside the folder pytriton, see _WHEEL_BINARY.
     libraries = path.parents[3] / "nvidia_pytriton.libs" if len(path.parents) > 3 else None

@@ -73,12 +73,12 @@ class RemoteModel(Executable):
         not that of our bundle, or if we cannot send such requests."""
         digest = self.opened.bundle.digest
         its_model = f"server {self.client.address}: its {self.opened.label}"
-        theirs = fact(config, DIGEST, self._version)
-        if not theirs:
+        served = fact(config, DIGEST, self._version)
+        if not served:
             raise VersionMismatchError(f"{its_model} was not made by `pipeline deploy`")
-        if theirs != digest:
+        if served != digest:
             raise VersionMismatchError(
-                f"{its_model} is bundle {theirs[:12]}, the registry's is {digest[:12]}: "
+                f"{its_model} is bundle {served[:12]}, the registry's is {digest[:12]}: "
                 "deploy that version there"
             )
         if config.backend != "python":
@@ -115,8 +115,8 @@ class RemoteModel(Executable):
             raise VersionMismatchError(f"{self}: not yet asked in which form it takes requests")
         with self.client.one_deadline():
             left = progress.left(self._signature.dims)
-            full = all(tensor.nbytes(left[tensor.rows]) for tensor in codec.tensors)
-            regions = self._regions if full else None  # Triton cannot share an empty array
+            shareable = all(tensor.nbytes(left[tensor.rows]) for tensor in codec.tensors)
+            regions = self._regions if shareable else None  # Triton shares no empty arrays
             rows = self._fitting(codec, left) if regions is None else left
             inputs = codec.encode(progress.arguments, progress.at, rows)
             if regions is None:

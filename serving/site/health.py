@@ -135,18 +135,18 @@ class HealthCheck:
             if before is None:
                 return None
             self._woken.wait(_FIRST_PAUSE_S)
-        self._before = now = self._read_metrics()
-        if now is None:
+        self._before = latest = self._read_metrics()
+        if latest is None:
             return None
-        waited_us = now.value(_WAITED) - before.value(_WAITED)
-        answered = now.value(_ANSWERED) - before.value(_ANSWERED)
+        waited_us = latest.value(_WAITED) - before.value(_WAITED)
+        answered = latest.value(_ANSWERED) - before.value(_ANSWERED)
         if answered < 0 or waited_us < 0:  # a restarted server counts from 0
             return None
         if answered:
             return waited_us / answered
         # No request was answered. If requests were pending at both checks, take the time between.
-        stuck = now.value(_PENDING) and before.value(_PENDING)
-        return (now.at - before.at) * 1e6 if stuck else 0.0
+        stuck = latest.value(_PENDING) and before.value(_PENDING)
+        return (latest.at - before.at) * 1e6 if stuck else 0.0
 
     def _read_metrics(self) -> _Reading | None:
         """The model's metrics on the server's page; None if it has no page, or if the page cannot

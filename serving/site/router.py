@@ -337,15 +337,14 @@ class OnDevice(Executable):
     def __init__(self, executable: Executable, device: torch.device, signature: Signature) -> None:
         self._executable = executable
         self._device = device
-        self._written = [
-            i for i, argument in enumerate(signature.arguments) if argument.role == "output"
-        ]
+        roles = [argument.role for argument in signature.arguments]
+        self._outputs = [i for i, role in enumerate(roles) if role == "output"]
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
-        there = [argument.to(self._device) for argument in arguments]
-        self._executable(there)
-        back = [there[i].cpu() for i in self._written]
-        for i, values in zip(self._written, back, strict=True):
+        on_device = [argument.to(self._device) for argument in arguments]
+        self._executable(on_device)
+        results = [on_device[i].cpu() for i in self._outputs]  # waits for the device
+        for i, values in zip(self._outputs, results, strict=True):
             arguments[i].copy_(values)
 
     def close(self) -> None:

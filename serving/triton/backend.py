@@ -92,8 +92,10 @@ class Core:
         requests: Form = "columns",
         arrays: Arrays | None = None,
     ) -> None:
-        on_cpu = session.device.type == "cpu"
-        self._arrays = arrays or (Arrays() if on_cpu else Tensors(torch.device(session.device)))
+        if arrays is None:
+            on_cpu = session.device.type == "cpu"
+            arrays = Arrays() if on_cpu else Tensors(torch.device(session.device))
+        self._arrays = arrays
         self.wire = Wire.of(session.signature, requests)
         self._input_names = [tensor.name for tensor in self.wire.inputs]
         self._input_set = set(self._input_names)

@@ -60,13 +60,7 @@ class Service:
                 f"{self.instances} instances with a queue delay of {self.queue_delay_us} us: "
                 f"at least 1 instance and 0 us are needed, and at most {_LARGEST:,} of each"
             )
-        for device in self.devices:
-            if not _DEVICE.fullmatch(device):
-                raise ServingError(f"device {device!r}: use cpu or cuda:<number>")
-            if (device == "cpu") != (Target.parse(self.target).device == "cpu"):
-                raise ServingError(f"target {self.target} does not run on device {device!r}")
-        if not self.devices or len(set(self.devices)) < len(self.devices):
-            raise ServingError(f"devices {', '.join(self.devices) or 'none'}: name each one once")
+        self._check_devices()
         if self.merge and not mergeable(self.signature):
             raise ServingError(f"{self.name} has scalars or several row dimensions: never merged")
         if self.merge and self.requests == "blocks":
@@ -78,6 +72,17 @@ class Service:
                 f"a model for Triton's {self.backend} backend is tried here, on the CPU, before it "
                 f"is written: it cannot be for {', '.join(self.devices)}"
             )
+
+    def _check_devices(self) -> None:
+        """Raise ServingError unless there is a device, each is named once, and all can run the
+        target."""
+        for device in self.devices:
+            if not _DEVICE.fullmatch(device):
+                raise ServingError(f"device {device!r}: use cpu or cuda:<number>")
+            if (device == "cpu") != (Target.parse(self.target).device == "cpu"):
+                raise ServingError(f"target {self.target} does not run on device {device!r}")
+        if not self.devices or len(set(self.devices)) < len(self.devices):
+            raise ServingError(f"devices {', '.join(self.devices) or 'none'}: name each one once")
 
     @property
     def wire(self) -> Wire:

@@ -31,9 +31,10 @@ def write_repository(
     characters that a shell changes, or if the bundle is not that of `service`.
     """
     if odd := re.search(r"[^\w/.,:+@=%-]", str(out.absolute() / service.name)):
+        character = "space" if odd[0] == " " else odd[0]
         raise ServingError(
             f"{out.absolute() / service.name}: Triton's Python backend starts through a shell and "
-            f"fails in a path with a {'space' if odd[0] == ' ' else odd[0]} in it: name another"
+            f"fails in a path with a {character} in it: name another"
         )
 
     def fill(version: Path) -> None:

@@ -889,7 +889,7 @@ FAULTS = (
     # Servers
     Fault(
         "another bundle in the server is not noticed when connecting",
-        "        if theirs != digest:\n            raise VersionMismatch",
+        "        if served != digest:\n            raise VersionMismatch",
         "        if False:\n            raise VersionMismatch",
         ("test_another_bundle_under_the_same_name",),
     ),
