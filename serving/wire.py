@@ -104,6 +104,7 @@ class WireTensor:
 
     @cached_property
     def dtype(self) -> np.dtype[np.generic]:
+        """NumPy's dtype of the tensor."""
         return numpy_dtype(self.column_dtype)
 
     def nbytes(self, n: int) -> int:
@@ -167,6 +168,7 @@ class Wire:
         """The wire of a signature; ServingError if a block cannot be sent in this form."""
 
         def tensors(blocks: Sequence[BoundBlock]) -> tuple[WireTensor, ...]:
+            """The tensors for the blocks of one side."""
             if form == "columns":
                 return _column_tensors(signature, blocks)
             return tuple(_block_tensor(signature, bound, blocks, form) for bound in blocks)

@@ -30,6 +30,7 @@ class Tls:
     certificate_chain: Path | None = None
 
     def __post_init__(self) -> None:
+        """Raise ServingError for a key without its certificates, or the other way round."""
         pair = ("private_key", "certificate_chain")
         for named, missing in (pair, pair[::-1]):
             if getattr(self, named) is not None and getattr(self, missing) is None:
@@ -76,6 +77,7 @@ class RemoteOptions:
     message_bytes: int = LARGEST
 
     def __post_init__(self) -> None:
+        """Raise ServingError for a value that cannot be used."""
         check_fields(ServingError, "RemoteOptions", self, _FIELD_KINDS)
         if not 0 < self.deadline_s < math.inf or self.retries < 0 or self.in_flight < 1:
             raise ServingError(

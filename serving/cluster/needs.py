@@ -59,6 +59,7 @@ class ClusterOptions:
     connections_per_s: int = 100
 
     def __post_init__(self) -> None:
+        """Raise ServingError for a value that cannot be used."""
         if not re.fullmatch(r"[\w./:@-]+", self.image):
             raise ServingError(f"image {self.image!r} is not the name of a container image")
         if not 1 <= self.min_servers <= self.max_servers:
@@ -156,10 +157,12 @@ class Needs:
 
     @property
     def storage(self) -> Storage:
+        """The volume with the model repository."""
         return Storage.parse(self.options.models)
 
     @property
     def prometheus(self) -> str | None:
+        """The URL of an existing Prometheus with its port; None: the chart starts its own."""
         return prometheus_at(self.options.prometheus)
 
     @property

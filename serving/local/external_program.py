@@ -56,6 +56,8 @@ class LocalProgram(ABC):
         return
 
     def __enter__(self) -> Self:
+        """Start the program, and wait until it is ready. Raises ServerError, and then leaves no
+        process."""
         try:
             self._folder = Path(tempfile.mkdtemp(prefix=f"soa-{self.name}-"))
             command = [str(part) for part in self._command(self._folder)]

@@ -106,6 +106,7 @@ class Fleet:
         self._started = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
+        """Start the servers, then the proxy. Raises ServerError, and then leaves no process."""
         host = self.options.host
         with contextlib.ExitStack() as started:
             for server in self.servers:

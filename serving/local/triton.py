@@ -221,6 +221,7 @@ class TritonServer(LocalProgram):
         return f"soa_triton_{os.getpid()}_{self.ports.grpc}_"
 
     def _clean(self) -> None:
+        """Remove the shared memory of Triton's Python backend."""
         for left in Path("/dev/shm").glob(f"{self._shm_prefix()}*"):
             left.unlink(missing_ok=True)
 

@@ -46,6 +46,7 @@ def open_onnx(file: Path, wire: Wire) -> Program:
     output_names = [tensor.name for tensor in wire.outputs]
 
     def run(inputs: Sequence[Array]) -> Sequence[Array]:
+        """The answers to inputs, both in the order of the wire."""
         answers: Sequence[Array] = session.run(
             output_names, dict(zip(input_names, inputs, strict=True))
         )

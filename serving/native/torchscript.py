@@ -109,6 +109,7 @@ def open_script(file: Path) -> Program:
         module = torch.jit.load(file)
 
     def run(inputs: Sequence[Array]) -> Sequence[Array]:
+        """The answers to inputs, both in the order of the wire."""
         with torch.no_grad(), optimized_execution(False):
             answers = module(*map(torch.from_numpy, inputs))
         return [values.numpy() for values in answers]

@@ -42,7 +42,8 @@ class RemoteModel(Executable):
 
     @property
     def _version(self) -> str:
-        return "" if self.opened.number is None else str(self.opened.number)  # "": any version
+        """The number of the version in requests; "" for any version."""
+        return "" if self.opened.number is None else str(self.opened.number)
 
     def ready(self, within_s: float) -> bool:
         """True if the server reports that the model is ready. Raises RemoteError.

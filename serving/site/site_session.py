@@ -71,6 +71,7 @@ def _open_router(opened: Opened, site: Site, folder: Path, executables: list[Exe
     close it after a failure; later the router closes them."""
 
     def open_local(name: str) -> Executable:
+        """The executable on a device of this host."""
         if name == AUTO:
             raise LoadError(f"device {name!r} in a site: use 'cpu', 'cuda' or 'cuda:1'")
         executable = session_on(opened, device_here(name)).executable

@@ -38,6 +38,7 @@ def write_repository(
         )
 
     def fill(version: Path) -> None:
+        """Write the files of the version."""
         write_version(version, place(version / BUNDLE), service.digest)
 
     return _write(out, service, fill, replace)
