@@ -185,7 +185,7 @@ class Needs:
         feature discovery; for CPUs a label that every node has."""
         arch = self.target.arch
         if self.vendor == "nvidia":
-            digits = re.sub(r"\D", "", arch)  # sm90 → 90: the last digit is the minor number
+            digits = re.sub(r"\D", "", arch)  # sm_90 → 90: the last digit is the minor number
             return {
                 "nvidia.com/gpu.compute.major": digits[:-1],
                 "nvidia.com/gpu.compute.minor": digits[-1],
