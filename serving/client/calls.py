@@ -281,5 +281,5 @@ def _check_pem(tls: Tls) -> None:
             # The password is "": without one, OpenSSL would ask for it at the terminal.
             context.load_cert_chain(tls.certificate_chain, tls.private_key, lambda: "")
     except (ssl.SSLError, ValueError) as error:
-        why = str(getattr(error, "reason", None) or "no key that opens without a password")
-        raise ServingError(f"{files}: not PEM that TLS can use: {why.lower()}") from None
+        reason = str(getattr(error, "reason", None) or "no key that opens without a password")
+        raise ServingError(f"{files}: not PEM that TLS can use: {reason.lower()}") from None

@@ -101,12 +101,12 @@ class Regions:
             self._closed = True
         self.forget()
         until = time.monotonic() + _CLOSE_S
-        while self._leaving and (left := until - time.monotonic()) > 0:
+        while self._leaving and (remaining_s := until - time.monotonic()) > 0:
             answer = next(iter(self._leaving.values())).answer
             with contextlib.suppress(
                 grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError
             ):
-                answer.result(left)
+                answer.result(remaining_s)
             if answer.done() and answer.code() is grpc.StatusCode.UNAVAILABLE:
                 return  # the server has ended, and its side of all regions with it
             self._remind(_POLL_S)

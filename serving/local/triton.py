@@ -222,8 +222,8 @@ class TritonServer(LocalProgram):
 
     def _clean(self) -> None:
         """Remove the shared memory of Triton's Python backend."""
-        for left in Path("/dev/shm").glob(f"{self._shm_prefix()}*"):
-            left.unlink(missing_ok=True)
+        for file in Path("/dev/shm").glob(f"{self._shm_prefix()}*"):
+            file.unlink(missing_ok=True)
 
     def _why(self) -> str:
         """A known reason in the log, else its last error, else its last line."""

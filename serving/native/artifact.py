@@ -63,13 +63,13 @@ def engine_for(backend: Backend, bundle: Bundle, target: str) -> str:
     ]
     if target in valid:
         return engine
-    why = "it was built without it"
+    reason = "it was built without it"
     if target in candidates:
-        why = candidates[target].reason or candidates[target].status
+        reason = candidates[target].reason or candidates[target].status
     elsewhere = f"; {valid[0]} has one: --target {valid[0]}" if valid else ""
     raise ServingError(
         f"{bundle.manifest.name} has no valid artifact of {engine} for {target}, which Triton's "
-        f"{backend} backend needs: {why}{elsewhere}"
+        f"{backend} backend needs: {reason}{elsewhere}"
     )
 
 

@@ -185,15 +185,15 @@ class Router(Executable):
                 measured = [place.seconds for place in self.open if place.seconds]
                 unmeasured = min(measured, default=1e-3)  # new places are tried early
                 free = [place for place in self.open if place.admits(tried.get(place))]
-                left = latest_start - time.monotonic()
-                if free and (first or left > 0):
+                remaining_s = latest_start - time.monotonic()
+                if free and (first or remaining_s > 0):
                     best = min(free, key=lambda place: place.delay(unmeasured))
                     best.running += 1
                     tried[best] = best.generation
                     return best
-                if self.fall_back is not None or left <= 0:
+                if self.fall_back is not None or remaining_s <= 0:
                     return None
-                self._changed.wait(left)
+                self._changed.wait(remaining_s)
 
     def _no_answer_text(
         self, failures: Mapping[str, str], seconds: float, answered: int = 0
