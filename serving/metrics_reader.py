@@ -8,11 +8,12 @@ import urllib.request
 from serving.errors import ServingError
 from soa.errors import needs_extra
 
-_LARGEST = 1 << 24
+_LARGEST = 1 << 24  # bytes
 
 
 def get(url: str, within_s: float = 2.0) -> bytes:
-    """GET without a proxy, up to 16 MB; raises OSError, also for an error status."""
+    """GET without a proxy; the rest of a page of more than 16 MiB is cut off. Raises OSError, also
+    for an error status. `within_s`: the longest wait for each part of the answer."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url, timeout=within_s) as reply:
@@ -22,7 +23,8 @@ def get(url: str, within_s: float = 2.0) -> bytes:
 
 
 def sums(text: str, **labels: str) -> dict[str, float]:
-    """For each metric the sum over its series with these labels; ValueError for any other text."""
+    """By metric: the sum over its series with these labels. Raises ValueError if `text` is not in
+    Prometheus' format, and ServingError if the parser is not installed."""
     with needs_extra("serve", ServingError):
         from prometheus_client.parser import text_string_to_metric_families
     try:

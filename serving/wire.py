@@ -82,6 +82,7 @@ class WireTensor:
     rows_last: bool = False
 
     def shape(self, n: int) -> tuple[int, ...]:
+        """The tensor's shape for `n` rows. A scalar has the same shape for every `n`."""
         if self.scalar:
             return self.dims
         return (*self.dims, n) if self.rows_last else (n, *self.dims)
@@ -98,27 +99,31 @@ class WireTensor:
 
     @property
     def datatype(self) -> str:
+        """Triton's name of the dtype."""
         return TRITON_DTYPES[self.column_dtype]
 
     @cached_property
     def dtype(self) -> np.dtype[np.generic]:
+        """NumPy's dtype of the tensor."""
         return numpy_dtype(self.column_dtype)
 
     def nbytes(self, n: int) -> int:
+        """The bytes of the tensor for `n` rows."""
         return math.prod(self.shape(n)) * self.dtype.itemsize
 
     @cached_property
     def entries(self) -> list[PhysicalColumn]:
         """The physical column of each entry of a row."""
-        return [(self.collection, *self.components[k]) for k in self.order]
+        return [(self.collection, *self.components[index]) for index in self.order]
 
     @cached_property
     def in_order(self) -> bool:
+        """True if a row has its entries in the order of `components`."""
         return self.order == tuple(range(len(self.order)))
 
     def window(self, parts: Parts, at: int, n: int) -> Any:
         """The `n` rows from row `at` on in the wire's shape, as a view of the memory. None if the
-        memory has another order."""
+        memory has another order. Each `reshape` here splits one extent, which never copies."""
         if self.scalar:
             return None
         if len(self.order) == 1:
@@ -130,14 +135,15 @@ class WireTensor:
 
     def gather(self, parts: Parts, at: int, n: int) -> Any:
         """The `n` rows from row `at` on in the wire's shape: a view where `window` has one, else a
-        copy. A scalar has no rows: its shape is `dims`."""
+        copy. For a scalar, `at` and `n` are ignored."""
         library = library_of(parts[0])
         if self.scalar:
-            return library.concatenate([parts[k][:1] for k in self.order]).reshape(self.dims)
+            values = library.concatenate([parts[index][:1] for index in self.order])
+            return values.reshape(self.dims)
         if (view := self.window(parts, at, n)) is not None:
             return view
-        chosen = library.stack([parts[k][at : at + n] for k in self.order])
-        return chosen if self.rows_last else chosen.T.reshape(self.shape(n))
+        by_entry = library.stack([parts[index][at : at + n] for index in self.order])
+        return by_entry if self.rows_last else by_entry.T.reshape(self.shape(n))
 
     def scatter(self, parts: Parts, at: int, values: Any) -> None:
         """Write values of the wire's shape into the physical columns, from row `at` on."""
@@ -145,9 +151,9 @@ class WireTensor:
         if (view := self.window(parts, at, n)) is not None:
             view[...] = values
             return
-        flat = values if self.rows_last else values.reshape(n, len(self.order)).T
-        for i, k in enumerate(self.order):
-            parts[k][at : at + n] = flat[i]
+        by_entry = values if self.rows_last else values.reshape(n, len(self.order)).T
+        for i, index in enumerate(self.order):
+            parts[index][at : at + n] = by_entry[i]
 
 
 @dataclass(frozen=True)
@@ -162,54 +168,56 @@ class Wire:
         """The wire of a signature; ServingError if a block cannot be sent in this form."""
 
         def tensors(blocks: Sequence[BoundBlock]) -> tuple[WireTensor, ...]:
+            """The tensors for the blocks of one side."""
             if form == "columns":
-                return _columns(signature, blocks)
-            return tuple(_block(signature, bound, blocks, form) for bound in blocks)
+                return _column_tensors(signature, blocks)
+            return tuple(_block_tensor(signature, bound, blocks, form) for bound in blocks)
 
         return cls(tensors(signature.inputs), tensors(signature.outputs))
 
 
-def _columns(signature: Signature, blocks: Sequence[BoundBlock]) -> tuple[WireTensor, ...]:
-    """A tensor for each column."""
+def _column_tensors(signature: Signature, blocks: Sequence[BoundBlock]) -> tuple[WireTensor, ...]:
+    """A tensor for each column of the blocks; a column of several blocks has only one."""
     tensors: dict[tuple[str, str], WireTensor] = {}
     for bound in blocks:
-        where = bound.block.collection
+        collection = bound.block.collection
         for name in bound.block.columns:
-            column = signature.layouts[where][name]
-            _require_travelling(where, name, column.dtype)
+            column = signature.layouts[collection][name]
+            _require_sendable(collection, name, column.dtype)
             tensor = WireTensor(
-                f"{where}.{name}",
-                where,
-                components=tuple((name, k) for k in range(column.components)),
+                f"{collection}.{name}",
+                collection,
+                components=tuple((name, i) for i in range(column.components)),
                 order=tuple(column.component_of(i) for i in range(column.components)),
                 dims=column.shape or (1,),
                 column_dtype=column.dtype,
                 rows=bound.rows,
                 scalar=column.kind == "scalar",
             )
-            tensors.setdefault((where, name), tensor)
+            tensors.setdefault((collection, name), tensor)
     return tuple(tensors.values())
 
 
-def _block(
+def _block_tensor(
     signature: Signature, bound: BoundBlock, blocks: Sequence[BoundBlock], form: Form
 ) -> WireTensor:
-    """The tensor of a block. Raises ServingError if one tensor cannot hold it."""
-    where, plan = bound.block.collection, bound.plan
-    dtypes = sorted({signature.layouts[where][name].dtype for name in bound.block.columns})
+    """The tensor of `bound`, one of `blocks`. Raises ServingError if one tensor cannot hold it, or
+    if another of the blocks has one of its columns."""
+    collection, plan = bound.block.collection, bound.plan
+    dtypes = sorted({signature.layouts[collection][name].dtype for name in bound.block.columns})
     if len(dtypes) > 1:
         raise ServingError(
             f"block {bound.name!r} has columns of {', '.join(dtypes)}, which one tensor cannot "
             "hold: serve it with --requests columns"
         )
-    _require_travelling(where, bound.block.columns[0], dtypes[0])
+    _require_sendable(collection, bound.block.columns[0], dtypes[0])
     _require_once(bound, blocks)
     in_memory = form == "blocks"
     count = len(plan.components)
     scalar = plan.kind == "scalars"
     return WireTensor(
         bound.name,
-        where,
+        collection,
         components=plan.components,
         order=tuple(range(count)) if in_memory else plan.order,
         dims=(count,) if in_memory else plan.feature_shape,
@@ -222,18 +230,19 @@ def _block(
 
 def _require_once(bound: BoundBlock, blocks: Sequence[BoundBlock]) -> None:
     """Raise ServingError if two blocks share a column: it would be sent twice."""
-    where = bound.block.collection
+    collection = bound.block.collection
     for other in blocks:
-        if other is bound or other.block.collection != where:
+        if other is bound or other.block.collection != collection:
             continue
         if shared := [name for name in bound.block.columns if name in other.block.columns]:
             raise ServingError(
-                f"column {where}.{shared[0]} is in the blocks {bound.name!r} and {other.name!r}, "
-                "and would be sent twice: serve it with --requests columns"
+                f"column {collection}.{shared[0]} is in the blocks {bound.name!r} and "
+                f"{other.name!r}, and would be sent twice: serve it with --requests columns"
             )
 
 
-def _require_travelling(collection: str, column: str, dtype: str) -> None:
+def _require_sendable(collection: str, column: str, dtype: str) -> None:
+    """Raise ServingError if Triton has no such dtype."""
     if dtype not in TRITON_DTYPES:
         raise ServingError(
             f"column {collection}.{column} is {dtype}, which cannot be sent: serve a version "
@@ -250,34 +259,38 @@ def mergeable(signature: Signature) -> bool:
     return len(signature.dims) == 1 and all(bound.plan.kind != "scalars" for bound in blocks)
 
 
+ArgumentPlace = tuple[int, int | None]
+"""The index of an artifact's argument, and a row of it; None if the argument is one column."""
+
+
 @dataclass(frozen=True)
 class Location:
-    """The places of a tensor's physical columns in an artifact's arguments.
+    """The places of a tensor's physical columns in an artifact's arguments, in the order of the
+    tensor's `components`."""
 
-    `places`: for each component (index of the argument, row of its matrix or None).
-    """
-
-    places: tuple[tuple[int, int | None], ...]
+    places: tuple[ArgumentPlace, ...]
 
     @cached_property
-    def _run(self) -> tuple[int, slice] | None:
-        """(argument, rows) if the columns are adjacent rows of one matrix."""
+    def _adjacent(self) -> tuple[int, slice] | None:
+        """The index of the argument, and the rows of it, if the columns are adjacent rows of one
+        matrix. Else None."""
         index, first = self.places[0]
         if first is None:
             return None
-        run = tuple((index, first + i) for i in range(len(self.places)))
-        return (index, slice(first, first + len(run))) if run == self.places else None
+        adjacent = tuple((index, first + i) for i in range(len(self.places)))
+        return (index, slice(first, first + len(adjacent))) if adjacent == self.places else None
 
     def parts(self, arguments: Sequence[Any]) -> Parts:
         """The physical columns, as views of the arguments; these are arrays or tensors."""
-        if self._run is not None:
-            index, rows = self._run
+        if self._adjacent is not None:
+            index, rows = self._adjacent
             return arguments[index][rows]
         return [arguments[i] if row is None else arguments[i][row] for i, row in self.places]
 
 
 def argument_columns(signature: Signature) -> list[list[PhysicalColumn]]:
-    """The physical columns in each argument of an artifact, in order; a carrier has none."""
+    """The physical columns in each argument of an artifact, in order. A carrier has none: it only
+    carries a row count."""
     plans = {bound.name: bound.plan for bound in (*signature.inputs, *signature.outputs)}
     columns = []
     for argument in signature.arguments:
@@ -286,21 +299,24 @@ def argument_columns(signature: Signature) -> list[list[PhysicalColumn]]:
             components = list(plans[argument.block].components)
         elif argument.kind == "carrier":
             components = []
-        columns.append([(argument.collection, name, k) for name, k in components])
+        columns.append([(argument.collection, name, component) for name, component in components])
     return columns
 
 
 def locations(
     signature: Signature, tensors: Sequence[WireTensor], role: str
 ) -> dict[str, Location]:
-    """By tensor name: the places of its columns in an artifact's arguments of the role `role`."""
-    place: dict[PhysicalColumn, tuple[int, int | None]] = {}
-    held = argument_columns(signature)
-    for index, (argument, columns) in enumerate(zip(signature.arguments, held, strict=True)):
+    """By tensor name: the places of its columns in an artifact's arguments. `role`: that of the
+    arguments, "input" or "output". If several of them hold a column, the first one counts."""
+    places: dict[PhysicalColumn, ArgumentPlace] = {}
+    by_argument = argument_columns(signature)
+    for index, (argument, columns) in enumerate(zip(signature.arguments, by_argument, strict=True)):
         if argument.role == role:
             for row, column in enumerate(columns):
-                place.setdefault(column, (index, row if argument.kind == "matrix" else None))
+                places.setdefault(column, (index, row if argument.kind == "matrix" else None))
     return {
-        t.name: Location(tuple(place[t.collection, name, k] for name, k in t.components))
-        for t in tensors
+        tensor.name: Location(
+            tuple(places[tensor.collection, *component] for component in tensor.components)
+        )
+        for tensor in tensors
     }

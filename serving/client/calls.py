@@ -31,13 +31,13 @@ from serving.errors import (
 )
 from soa.files import read_plain
 
-_FIRST_PAUSE_S = 0.05
+_FIRST_PAUSE_S = 0.05  # before the first retry; doubled for each further one
 _COMPRESSION = {
     "none": grpc.Compression.NoCompression,
     "gzip": grpc.Compression.Gzip,
     "deflate": grpc.Compression.Deflate,
 }
-_CHANNEL = [
+_CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", LARGEST),
     ("grpc.max_receive_message_length", LARGEST),
     ("grpc.use_local_subchannel_pool", 1),  # each session has a separate connection
@@ -48,6 +48,12 @@ _CHANNEL = [
 ]
 
 
+class _ThreadDeadline(threading.local):
+    """The end of the thread's `one_deadline`, on the monotonic clock; infinite outside of one."""
+
+    until = math.inf
+
+
 class Client:
     """A connection to `address` (host:port). Any number of threads may call it at once."""
 
@@ -55,7 +61,8 @@ class Client:
         self.address = address
         self.options = options
         self._closed = False
-        self._mine = threading.local()
+        self._channel: Any = None
+        self._thread = _ThreadDeadline()
         self._credentials = None if options.tls is None else _credentials(options.tls)
         self.reconnect()
 
@@ -65,11 +72,11 @@ class Client:
         Use it if a connection is dead but was not closed, for example after a proxy or a route was
         removed: TCP needs a quarter of an hour to notice that.
         """
-        old = getattr(self, "_channel", None)
+        old = self._channel
         if self._credentials is None:
-            self._channel = grpc.insecure_channel(self.address, _CHANNEL)
+            self._channel = grpc.insecure_channel(self.address, _CHANNEL_OPTIONS)
         else:
-            self._channel = grpc.secure_channel(self.address, self._credentials, _CHANNEL)
+            self._channel = grpc.secure_channel(self.address, self._credentials, _CHANNEL_OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         if old is not None:
             old.close()
@@ -80,26 +87,28 @@ class Client:
     def one_deadline(self) -> Iterator[None]:
         """All calls of this thread in the `with` block share one deadline. If blocks are nested, it
         is that of the outermost one."""
-        if getattr(self._mine, "until", math.inf) < math.inf:
+        if self._thread.until < math.inf:
             yield
             return
-        self._mine.until = time.monotonic() + self.options.deadline_s
+        self._thread.until = time.monotonic() + self.options.deadline_s
         try:
             yield
         finally:
-            self._mine.until = math.inf
+            self._thread.until = math.inf
 
-    def infer(self, request: Any, again: Callable[[], object] | None = None) -> Any:
+    def infer(self, request: Any, before_retry: Callable[[], object] | None = None) -> Any:
         """Send a ModelInferRequest and return the ModelInferResponse; raises RemoteError.
 
-        `again` is called before each retry: the server may still work on the previous attempt.
+        `before_retry` is called before each retry: the server may still work on the previous
+        attempt.
         """
         size = request.ByteSize()
         if size > self.options.message_bytes:
             raise self.too_large(size, "a request")
-        return self._call(self._stub.ModelInfer, request, again=again)
+        return self._call(self._stub.ModelInfer, request, before_retry=before_retry)
 
     def too_large(self, size: int, what: str) -> TooLargeError:
+        """The error to raise for `what`, the subject of the sentence, with `size` bytes."""
         return TooLargeError(
             f"server {self.address}: {what} of {size} bytes is more than a message carries "
             f"({self.options.message_bytes}): send fewer rows at once, or use shared memory"
@@ -108,7 +117,7 @@ class Client:
     def model_config(self, name: str, version: str, within_s: float | None = None) -> Any:
         """Triton's ModelConfig of a model in the server; raises RemoteError.
 
-        `within_s` replaces the deadline of the options.
+        `version`: a number, or "" for any. `within_s` replaces the deadline of the options.
         """
         request = service_pb2.ModelConfigRequest(name=name, version=version)
         return self._call(self._stub.ModelConfig, request, within_s).config
@@ -119,8 +128,8 @@ class Client:
         The server itself is not asked: while it loads any model, and after any model failed to
         load, it reports that it is not ready, but answers requests to the others.
         """
-        model = service_pb2.ModelReadyRequest(name=name, version=version)
-        return bool(self._call(self._stub.ModelReady, model, within_s).ready)
+        request = service_pb2.ModelReadyRequest(name=name, version=version)
+        return bool(self._call(self._stub.ModelReady, request, within_s).ready)
 
     def versions(self, name: str) -> list[int]:
         """The numbers of a model's versions that the server serves now; raises RemoteError."""
@@ -138,6 +147,8 @@ class Client:
         at once; requests that it has accepted are answered by the version that they were sent to.
         Raises RemoteError if the load failed: then it serves what it served before. It is not sent
         again: after an outage nobody knows whether the server has loaded it.
+
+        `files`: by path in the model's folder.
         """
         from google.protobuf import json_format
 
@@ -147,8 +158,8 @@ class Client:
         request = service_pb2.RepositoryModelLoadRequest(model_name=name)
         text = json_format.MessageToJson(config, preserving_proto_field_name=True)
         request.parameters["config"].string_param = text
-        for inside, file in files.items():
-            request.parameters[f"file:{inside}"].bytes_param = file.read_bytes()  # ours
+        for path, file in files.items():
+            request.parameters[f"file:{path}"].bytes_param = file.read_bytes()  # ours
         self._call(self._stub.RepositoryModelLoad, request, retries=0)
 
     def unload(self, name: str) -> None:
@@ -158,7 +169,10 @@ class Client:
         self._call(self._stub.RepositoryModelUnload, request, retries=0)
 
     def share(self, name: str, key: str, size: int) -> None:
-        """Register a region of system shared memory with the server."""
+        """Register a region of system shared memory with the server; raises RemoteError.
+
+        `name`: the region's name in the server. `key`: that of the memory. `size`: in bytes.
+        """
         self._call(
             self._stub.SystemSharedMemoryRegister,
             service_pb2.SystemSharedMemoryRegisterRequest(name=name, key=key, byte_size=size),
@@ -175,6 +189,7 @@ class Client:
             return None
 
     def close(self) -> None:
+        """Close the connection; calls in progress fail. May be called again."""
         self._closed = True
         self._channel.close()
 
@@ -183,37 +198,40 @@ class Client:
         method: Any,
         request: Any,
         within_s: float | None = None,
-        again: Callable[[], object] | None = None,
+        before_retry: Callable[[], object] | None = None,
         retries: int | None = None,
     ) -> Any:
-        """Call a method of the server, and after an outage once more, after `again`, within the
-        deadline. `within_s` and `retries` replace those of the options."""
+        """Call a method of the server, and call it again after an outage, within the deadline.
+
+        `within_s` and `retries` replace those of the options; the deadline of `one_deadline` counts
+        too. `before_retry` is called before each retry. Raises RemoteError.
+        """
         retries = self.options.retries if retries is None else retries
         within_s = self.options.deadline_s if within_s is None else within_s
-        until = min(time.monotonic() + within_s, getattr(self._mine, "until", math.inf))
+        until = min(time.monotonic() + within_s, self._thread.until)
         attempt = 0
         while True:
             try:
                 return method(
                     request,
-                    timeout=max(until - time.monotonic(), 0.001),
+                    timeout=max(until - time.monotonic(), 0.001),  # gRPC's must be above 0
                     compression=_COMPRESSION[self.options.compression],
                 )
             except grpc.RpcError as error:
                 pause = _FIRST_PAUSE_S * 2**attempt
-                passing = error.code() is grpc.StatusCode.UNAVAILABLE
+                outage = error.code() is grpc.StatusCode.UNAVAILABLE
                 late = time.monotonic() + pause >= until
-                if not passing or attempt >= retries or late:
-                    raise self._typed(error, attempt + 1, within_s) from None
+                if not outage or attempt >= retries or late:
+                    raise self._remote_error(error, attempt + 1, within_s) from None
             except ValueError as error:  # raised by gRPC for a closed channel
                 raise ServerGoneError(f"{self.address}: the session is closed ({error})") from None
             attempt += 1
-            if again is not None:
-                again()
+            if before_retry is not None:
+                before_retry()
             time.sleep(pause)
 
-    def _typed(self, error: Any, attempts: int, within_s: float) -> RemoteError:
-        """Our error for one of gRPC's."""
+    def _remote_error(self, error: Any, attempts: int, within_s: float) -> RemoteError:
+        """Our error for one of gRPC's, after `attempts` attempts with a limit of `within_s`."""
         code, details = error.code(), (error.details() or "").strip().split("\n")[0]
         where = f"server {self.address}"
         if "explicit model load / unload is not allowed" in details:
@@ -235,18 +253,24 @@ class Client:
 
 
 def _credentials(tls: Tls) -> Any:
+    """gRPC's credentials from the PEM files. Raises ServingError for a missing or bad file."""
     files = (tls.root_certificates, tls.private_key, tls.certificate_chain)
     try:
-        root, key, chain = (None if f is None else read_plain(f, links=True) for f in files)
+        root, key, chain = (
+            None if file is None else read_plain(file, links=True) for file in files
+        )
     except OSError as error:
         raise ServingError(f"{error.filename}: {error.strerror}") from None
-    _check(tls)
+    _check_pem(tls)
     return grpc.ssl_channel_credentials(root, key, chain)
 
 
-def _check(tls: Tls) -> None:
+def _check_pem(tls: Tls) -> None:
     """Check the files with OpenSSL, which reports what is wrong. gRPC itself would use the system's
-    certificates for an empty file, and report other bad files as a failed handshake."""
+    certificates for an empty file, and report other bad files as a failed handshake.
+
+    Raises ServingError.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     files = str(tls.root_certificates)
     try:
@@ -254,7 +278,8 @@ def _check(tls: Tls) -> None:
             context.load_verify_locations(tls.root_certificates)
         if tls.certificate_chain is not None and tls.private_key is not None:
             files = f"{tls.certificate_chain} with {tls.private_key}"
+            # The password is "": without one, OpenSSL would ask for it at the terminal.
             context.load_cert_chain(tls.certificate_chain, tls.private_key, lambda: "")
     except (ssl.SSLError, ValueError) as error:
-        why = str(getattr(error, "reason", None) or "no key that opens without a password")
-        raise ServingError(f"{files}: not PEM that TLS can use: {why.lower()}") from None
+        reason = str(getattr(error, "reason", None) or "no key that opens without a password")
+        raise ServingError(f"{files}: not PEM that TLS can use: {reason.lower()}") from None

@@ -30,14 +30,14 @@ class Tls:
     certificate_chain: Path | None = None
 
     def __post_init__(self) -> None:
-        if (self.private_key is None) != (self.certificate_chain is None):
-            there, not_there = ("private_key", "certificate_chain")
-            if self.private_key is None:
-                there, not_there = not_there, there
-            raise ServingError(f"TLS with {there} and no {not_there}: name both, or neither")
+        """Raise ServingError for a key without its certificates, or the other way round."""
+        pair = ("private_key", "certificate_chain")
+        for named, missing in (pair, pair[::-1]):
+            if getattr(self, named) is not None and getattr(self, missing) is None:
+                raise ServingError(f"TLS with {named} and no {missing}: name both, or neither")
 
 
-_KINDS = {
+_FIELD_KINDS = {
     "deadline_s": NUMBER,
     "retries": COUNT,
     "in_flight": COUNT,
@@ -77,7 +77,8 @@ class RemoteOptions:
     message_bytes: int = LARGEST
 
     def __post_init__(self) -> None:
-        check_fields(ServingError, "RemoteOptions", self, _KINDS)
+        """Raise ServingError for a value that cannot be used."""
+        check_fields(ServingError, "RemoteOptions", self, _FIELD_KINDS)
         if not 0 < self.deadline_s < math.inf or self.retries < 0 or self.in_flight < 1:
             raise ServingError(
                 f"deadline_s={self.deadline_s:g}, retries={self.retries}, "
@@ -104,11 +105,13 @@ class RemoteOptions:
 
 
 def address_of(url: str) -> str:
-    """The `host:port` in `triton://host:port`; raises ServingError."""
+    """The `host:port` in `triton://host:port`; raises ServingError. `host` is a name, an IPv4
+    address, or an IPv6 address in brackets."""
     address = url.removeprefix(SCHEME)
     host, _, port = address.rpartition(":")
-    plain = re.fullmatch(r"[^\s/:@?#\[\]]+|\[[0-9A-Fa-f:.]+\]", host)
-    number = int(port) if plain and re.fullmatch(r"[0-9]{1,5}", port) else 0
-    if not url.startswith(SCHEME) or not 0 < number < 1 << 16:
+    plain_host = re.fullmatch(r"[^\s/:@?#\[\]]+|\[[0-9A-Fa-f:.]+\]", host)
+    digits = re.fullmatch(r"[0-9]{1,5}", port)  # int() takes also "+1", "1_0" and other scripts
+    valid = plain_host and digits and 0 < int(port) < 1 << 16
+    if not url.startswith(SCHEME) or not valid:
         raise ServingError(f"{url!r} is not the address of a server: write triton://HOST:PORT")
     return address

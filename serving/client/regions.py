@@ -24,14 +24,14 @@ from serving.errors import RefusedError, ServingError
 
 _CLOSE_S = 1.0  # how long `close` waits for the server's answers; a dead server sends none
 _REMIND_S = 1.0  # the time between two requests to forget a region
-_POLL_S = 0.05
-_SMALLEST = 1 << 16
+_POLL_S = 0.05  # the same, in `close`
+_SMALLEST = 1 << 16  # bytes of the smallest region
 
 
 @dataclass(eq=False)
 class Region:
-    """A region, registered with the server as `name`. `memory`: all its bytes. `handle`: that of
-    tritonclient."""
+    """A region of `size` bytes, registered with the server as `name`. `memory`: all its bytes.
+    `handle`: that of tritonclient."""
 
     name: str
     size: int
@@ -46,11 +46,12 @@ class Region:
 
 @dataclass(frozen=True)
 class _Leaving:
-    """A region that the server was asked to forget at the time `since`; `answer`: gRPC's future."""
+    """A region that the server was asked to forget. `asked_at`: the time on the monotonic clock.
+    `answer`: gRPC's future."""
 
     name: str
     answer: Any
-    since: float
+    asked_at: float
 
 
 class Regions:
@@ -66,32 +67,33 @@ class Regions:
     @contextlib.contextmanager
     def taken(self, size: int) -> Iterator[Region]:
         """A region of at least `size` bytes for one request. Raises RemoteError, ServingError."""
-        self._look_after()
+        self._remind()
         with self._lock:
             region = self._free.pop() if self._free else None
         if region is not None and region.size < size:
-            self._let_go(region)
+            self._give_up(region)
             region = None
-        region = region or self._new(max(_SMALLEST, 1 << (size - 1).bit_length()))
+        if region is None:
+            region = self._new(max(_SMALLEST, 1 << (size - 1).bit_length()))  # a power of two
         try:
             yield region
         except BaseException:
-            self._let_go(region)
+            self._give_up(region)
             raise
         with self._lock:
-            again = not (region.doubtful or self._closed)
-            if again:
+            reusable = not (region.doubtful or self._closed)
+            if reusable:
                 self._free.append(region)
-        if not again:
-            self._let_go(region)
+        if not reusable:
+            self._give_up(region)
 
     def forget(self) -> None:
         """Give up the regions that are not in use, for example because the server was restarted and
         no longer knows them."""
         with self._lock:
-            regions, self._free = self._free, []
-        for region in regions:
-            self._let_go(region)
+            unused, self._free = self._free, []
+        for region in unused:
+            self._give_up(region)
 
     def close(self) -> None:
         """Tell the server to forget all regions, and wait at most a second for it."""
@@ -99,19 +101,20 @@ class Regions:
             self._closed = True
         self.forget()
         until = time.monotonic() + _CLOSE_S
-        while self._leaving and (left := until - time.monotonic()) > 0:
+        while self._leaving and (remaining_s := until - time.monotonic()) > 0:
             answer = next(iter(self._leaving.values())).answer
             with contextlib.suppress(
                 grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError
             ):
-                answer.result(left)
+                answer.result(remaining_s)
             if answer.done() and answer.code() is grpc.StatusCode.UNAVAILABLE:
-                return
-            self._look_after(_POLL_S)
-            time.sleep(_POLL_S if self._leaving else 0)
+                return  # the server has ended, and its side of all regions with it
+            self._remind(_POLL_S)
+            if self._leaving:
+                time.sleep(_POLL_S)
 
     def _new(self, size: int) -> Region:
-        """A new region of shared memory that the server knows."""
+        """A new region of shared memory that the server knows. Raises RemoteError, ServingError."""
         name = f"soa_{os.getpid()}_{uuid.uuid4().hex[:12]}"
         region = _allocated(name, size)
         try:
@@ -122,43 +125,45 @@ class Regions:
                 f"{error}: shared memory needs client and server on one host"
             ) from None
         except BaseException:
-            self._let_go(region)  # the server may have received the request
+            self._give_up(region)  # the server may have received the request
             raise
         return region
 
-    def _let_go(self, region: Region) -> None:
+    def _give_up(self, region: Region) -> None:
         """Give up a region; it is never used again. Our side is freed now; the server's when it
         forgets the region."""
         _release(region)
-        self._tell(region.name)
+        self._ask_to_forget(region.name)
 
-    def _tell(self, name: str) -> None:
+    def _ask_to_forget(self, name: str) -> None:
+        """Send the request, without waiting for the answer. The caller does not hold the lock."""
         answer = self._client.unshare(name)
         if answer is not None:  # else the connection is closed, so the server cannot answer
             with self._lock:
                 self._leaving[name] = _Leaving(name, answer, time.monotonic())
 
-    def _look_after(self, after_s: float | None = None) -> None:
-        """Ask the server again to forget the regions that it still knows."""
+    def _remind(self, after_s: float | None = None) -> None:
+        """Ask the server again to forget the regions that it still knows, if it was asked at least
+        `after_s` seconds ago. The default is `_REMIND_S`."""
         if not self._leaving:
             return
         after_s = _REMIND_S if after_s is None else after_s
         with self._lock:  # afterwards no other thread handles these regions
-            answered = [each for each in self._leaving.values() if each.answer.done()]
-            for each in answered:
-                del self._leaving[each.name]
-        for each in answered:
-            if each.answer.code() is grpc.StatusCode.OK:
+            answered = [leaving for leaving in self._leaving.values() if leaving.answer.done()]
+            for leaving in answered:
+                del self._leaving[leaving.name]
+        for leaving in answered:
+            if leaving.answer.code() is grpc.StatusCode.OK:
                 continue
-            if time.monotonic() - each.since >= after_s:
-                self._tell(each.name)
+            if time.monotonic() - leaving.asked_at >= after_s:
+                self._ask_to_forget(leaving.name)
             else:
                 with self._lock:
-                    self._leaving[each.name] = each
+                    self._leaving[leaving.name] = leaving
 
 
 def _allocated(name: str, size: int) -> Region:
-    """Memory that the server does not know yet. Raises ServingError."""
+    """A region of memory that the server does not know yet. Raises ServingError."""
     from tritonclient.utils import shared_memory
 
     try:
@@ -170,6 +175,7 @@ def _allocated(name: str, size: int) -> Region:
 
 
 def _release(region: Region) -> None:
+    """Unmap and remove our side of a region; its `memory` must not be used afterwards."""
     from tritonclient.utils import shared_memory
 
     shared_memory.destroy_shared_memory_region(region.handle)

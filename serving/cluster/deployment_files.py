@@ -33,14 +33,13 @@ SERVER_OPTION = "--grpc-http2-max-ping-strikes=0"
 health often."""
 
 _EXIT_S = 45  # time for requests in progress to end
-_WINDOW_S = (
-    30  # the chart's Prometheus asks every 5 s; a rate over fewer than four samples is noise
-)
+# The chart's Prometheus asks every 5 s, and a rate over fewer than four samples is noise.
+_WINDOW_S = 30
 
 
 def helm_values(needs: Needs) -> Object:
-    """The values for the chart."""
-    gpu = RESOURCES.get(needs.vendor)  # GPU nodes often accept only pods that request a GPU
+    """The values for the chart. Raises ServingError if jinja2 is missing."""
+    gpu = RESOURCES.get(needs.vendor)
     return _render(
         "values.yaml",
         needs=needs,
@@ -61,6 +60,7 @@ def helm_values(needs: Needs) -> Object:
             "soa-pipeline/digest": needs.digest,
             "soa-pipeline/target": str(needs.target),
         },
+        # GPU nodes often accept only pods that tolerate their taint.
         tolerations=[{"key": gpu, "operator": "Exists", "effect": "NoSchedule"}] if gpu else [],
         prometheus=urlsplit(needs.prometheus) if needs.prometheus else None,
     )
@@ -95,36 +95,46 @@ def envoy_config(
         stats=stats,
         admin=admin,
         socket=_socket,
-        endpoints=lambda of: [{"endpoint": {"address": _socket(each)}} for each in of],
+        endpoints=_endpoints,
     )
 
 
-def _socket(at: Address) -> Object:
-    return {"socket_address": {"address": at[0], "port_value": at[1]}}
+def _endpoints(addresses: Sequence[Address]) -> list[Object]:
+    """Envoy's list of the members of a cluster."""
+    return [{"endpoint": {"address": _socket(address)}} for address in addresses]
+
+
+def _socket(address: Address) -> Object:
+    """Envoy's description of an address."""
+    host, port = address
+    return {"socket_address": {"address": host, "port_value": port}}
 
 
 def queue_query(model: str, release: str) -> str:
     """PromQL: the mean wait of requests in the last half minute, in milliseconds.
 
     The result is always a plain decimal number: 0 if there were no requests or no measurements. The
-    chart's Lua filter cannot read NaN or `1e-07`, and would then refuse clients. The label
-    `release` distinguishes several deployments in one Prometheus.
+    chart's Lua filter cannot read NaN or `1e-07`, and would then refuse clients. So the divisor is
+    at least 0.001 requests a second. The label `release` distinguishes several deployments in one
+    Prometheus.
     """
-    of = f'{{model="{model}",release="{release}"}}[{_WINDOW_S}s]'
-    waited_us = f"sum(rate(nv_inference_queue_duration_us{of}))"
-    served = f"sum(rate(nv_inference_request_success{of}))"
+    series = f'{{model="{model}",release="{release}"}}[{_WINDOW_S}s]'
+    waited_us = f"sum(rate(nv_inference_queue_duration_us{series}))"
+    served = f"sum(rate(nv_inference_request_success{series}))"
     return f"round({waited_us} / clamp_min({served}, 0.001) / 1000, 0.001) or vector(0)"
 
 
-def _render(template: str, **names: Any) -> Object:
-    """Fill a template; return the object that its YAML text describes."""
-    rendered: Object = yaml.safe_load(_templates().get_template(template).render(names))  # ours
+def _render(template: str, **values: Any) -> Object:
+    """Fill a template with values, by their names there; return the object that its YAML text
+    describes."""
+    rendered: Object = yaml.safe_load(_templates().get_template(template).render(values))  # ours
     return rendered
 
 
 @cache
 def _templates() -> Any:
-    """The environment of our templates: every value is written as JSON."""
+    """The environment of our templates: every value is written as JSON. Raises ServingError if
+    jinja2 is missing."""
     with needs_extra("cluster", ServingError):
         import jinja2
     return jinja2.Environment(

@@ -59,6 +59,7 @@ class ClusterOptions:
     connections_per_s: int = 100
 
     def __post_init__(self) -> None:
+        """Raise ServingError for a value that cannot be used."""
         if not re.fullmatch(r"[\w./:@-]+", self.image):
             raise ServingError(f"image {self.image!r} is not the name of a container image")
         if not 1 <= self.min_servers <= self.max_servers:
@@ -66,15 +67,15 @@ class ClusterOptions:
                 f"{self.min_servers} to {self.max_servers} servers: the first number must be at "
                 "least 1 and at most the second"
             )
-        for what, value in (
+        for name, value in (
             ("queue limit", self.queue_ms),
             ("memory", self.memory_gib),
             ("connections a second", self.connections_per_s),
         ):
             if value is not None and value < 1:
-                raise ServingError(f"{what} {value}: at least 1 is needed")
-        Storage.parse(self.models)
-        prometheus_at(self.prometheus)
+                raise ServingError(f"{name} {value}: at least 1 is needed")
+        Storage.parse(self.models)  # raises
+        prometheus_at(self.prometheus)  # raises
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,8 @@ class Storage:
 
 
 def _plain(text: str, folder: str) -> str:
+    """`folder` without a slash at its end. Raises ServingError, which names the whole option
+    `text`, unless it is an absolute path of plain names."""
     if not re.fullmatch(r"(/[\w.+@=-]+)+/?", folder) or ".." in folder.split("/"):
         raise ServingError(f"models at {text!r}: {folder!r} is not a plain absolute folder")
     return folder.rstrip("/")
@@ -116,15 +119,16 @@ def prometheus_at(url: str | None) -> str | None:
     """The URL with its port. Raises ServingError if it is not `http[s]://HOST[:PORT]`."""
     if url is None:
         return None
+    wrong = ServingError(f"Prometheus at {url!r}: write http://HOST:PORT")
     try:
         parts = urlsplit(url)
-        port = parts.port or (443 if parts.scheme == "https" else 9090)
-        good = parts.scheme in ("http", "https") and parts.hostname and not parts.path.strip("/")
-    except ValueError:
-        good = None
-    if not good:
-        raise ServingError(f"Prometheus at {url!r}: write http://HOST:PORT")
-    host = f"[{parts.hostname}]" if ":" in str(parts.hostname) else parts.hostname
+        host, port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 9090)
+    except ValueError:  # raised for brackets that do not match, or a port that is no number
+        raise wrong from None
+    if parts.scheme not in ("http", "https") or not host or parts.path.strip("/"):
+        raise wrong
+    if ":" in host:  # an IPv6 address, of which urlsplit removed the brackets
+        host = f"[{host}]"
     return f"{parts.scheme}://{host}:{port}"
 
 
@@ -148,14 +152,17 @@ class Needs:
 
     @property
     def vendor(self) -> Vendor:
+        """The vendor of the GPU, or "cpu"."""
         return _VENDORS[self.target.device]
 
     @property
     def storage(self) -> Storage:
+        """The volume with the model repository."""
         return Storage.parse(self.options.models)
 
     @property
     def prometheus(self) -> str | None:
+        """The URL of an existing Prometheus with its port; None: the chart starts its own."""
         return prometheus_at(self.options.prometheus)
 
     @property
@@ -178,7 +185,7 @@ class Needs:
         feature discovery; for CPUs a label that every node has."""
         arch = self.target.arch
         if self.vendor == "nvidia":
-            digits = re.sub(r"\D", "", arch)
+            digits = re.sub(r"\D", "", arch)  # sm_90 → 90: the last digit is the minor number
             return {
                 "nvidia.com/gpu.compute.major": digits[:-1],
                 "nvidia.com/gpu.compute.minor": digits[-1],
@@ -189,17 +196,19 @@ class Needs:
 
 
 def needs_of(service: Service, bundle: Bundle, options: ClusterOptions) -> Needs:
-    """The needs of `service`, which `pipeline deploy` wrote from `bundle`."""
+    """The needs of `service`, which `pipeline deploy` wrote from `bundle`.
+
+    Each instance is a process on its device. A process has the tensors of its largest request twice
+    in its memory, and twice in /dev/shm, where it gets another MiB as a margin.
+    """
     target = Target.parse(service.target)
     vendor = _VENDORS[target.device]
     processes = service.instances * len(service.devices)
-    tensors = _tensor_bytes(service)
-    each = (
-        _PROCESS_GIB[vendor]
-        + (_COPIES * _artifact_bytes(bundle, service.target) + 2 * tensors) / _GIB
-    )
-    shm_mib = max(SHM_MIB, processes + math.ceil(2 * tensors * processes / 2**20))
-    memory = math.ceil(_SERVER_GIB + processes * each + shm_mib / 1024)
+    tensor_bytes = _tensor_bytes(service)
+    process_bytes = _COPIES * _artifact_bytes(bundle, service.target) + 2 * tensor_bytes
+    process_gib = _PROCESS_GIB[vendor] + process_bytes / _GIB
+    shm_mib = max(SHM_MIB, processes + math.ceil(2 * tensor_bytes * processes / 2**20))
+    memory_gib = math.ceil(_SERVER_GIB + processes * process_gib + shm_mib / 1024)
     return Needs(
         name=object_name(service.name),
         model=service.name,
@@ -207,7 +216,7 @@ def needs_of(service: Service, bundle: Bundle, options: ClusterOptions) -> Needs
         digest=service.digest,
         target=target,
         cpus=processes * bundle.manifest.session.threads + 1,
-        memory_gib=options.memory_gib or memory,
+        memory_gib=options.memory_gib or memory_gib,
         shm_mib=shm_mib,
         gpus=0 if vendor == "cpu" else len(service.devices),
         queue_ms=options.queue_ms or _queue_ms(run_times(bundle.manifest, service.target)),
@@ -216,27 +225,32 @@ def needs_of(service: Service, bundle: Bundle, options: ClusterOptions) -> Needs
 
 
 def object_name(model: str) -> str:
-    """The model's name in a form valid for Kubernetes and Helm: lower case, digits, dashes."""
+    """The model's name in a form valid for Kubernetes and Helm: lower case, digits, dashes, with a
+    letter first and no dash last."""
     name = re.sub(r"[^a-z0-9]+", "-", model.lower())
     name = name if name[:1].isalpha() else f"m-{name}"
     return name[:_NAME_LENGTH].strip("-")
 
 
 def _artifact_bytes(bundle: Bundle, target: str) -> int:
+    """Bytes of all files of the engines that a session of the target runs."""
     record = bundle.manifest.targets[target]
-    names = {name for each in record.engines() for name in record.candidates[each].files}
+    names = {name for engine in record.engines() for name in record.candidates[engine].files}
     return sum(bundle.file(name).stat().st_size for name in names)
 
 
 def _tensor_bytes(service: Service) -> int:
     """Bytes of all inputs and outputs of the largest request."""
     wire = Wire.of(service.signature)
-    most = {dim: each.max for dim, each in service.signature.ranges.items()}
-    return sum(t.nbytes(most[t.rows]) for t in (*wire.inputs, *wire.outputs))
+    rows = {dim: limits.max for dim, limits in service.signature.ranges.items()}
+    return sum(tensor.nbytes(rows[tensor.rows]) for tensor in (*wire.inputs, *wire.outputs))
 
 
 def _queue_ms(times: Mapping[int, float]) -> int:
-    """The time of `_QUEUED_RUNS` runs at the largest size that was timed, in milliseconds."""
+    """The time of `_QUEUED_RUNS` runs at the largest size that was timed, in milliseconds.
+
+    `times`: the time of a run in µs, by row count.
+    """
     if not times:
         return _QUEUE_MS
     return max(_LEAST_QUEUE_MS, math.ceil(_QUEUED_RUNS * times[max(times)] / 1000))

@@ -26,7 +26,8 @@ class LocalProgram(ABC):
     processes have ended.
 
     It runs in a new process group and a new working folder. If it does not start, its processes are
-    killed and the folder is removed.
+    killed and the folder is removed. `ready_s`: the time limit for the start. `stop_s`: the time
+    between the request to end and the kill.
     """
 
     ready_s = 20.0
@@ -47,6 +48,7 @@ class LocalProgram(ABC):
         """The URLs that all answer once the program is ready."""
 
     def _environment(self) -> Mapping[str, str] | None:
+        """The environment of the program; None: that of this process."""
         return None
 
     def _clean(self) -> None:
@@ -54,6 +56,8 @@ class LocalProgram(ABC):
         return
 
     def __enter__(self) -> Self:
+        """Start the program, and wait until it is ready. Raises ServerError, and then leaves no
+        process."""
         try:
             self._folder = Path(tempfile.mkdtemp(prefix=f"soa-{self.name}-"))
             command = [str(part) for part in self._command(self._folder)]
@@ -82,6 +86,7 @@ class LocalProgram(ABC):
         return self._running().pid
 
     def alive(self) -> bool:
+        """True if the program was started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
     def check(self) -> None:
@@ -92,14 +97,15 @@ class LocalProgram(ABC):
     def wait(self) -> None:
         """Wait until the program ends by itself, then raise ServerError."""
         self._running().wait()
-        self.check()
+        self.check()  # raises
 
     def log(self) -> str:
-        """The output of the program so far."""
+        """The output of the program so far; "" if it is not running."""
         return (self._folder / "log").read_text(errors="replace") if self._folder else ""  # ours
 
     def stop(self) -> None:
-        """Ask the program to end, and kill it after `stop_s`. May be called again."""
+        """Ask the program to end, and kill it after `stop_s`, with all processes of its group. May
+        be called again."""
         if self._process is not None:
             try:
                 self._process.terminate()
@@ -116,19 +122,21 @@ class LocalProgram(ABC):
             self._folder = None
 
     def _sums(self, url: str, **labels: str) -> dict[str, float]:
-        """Sums of the program's metrics, see serving/metrics_reader.py. Raises ServerError."""
+        """By metric: the sum of its values with these labels, see serving/metrics_reader.py. Raises
+        ServerError if the page cannot be read."""
         try:
             return sums(get(url).decode("utf-8", "replace"), **labels)
         except (OSError, ValueError) as error:
             raise ServerError(f"{self.name}: its metrics cannot be read: {error}") from None
 
     def _running(self) -> subprocess.Popen[bytes]:
+        """The started process, which may have ended. Raises ServerError if there is none."""
         if self._process is None:
             raise ServerError(f"{self.name} is not running")
         return self._process
 
     def _wait_until_ready(self) -> None:
-        """Wait until a URL answers. Raises ServerError if the program ends, or takes too long."""
+        """Wait until all URLs answer. Raises ServerError if the program ends, or takes too long."""
         until = time.monotonic() + self.ready_s
         while time.monotonic() < until:
             self.check()
@@ -138,6 +146,7 @@ class LocalProgram(ABC):
         raise ServerError(f"{self.name} was not ready after {self.ready_s:g} s: {self._why()}")
 
     def _answers(self) -> bool:
+        """True if all URLs answer now."""
         try:
             for url in self._ready_urls():
                 get(url)
@@ -152,35 +161,38 @@ class LocalProgram(ABC):
 
 
 def find_program(
-    name: str, variable: str, ours: Path | None, advice: str, given: str | Path | None = None
+    name: str, variable: str, bundled: Path | None, advice: str, named: str | Path | None = None
 ) -> Path:
-    """The program's path: `given`, else the value of the environment variable, else `ours` if that
-    exists, else the one on PATH.
+    """The program's path: `named`, else the value of the environment variable, else `bundled` if
+    that exists, else the one on PATH.
 
-    Raises ServerError if there is none, or if the named file is not executable.
+    Raises ServerError if there is none, or if the named file is not executable. `advice`: how to
+    get the program; in the message, the name of the variable follows it.
     """
-    if named := given or os.environ.get(variable):
+    named = named or os.environ.get(variable)
+    if named:
         path = Path(shutil.which(named) or named)
         if not (path.is_file() and os.access(path, os.X_OK)):
             raise ServerError(f"{named} is no {name}: there is no such executable file")
         return path.resolve()
-    if ours is not None and ours.is_file():
-        return ours
-    if there := shutil.which(name):
-        return Path(there).resolve()
+    if bundled is not None and bundled.is_file():
+        return bundled
+    if on_path := shutil.which(name):
+        return Path(on_path).resolve()
     raise ServerError(f"no {name} here: {advice} ${variable}")
 
 
 def free_ports(host: str, *wanted: int) -> list[int]:
-    """The wanted ports, and a free one for each 0. Raises ServerError if a port is in use."""
+    """The wanted ports, and a free one for each 0, in order. Raises ServerError if a port is in
+    use. Another program may take a port before the caller does."""
     ports = []
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as sockets:  # all stay open, so no port is found twice
         for port in wanted:
             try:
-                bound = held.enter_context(socket.socket())
+                bound = sockets.enter_context(socket.socket())
                 bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 bound.bind((host, port))
-            except (OSError, OverflowError) as error:
+            except (OSError, OverflowError) as error:  # OverflowError: no such port number
                 raise ServerError(
                     f"port {port} of {host} cannot be used ({getattr(error, 'strerror', error)}): "
                     "name another, or none for a free one",

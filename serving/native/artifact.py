@@ -30,6 +30,7 @@ from soa.signature import Signature
 Backend = Literal["python", "onnxruntime", "pytorch"]
 
 _ENGINES: dict[Backend, str] = {"onnxruntime": "onnxruntime", "pytorch": "torchscript"}
+"""The engine whose artifact each of Triton's own backends runs."""
 
 FILES: dict[Backend, str] = {
     "python": "model.py",
@@ -47,21 +48,28 @@ class Native:
 
 
 def engine_for(backend: Backend, bundle: Bundle, target: str) -> str:
-    """The engine whose artifact a backend gets. Raises ServingError if the target has none that is
-    valid."""
-    name, targets = _ENGINES[backend], bundle.manifest.targets
-    candidates = {each: record.candidates.get(name) for each, record in targets.items()}
+    """The engine whose artifact a backend gets; `backend` is one of Triton's own. Raises
+    ServingError if this engine has no valid artifact for the target."""
+    engine = _ENGINES[backend]
+    candidates = {
+        name: record.candidates[engine]
+        for name, record in bundle.manifest.targets.items()
+        if engine in record.candidates
+    }
     valid = [
-        each for each, c in candidates.items() if c is not None and c.status == "valid" and c.files
+        name
+        for name, candidate in candidates.items()
+        if candidate.status == "valid" and candidate.files
     ]
     if target in valid:
-        return name
-    candidate = candidates.get(target)
-    why = candidate.reason or candidate.status if candidate else "it was built without it"
-    more = f"; {valid[0]} has one: --target {valid[0]}" if valid else ""
+        return engine
+    reason = "it was built without it"
+    if target in candidates:
+        reason = candidates[target].reason or candidates[target].status
+    elsewhere = f"; {valid[0]} has one: --target {valid[0]}" if valid else ""
     raise ServingError(
-        f"{bundle.manifest.name} has no valid artifact of {name} for {target}, which Triton's "
-        f"{backend} backend needs: {why}{more}"
+        f"{bundle.manifest.name} has no valid artifact of {engine} for {target}, which Triton's "
+        f"{backend} backend needs: {reason}{elsewhere}"
     )
 
 
@@ -93,21 +101,25 @@ class ProgramExecutable(Executable):
     def __init__(self, signature: Signature, wire: Wire, program: Program) -> None:
         self._wire, self._program = wire, program
         self._dims = signature.dims
-        self._given = locations(signature, wire.inputs, "input")
-        self._written = locations(signature, wire.outputs, "output")
+        self._inputs = locations(signature, wire.inputs, "input")
+        self._outputs = locations(signature, wire.outputs, "output")
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
+        """Run the program on an artifact's arguments, CPU tensors of which the first carry the row
+        counts. Raises RunError for an answer of another dtype or shape."""
         rows = {dim: arguments[i].shape[0] for i, dim in enumerate(self._dims)}
         memory = [argument.numpy() for argument in arguments]
-        given = [
-            np.ascontiguousarray(
-                t.gather(self._given[t.name].parts(memory), 0, rows[t.rows])
-            ).reshape(t.shape(rows[t.rows]))
-            for t in self._wire.inputs
-        ]
-        answers = self._program(given)
-        for t, values in zip(self._wire.outputs, answers, strict=True):
-            wanted = (t.dtype, t.shape(rows[t.rows]))
+        inputs = []
+        for tensor in self._wire.inputs:
+            n = rows[tensor.rows]
+            gathered = tensor.gather(self._inputs[tensor.name].parts(memory), 0, n)
+            contiguous = np.ascontiguousarray(gathered)  # as Triton passes them
+            inputs.append(contiguous.reshape(tensor.shape(n)))  # of a shape () it has made (1,)
+        answers = self._program(inputs)
+        for tensor, values in zip(self._wire.outputs, answers, strict=True):
+            wanted = (tensor.dtype, tensor.shape(rows[tensor.rows]))
             if (values.dtype, values.shape) != wanted:
-                raise RunError(f"{t.name} is {values.dtype} {values.shape}, needed is {wanted}")
-            t.scatter(self._written[t.name].parts(memory), 0, values)
+                raise RunError(
+                    f"{tensor.name} is {values.dtype} {values.shape}, needed is {wanted}"
+                )
+            tensor.scatter(self._outputs[tensor.name].parts(memory), 0, values)

@@ -13,17 +13,18 @@ from soa.errors import needs_extra
 from soa.signature import Signature
 
 _INNER = "artifact/"  # prefix for the artifact's names, because a block may have the same names
+_FLOAT32 = 1  # onnx.TensorProto.FLOAT, of which onnx is imported only where it is needed
 _LARGEST = 2**31 - 1
 """The largest protobuf message in bytes: an ONNX file with its weights inside is one message."""
 
 
 def write_onnx(artifact: Path, signature: Signature, wire: Wire, file: Path) -> None:
-    """Write `file` with its weights inside. Raises EngineError."""
+    """Write `file`: the artifact in a shell, with its weights inside. Raises EngineError."""
     with needs_extra("onnx", EngineError):
         import onnx
         import onnx.compose
     model = onnx.compose.add_prefix(onnx.load(artifact), _INNER)
-    _put_on(model, signature, wire)
+    _add_shell(model, signature, wire)
     if model.ByteSize() > _LARGEST:
         raise EngineError(f"{artifact.name} with its weights is larger than 2 GB")
     onnx.save(model, file)
@@ -41,59 +42,71 @@ def open_onnx(file: Path, wire: Wire) -> Program:
         session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's exceptions have no public common base
         raise EngineError(f"ONNX Runtime: {first_line(error)}") from error
-    names = [t.name for t in wire.inputs]
+    input_names = [tensor.name for tensor in wire.inputs]
+    output_names = [tensor.name for tensor in wire.outputs]
 
-    def run(given: Sequence[Array]) -> Sequence[Array]:
+    def run(inputs: Sequence[Array]) -> Sequence[Array]:
+        """The answers to inputs, both in the order of the wire."""
         answers: Sequence[Array] = session.run(
-            [t.name for t in wire.outputs], dict(zip(names, given, strict=True))
+            output_names, dict(zip(input_names, inputs, strict=True))
         )
         return answers
 
     return run
 
 
-def _put_on(model: Any, signature: Signature, wire: Wire) -> None:
-    """Add nodes before and after the graph; `model` is changed in place."""
+def _add_shell(model: Any, signature: Signature, wire: Wire) -> None:
+    """Add nodes before and after the graph, and replace its inputs and outputs by those of `wire`.
+    `model` is changed in place."""
     from onnx import helper
 
     graph = model.graph
-    described = {entry.key: entry.value for entry in model.metadata_props}
-    outputs = read_outputs(described.get(OUTPUTS, ""))
-    before = _steps_before(graph, signature, wire)
-    after = _steps_after(graph, signature, wire, outputs)
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    outputs = read_outputs(metadata.get(OUTPUTS, ""))
+    before = _nodes_before(graph, signature, wire)
+    after = _nodes_after(graph, signature, wire, outputs)
     nodes = [*before.nodes, *graph.node, *after.nodes]
     del graph.node[:], graph.input[:], graph.output[:]
     graph.node.extend(nodes)
     for tensors, entries in ((wire.inputs, graph.input), (wire.outputs, graph.output)):
-        for t in tensors:
-            named = [t.rows if extent < 0 else extent for extent in t.shape(-1)]
-            kind = helper.np_dtype_to_tensor_dtype(t.dtype)
-            entries.append(helper.make_tensor_value_info(t.name, kind, named))
+        for tensor in tensors:
+            shape = [tensor.rows if extent < 0 else extent for extent in tensor.shape(-1)]
+            dtype = helper.np_dtype_to_tensor_dtype(tensor.dtype)
+            entries.append(helper.make_tensor_value_info(tensor.name, dtype, shape))
 
 
-def _steps_before(graph: Any, signature: Signature, wire: Wire) -> _Steps:
-    """The nodes from the inputs of a request to the inputs of the graph."""
-    before = _Steps(graph, "before")
-    rows = {t.name: _flat(before, t) for t in wire.inputs}
-    places = {entry: (rows[t.name], i) for t in wire.inputs for i, entry in enumerate(t.entries)}
-    taken = {given.name: given.type.tensor_type.elem_type for given in graph.input}
-    held = argument_columns(signature)
+def _nodes_before(graph: Any, signature: Signature, wire: Wire) -> _Nodes:
+    """The nodes from the inputs of a request to the inputs of the graph. Raises EngineError if no
+    input has the rows that a carrier of the graph needs."""
+    before = _Nodes(graph, "before")
+    flat = {tensor.name: _flat(before, tensor) for tensor in wire.inputs}
+    places = {
+        entry: (flat[tensor.name], i)
+        for tensor in wire.inputs
+        for i, entry in enumerate(tensor.entries)
+    }
+    # By dimension: its first input, which has the row count.
+    inputs = reversed(wire.inputs)
+    with_rows = {tensor.rows: flat[tensor.name] for tensor in inputs if not tensor.scalar}
+    dtypes = {entry.name: entry.type.tensor_type.elem_type for entry in graph.input}
+    columns_of = argument_columns(signature)
     for i, argument in enumerate(signature.arguments):
-        if (name := _INNER + input_name(i)) not in taken:
+        name = _INNER + input_name(i)
+        if name not in dtypes:  # the graph does not use this argument, or it is an output
             continue
         if argument.kind == "carrier":
-            long = [rows[t.name] for t in wire.inputs if t.rows == argument.rows and not t.scalar]
-            if not long:
+            if argument.rows not in with_rows:
                 raise EngineError(f"no input has rows of {argument.rows!r}")
-            none = before.add("Slice", [long[0], *map(before.ints, ([0], [0], [1]))])
-            before.add("Cast", [none], into=name, to=1)  # float32
+            starts, ends, axes = before.ints([0]), before.ints([0]), before.ints([1])
+            counted = with_rows[argument.rows]
+            no_columns = before.add("Slice", [counted, starts, ends, axes])  # (n, 0)
+            before.add("Cast", [no_columns], into=name, to=_FLOAT32)
             continue
-        columns = [
-            before.add("Gather", [places[key][0], before.ints([places[key][1]])], axis=1)
-            for key in held[i]
-        ]
+        columns = []
+        for flat_input, index in (places[column] for column in columns_of[i]):
+            columns.append(before.add("Gather", [flat_input, before.ints([index])], axis=1))
         if argument.dtype == "bool":  # artifacts take bytes, but those of older releases bools
-            columns = [before.add("Cast", [column], to=taken[name]) for column in columns]
+            columns = [before.add("Cast", [column], to=dtypes[name]) for column in columns]
         if argument.kind == "matrix":
             joined = before.add("Concat", columns, axis=1)
             before.add("Transpose", [joined], into=name, perm=[1, 0])
@@ -102,32 +115,36 @@ def _steps_before(graph: Any, signature: Signature, wire: Wire) -> _Steps:
     return before
 
 
-def _steps_after(graph: Any, signature: Signature, wire: Wire, outputs: Sequence[Output]) -> _Steps:
+def _nodes_after(graph: Any, signature: Signature, wire: Wire, outputs: Sequence[Output]) -> _Nodes:
     """The nodes from the outputs of the graph to those of an answer."""
-    after, held = _Steps(graph, "after"), argument_columns(signature)
-    names = {held[o.argument][o.component]: _INNER + o.name for o in outputs}
-    for t in wire.outputs:
-        columns = [after.add("Reshape", [names[e], after.ints([-1, 1])]) for e in t.entries]
+    after, columns_of = _Nodes(graph, "after"), argument_columns(signature)
+    names = {columns_of[out.argument][out.component]: _INNER + out.name for out in outputs}
+    for tensor in wire.outputs:
+        columns = [
+            after.add("Reshape", [names[entry], after.ints([-1, 1])]) for entry in tensor.entries
+        ]
         joined = after.add("Concat", columns, axis=1)
-        if t.rows_last:
-            after.add("Transpose", [joined], into=t.name, perm=[1, 0])
+        if tensor.rows_last:
+            after.add("Transpose", [joined], into=tensor.name, perm=[1, 0])
         else:
-            shape = list(t.dims) if t.scalar else [-1, *t.dims]
-            after.add("Reshape", [joined, after.ints(shape)], into=t.name)
+            shape = list(tensor.dims) if tensor.scalar else [-1, *tensor.dims]
+            after.add("Reshape", [joined, after.ints(shape)], into=tensor.name)
     return after
 
 
-def _flat(before: _Steps, t: WireTensor) -> str:
-    """An input as rows of entries, (n, F)."""
-    if t.scalar:
-        return before.add("Reshape", [t.name, before.ints([1, -1])])
-    if t.rows_last:
-        return before.add("Transpose", [t.name], perm=[1, 0])
-    return before.add("Flatten", [t.name], axis=1)
+def _flat(before: _Nodes, tensor: WireTensor) -> str:
+    """Add the node that makes of an input rows of entries, (n, F); return the name of its result.
+    A scalar has one row."""
+    if tensor.scalar:
+        return before.add("Reshape", [tensor.name, before.ints([1, -1])])
+    if tensor.rows_last:
+        return before.add("Transpose", [tensor.name], perm=[1, 0])
+    return before.add("Flatten", [tensor.name], axis=1)
 
 
-class _Steps:
-    """Nodes that will be added to a graph. Their constants are added to it immediately."""
+class _Nodes:
+    """Nodes that will be added to a graph. Their constants are added to it immediately. `name` is
+    part of the names of the nodes, so it must be unique in the graph."""
 
     def __init__(self, graph: Any, name: str) -> None:
         self.nodes: list[Any] = []
@@ -142,9 +159,10 @@ class _Steps:
         return result
 
     def ints(self, values: list[int]) -> str:
+        """Add a constant, an int64 vector, to the graph; return its name."""
         from onnx import TensorProto, helper
 
         name = f"shell/constant_{len(self._graph.initializer)}"
-        made = helper.make_tensor(name, TensorProto.INT64, [len(values)], values)
-        self._graph.initializer.append(made)
+        constant = helper.make_tensor(name, TensorProto.INT64, [len(values)], values)
+        self._graph.initializer.append(constant)
         return name

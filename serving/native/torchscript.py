@@ -14,70 +14,84 @@ from serving.wire import Array, PhysicalColumn, Program, Wire, WireTensor, argum
 from soa.dtypes import torch_dtype
 from soa.signature import Signature
 
-_NOT_THERE = ("uint16", "uint32")  # Triton's PyTorch backend has no such tensors
+_MISSING_DTYPES = ("uint16", "uint32")  # Triton's PyTorch backend has no such tensors
 _TRACED_AT = 3  # rows; other row counts are tested afterwards
 
 
 class _Shell(torch.nn.Module):
+    """Takes the tensors of a request, runs the script `inner` on an artifact's arguments, and
+    returns the tensors of the answer. It is traced, so its Python loops run only once, and torch
+    writes the names of its local tensors into the file."""
+
     def __init__(self, inner: torch.jit.ScriptModule, signature: Signature, wire: Wire) -> None:
         super().__init__()
         self.training = False
         self.inner = inner
         self._signature, self._wire = signature, wire
 
-    def forward(self, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        columns: dict[PhysicalColumn, torch.Tensor] = {}
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """`inputs`: a tensor for each input of the wire, in its order and its shape."""
+        read: dict[PhysicalColumn, torch.Tensor] = {}
         carriers: dict[str, torch.Tensor] = {}
-        for t, values in zip(self._wire.inputs, given, strict=True):
-            flat = _flat(t, values)
-            columns.update((entry, flat.select(1, i)) for i, entry in enumerate(t.entries))
-            if not t.scalar:
-                carriers[t.rows] = flat.narrow(1, 0, 0).to(torch.float32)
+        for spec, values in zip(self._wire.inputs, inputs, strict=True):
+            flat = _flat(spec, values)
+            read.update((entry, flat.select(1, i)) for i, entry in enumerate(spec.entries))
+            if not spec.scalar:
+                carriers[spec.rows] = flat.narrow(1, 0, 0).to(torch.float32)  # (n, 0)
         written: dict[PhysicalColumn, torch.Tensor] = {}
         arguments = []
-        held = argument_columns(self._signature)
-        for argument, keys in zip(self._signature.arguments, held, strict=True):
+        by_argument = argument_columns(self._signature)
+        for argument, columns in zip(self._signature.arguments, by_argument, strict=True):
             if argument.kind == "carrier":
                 arguments.append(carriers[argument.rows])
                 continue
             if argument.role == "input":
-                argument_tensor = torch.stack([columns[key] for key in keys])
+                argument_tensor = torch.stack([read[column] for column in columns])
             else:
                 long = 1 if argument.kind == "scalar" else carriers[argument.rows].shape[0]
-                argument_tensor = torch.zeros((len(keys), long), dtype=torch_dtype(argument.dtype))
-                written.update((key, argument_tensor[i]) for i, key in enumerate(keys))
+                shape = (len(columns), long)
+                argument_tensor = torch.zeros(shape, dtype=torch_dtype(argument.dtype))
+                written.update((column, argument_tensor[i]) for i, column in enumerate(columns))
             arguments.append(argument_tensor if argument.kind == "matrix" else argument_tensor[0])
         self.inner(*arguments)
         return tuple(
-            _answer(t, [written[entry] for entry in t.entries]) for t in self._wire.outputs
+            _answer(spec, [written[entry] for entry in spec.entries]) for spec in self._wire.outputs
         )
 
 
-def _flat(t: WireTensor, given: torch.Tensor) -> torch.Tensor:
-    """An input as rows of entries, (n, F)."""
-    if t.scalar:
-        return given.reshape(1, len(t.order))
-    return given.transpose(0, 1) if t.rows_last else given.reshape(given.shape[0], len(t.order))
+def _flat(spec: WireTensor, given: torch.Tensor) -> torch.Tensor:
+    """An input as rows of entries, (n, F). A scalar has one row."""
+    if spec.scalar:
+        return given.reshape(1, len(spec.order))
+    if spec.rows_last:
+        return given.transpose(0, 1)
+    return given.reshape(given.shape[0], len(spec.order))
 
 
-def _answer(t: WireTensor, columns: list[torch.Tensor]) -> torch.Tensor:
-    if t.rows_last:
+def _answer(spec: WireTensor, columns: list[torch.Tensor]) -> torch.Tensor:
+    """The tensor of an answer in the wire's shape, from the physical columns of its entries."""
+    if spec.rows_last:
         return torch.stack(columns)
-    if t.scalar:
-        return torch.cat(columns).reshape(t.dims)
-    return torch.stack(columns, dim=1).reshape(columns[0].shape[0], *t.dims)
+    if spec.scalar:
+        return torch.cat(columns).reshape(spec.dims)
+    return torch.stack(columns, dim=1).reshape(columns[0].shape[0], *spec.dims)
 
 
 def write_script(artifact: Path, signature: Signature, wire: Wire, file: Path) -> None:
-    """Trace the shell around the script and write it to `file`. Raises EngineError."""
-    for t in (*wire.inputs, *wire.outputs):
-        if t.column_dtype in _NOT_THERE:
-            raise EngineError(f"{t.name} is {t.column_dtype}, which it does not support")
+    """Trace the shell around the script `artifact` and write it to `file`.
+
+    Raises EngineError for a dtype that Triton's backend lacks, if no input has rows of a dimension,
+    or if the script cannot be loaded or traced.
+    """
+    for spec in (*wire.inputs, *wire.outputs):
+        if spec.column_dtype in _MISSING_DTYPES:
+            raise EngineError(f"{spec.name} is {spec.column_dtype}, which it does not support")
     for dim in signature.dims:
-        if not any(t.rows == dim and not t.scalar for t in wire.inputs):
+        if not any(spec.rows == dim and not spec.scalar for spec in wire.inputs):
             raise EngineError(f"no input has rows of {dim!r}")
     example = tuple(
-        torch.zeros(t.shape(_TRACED_AT), dtype=torch_dtype(t.column_dtype)) for t in wire.inputs
+        torch.zeros(spec.shape(_TRACED_AT), dtype=torch_dtype(spec.column_dtype))
+        for spec in wire.inputs
     )
     with quiet_torch(), torch.no_grad():
         try:
@@ -94,9 +108,10 @@ def open_script(file: Path) -> Program:
     with quiet_torch():
         module = torch.jit.load(file)
 
-    def run(given: Sequence[Array]) -> Sequence[Array]:
+    def run(inputs: Sequence[Array]) -> Sequence[Array]:
+        """The answers to inputs, both in the order of the wire."""
         with torch.no_grad(), optimized_execution(False):
-            answers = module(*map(torch.from_numpy, given))
+            answers = module(*map(torch.from_numpy, inputs))
         return [values.numpy() for values in answers]
 
     return run

@@ -15,7 +15,7 @@ from serving.client import HEADERS, RemoteOptions
 from serving.errors import AnswerError, RefusedError, ServingError, VersionMismatchError
 from serving.remote.request_codec import Codec, Progress
 from serving.triton import DIGEST, REQUESTS, TARGET, fact
-from serving.wire import FORMS
+from serving.wire import FORMS, Form
 from soa.dtypes import is_float
 from soa.errors import needs_extra
 
@@ -42,50 +42,63 @@ class RemoteModel(Executable):
 
     @property
     def _version(self) -> str:
-        return "" if self.opened.number is None else str(self.opened.number)  # "": any version
+        """The number of the version in requests; "" for any version."""
+        return "" if self.opened.number is None else str(self.opened.number)
 
     def ready(self, within_s: float) -> bool:
-        """True if the server reports that the model is ready. Raises RemoteError."""
+        """True if the server reports that the model is ready. Raises RemoteError.
+
+        `within_s`: the time limit in seconds.
+        """
         return self.client.ready(self.opened.name, self._version, within_s)
 
     def look(self, within_s: float | None = None) -> None:
         """Ask the server for the form of its requests, and use this form from now on.
 
-        Raises VersionMismatchError if the server's model has another bundle, or was not deployed by
-        `pipeline deploy`.
+        `within_s` replaces the options' time limit. Raises VersionMismatchError if the server's
+        model has another bundle, or was not deployed by `pipeline deploy`.
         """
-        what, digest = self.opened.label, self.opened.bundle.digest
-        where = f"server {self.client.address}"
+        name, label = self.opened.name, self.opened.label
         try:
-            config = self.client.model_config(self.opened.name, self._version, within_s)
+            config = self.client.model_config(name, self._version, within_s)
         except RefusedError as error:
-            raise VersionMismatchError(f"{what} is not served there: {error}") from None
-        theirs = fact(config, DIGEST, self._version)
-        if not theirs:
-            raise VersionMismatchError(f"{where}: its {what} was not made by `pipeline deploy`")
-        if theirs != digest:
+            raise VersionMismatchError(f"{label} is not served there: {error}") from None
+        form, merge = self._checked_form(config), config.max_batch_size > 0
+        codec = self._codec
+        self.target = fact(config, TARGET, self._version)
+        if codec is None or (codec.form, codec.merge) != (form, merge):
+            self._codec = Codec(self._signature, form, merge)
+
+    def _checked_form(self, config: Any) -> Form:
+        """The form of requests in the server's ModelConfig. Raises VersionMismatchError if it is
+        not that of our bundle, or if we cannot send such requests."""
+        digest = self.opened.bundle.digest
+        its_model = f"server {self.client.address}: its {self.opened.label}"
+        served = fact(config, DIGEST, self._version)
+        if not served:
+            raise VersionMismatchError(f"{its_model} was not made by `pipeline deploy`")
+        if served != digest:
             raise VersionMismatchError(
-                f"{where}: its {what} is bundle {theirs[:12]}, the registry's is {digest[:12]}: "
+                f"{its_model} is bundle {served[:12]}, the registry's is {digest[:12]}: "
                 "deploy that version there"
             )
         if config.backend != "python":
             raise VersionMismatchError(
-                f"{where}: Triton's {config.backend} backend runs its {what}, and it cannot check "
-                "a request's bundle: use tritonclient, or deploy it with --backend python"
+                f"server {self.client.address}: Triton's {config.backend} backend runs its "
+                f"{self.opened.label}, and it cannot check a request's bundle: use tritonclient, "
+                "or deploy it with --backend python"
             )
-        given = fact(config, REQUESTS) or "columns"
-        form = next((form for form in FORMS if form == given), None)
-        if form is None:
-            raise VersionMismatchError(
-                f"{where}: its {what} takes requests of the form {given!r}, which is none of "
-                f"{', '.join(FORMS)}"
-            )
-        merge, now = config.max_batch_size > 0, self._codec
-        self.target = fact(config, TARGET, self._version)
-        if now is None or (now.form, now.merge) != (form, merge):
-            self._codec = Codec(self._signature, form, merge)
+        named = fact(config, REQUESTS) or "columns"  # early deployments name none
+        for form in FORMS:
+            if form == named:
+                return form
+        raise VersionMismatchError(
+            f"{its_model} takes requests of the form {named!r}, which is none of {', '.join(FORMS)}"
+        )
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
+        """Run the model on `arguments`, CPU tensors. Raises RemoteError; then no output has
+        changed."""
         self._process.require()
         with self.client.one_deadline():
             progress = Progress(arguments)
@@ -103,15 +116,15 @@ class RemoteModel(Executable):
             raise VersionMismatchError(f"{self}: not yet asked in which form it takes requests")
         with self.client.one_deadline():
             left = progress.left(self._signature.dims)
-            full = all(t.nbytes(left[t.rows]) for t in codec.tensors)
-            regions = self._regions if full else None  # Triton cannot share an empty array
+            shareable = all(tensor.nbytes(left[tensor.rows]) for tensor in codec.tensors)
+            regions = self._regions if shareable else None  # Triton shares no empty arrays
             rows = self._fitting(codec, left) if regions is None else left
-            given = codec.encode(progress.arguments, progress.at, rows)
+            inputs = codec.encode(progress.arguments, progress.at, rows)
             if regions is None:
-                answers = self._ask(codec, given, rows)
+                answers = self._ask_inline(codec, inputs, rows)
             else:
-                answers = self._ask_shared(codec, given, rows, regions)
-            self._check_values(codec, answers, given, progress.at)
+                answers = self._ask_shared(codec, inputs, rows, regions)
+            self._check_values(codec, answers, inputs, progress.at)
             progress.take(codec, None if rows == left else sum(rows.values()), answers)
 
     def close(self) -> None:
@@ -131,73 +144,77 @@ class RemoteModel(Executable):
         return rows
 
     def _request(self, codec: Codec, rows: Mapping[str, int]) -> Any:
-        """A request without data."""
+        """A ModelInferRequest for these row counts, without data."""
         from tritonclient.grpc import service_pb2
 
         name = self.opened.name
         request = service_pb2.ModelInferRequest(model_name=name, model_version=self._version)
         request.parameters[DIGEST].string_param = self.opened.bundle.digest
         request.parameters[REQUESTS].string_param = codec.form
-        for t in codec.wire.inputs:
-            request.inputs.add(name=t.name, datatype=t.datatype, shape=t.shape(rows[t.rows]))
-        for t in codec.wire.outputs:
-            request.outputs.add(name=t.name)
+        for tensor in codec.wire.inputs:
+            request.inputs.add(
+                name=tensor.name, datatype=tensor.datatype, shape=tensor.shape(rows[tensor.rows])
+            )
+        for tensor in codec.wire.outputs:
+            request.outputs.add(name=tensor.name)
         return request
 
-    def _ask(
-        self, codec: Codec, given: Mapping[str, Any], rows: Mapping[str, int]
+    def _ask_inline(
+        self, codec: Codec, inputs: Mapping[str, Any], rows: Mapping[str, int]
     ) -> dict[str, Any]:
-        """Send the inputs in the request; returns the outputs by name."""
+        """Send the inputs in the request itself. Returns the outputs by name, as read-only views of
+        the answer."""
         request = self._request(codec, rows)
-        raws = (given[t.name].tobytes() for t in codec.wire.inputs)
-        request.raw_input_contents.extend(raws)
+        for tensor in codec.wire.inputs:
+            request.raw_input_contents.append(inputs[tensor.name].tobytes())
         answer = self.client.infer(request)
         self._check_shapes(codec, answer, rows)
         if len(answer.raw_output_contents) != len(answer.outputs):
             raise AnswerError(f"{self}: {len(answer.raw_output_contents)} arrays in the answer")
         answers = {}
         for described, raw in zip(answer.outputs, answer.raw_output_contents, strict=True):
-            t = codec.outputs[described.name]
-            n = rows[t.rows]
-            if len(raw) != t.nbytes(n):
+            tensor = codec.outputs[described.name]
+            n = rows[tensor.rows]
+            if len(raw) != tensor.nbytes(n):
                 raise AnswerError(
-                    f"{self}: output {t.name} has {len(raw)} bytes, needed are {t.nbytes(n)}"
+                    f"{self}: output {tensor.name} has {len(raw)} bytes, needed are "
+                    f"{tensor.nbytes(n)}"
                 )
-            answers[t.name] = np.frombuffer(raw, t.dtype).reshape(t.shape(n))
+            answers[tensor.name] = np.frombuffer(raw, tensor.dtype).reshape(tensor.shape(n))
         return answers
 
     def _ask_shared(
-        self, codec: Codec, given: Mapping[str, Any], rows: Mapping[str, int], regions: Regions
+        self, codec: Codec, inputs: Mapping[str, Any], rows: Mapping[str, int], regions: Regions
     ) -> dict[str, Any]:
         """Ask through shared memory, and again with new regions if the server does not know the
         old ones."""
         try:
-            return self._ask_in_region(codec, given, rows, regions)
+            return self._ask_in_region(codec, inputs, rows, regions)
         except (RefusedError, VersionMismatchError) as error:
-            if "shared memory region" not in str(error):
+            if "shared memory region" not in str(error):  # only the text tells it from others
                 raise
             regions.forget()
-            return self._ask_in_region(codec, given, rows, regions)
+            return self._ask_in_region(codec, inputs, rows, regions)
 
     def _ask_in_region(
-        self, codec: Codec, given: Mapping[str, Any], rows: Mapping[str, int], regions: Regions
+        self, codec: Codec, inputs: Mapping[str, Any], rows: Mapping[str, int], regions: Regions
     ) -> dict[str, Any]:
         """Send the inputs through shared memory; returns copies of the outputs."""
         request = self._request(codec, rows)
         slices, size = codec.in_region(rows)
         with regions.taken(size) as region:
             for described in (*request.inputs, *request.outputs):
-                where = slices[described.name]
+                bytes_of = slices[described.name]
                 parameters = described.parameters
                 parameters["shared_memory_region"].string_param = region.name
-                parameters["shared_memory_offset"].int64_param = where.start
-                parameters["shared_memory_byte_size"].int64_param = where.stop - where.start
-            arrays = {
-                t.name: region.memory[slices[t.name]].view(t.dtype).reshape(t.shape(rows[t.rows]))
-                for t in codec.tensors
-            }
-            for t in codec.wire.inputs:
-                arrays[t.name][...] = given[t.name]
+                parameters["shared_memory_offset"].int64_param = bytes_of.start
+                parameters["shared_memory_byte_size"].int64_param = bytes_of.stop - bytes_of.start
+            arrays = {}
+            for tensor in codec.tensors:
+                values = region.memory[slices[tensor.name]].view(tensor.dtype)
+                arrays[tensor.name] = values.reshape(tensor.shape(rows[tensor.rows]))
+            for tensor in codec.wire.inputs:
+                arrays[tensor.name][...] = inputs[tensor.name]
             answer = self.client.infer(request, region.doubt)
             self._check_shapes(codec, answer, rows)
             if any(answer.raw_output_contents):  # the region holds old data
@@ -213,30 +230,33 @@ class RemoteModel(Executable):
                 f"{', '.join(codec.outputs)}"
             )
         for described in answer.outputs:
-            t = codec.outputs[described.name]
-            theirs = (described.datatype, tuple(described.shape))
-            if theirs != (t.datatype, t.shape(rows[t.rows])):
+            tensor = codec.outputs[described.name]
+            datatype, shape = described.datatype, tuple(described.shape)
+            needed_shape = tensor.shape(rows[tensor.rows])
+            if (datatype, shape) != (tensor.datatype, needed_shape):
                 raise AnswerError(
-                    f"{self}: output {t.name} is {theirs[0]} {theirs[1]}, needed is {t.datatype} "
-                    f"{t.shape(rows[t.rows])}"
+                    f"{self}: output {tensor.name} is {datatype} {shape}, needed is "
+                    f"{tensor.datatype} {needed_shape}"
                 )
 
     def _check_values(
-        self, codec: Codec, answers: Mapping[str, Any], given: Mapping[str, Any], at: int
+        self, codec: Codec, answers: Mapping[str, Any], inputs: Mapping[str, Any], at: int
     ) -> None:
-        """Check the values of the rows from row `at` of the request on."""
+        """Raise AnswerError if an output has a NaN, unless an input has a NaN or an infinity.
+
+        `at`: the row of the request where `inputs` and `answers` begin.
+        """
         if self.client.options.allow_nan:
             return
-        for t in codec.wire.outputs:
-            if not is_float(t.column_dtype) or not np.isnan(answers[t.name]).any():
+        for tensor in codec.wire.outputs:
+            if not is_float(tensor.column_dtype) or not np.isnan(answers[tensor.name]).any():
                 continue
-            floats = [given[each.name] for each in codec.wire.inputs if is_float(each.column_dtype)]
-            if all(np.isfinite(values).all() for values in floats):
-                nan = np.isnan(answers[t.name])
-                by_row = nan.T if t.rows_last else nan
-                by_row = by_row.reshape(1 if t.scalar else len(by_row), -1).any(1)
+            floats = (sent for sent in codec.wire.inputs if is_float(sent.column_dtype))
+            if all(np.isfinite(inputs[sent.name]).all() for sent in floats):
+                nan = np.isnan(answers[tensor.name].T if tensor.rows_last else answers[tensor.name])
+                rows_with_nan = nan.reshape(1 if tensor.scalar else len(nan), -1).any(1)
                 raise AnswerError(
-                    f"{self}: output {t.name} is NaN at row {at + by_row.tolist().index(True)}, "
+                    f"{self}: output {tensor.name} is NaN at row {at + rows_with_nan.argmax()}, "
                     "and no input is NaN or Inf"
                 )
 

@@ -94,7 +94,7 @@ class RemoteSession(Session):
             super().close()
 
     def send(self, binding: Binding, **options: Any) -> Future[Mapping[str, Collection]]:
-        """As `run_async`, with bound memory, and with options of the binding's call."""
+        """As `run_async`, with bound memory. `options` are passed to the binding's call."""
         self._process.require()
         try:
             return self._pool.submit(_run, binding, options)
@@ -103,6 +103,7 @@ class RemoteSession(Session):
 
 
 def _run(binding: Binding, options: Mapping[str, Any]) -> Mapping[str, Collection]:
+    """Run a binding in a thread of the pool; return its output collections."""
     binding(**options)
     return binding.outputs
 

@@ -28,7 +28,7 @@ class Codec:
         self.form, self.merge = form, merge
         self.wire = Wire.of(signature, form)
         self.tensors = (*self.wire.inputs, *self.wire.outputs)
-        self.outputs = {t.name: t for t in self.wire.outputs}
+        self.outputs = {tensor.name: tensor for tensor in self.wire.outputs}
         self._columns = {
             **locations(signature, self.wire.inputs, "input"),
             **locations(signature, self.wire.outputs, "output"),
@@ -38,19 +38,24 @@ class Codec:
     def encode(
         self, arguments: Sequence[torch.Tensor], at: int, rows: Mapping[str, int]
     ) -> dict[str, Any]:
-        """The inputs from row `at` on, as views if possible. `rows`: row counts by dimension."""
+        """By tensor name: the inputs from row `at` on, as views of `arguments` if possible.
+
+        `arguments`: CPU tensors. `rows`: row counts by dimension.
+        """
         memory = [argument.numpy() for argument in arguments]
-        return {
-            t.name: t.gather(self._columns[t.name].parts(memory), at, rows[t.rows])
-            for t in self.wire.inputs
-        }
+        inputs = {}
+        for tensor in self.wire.inputs:
+            columns = self._columns[tensor.name].parts(memory)
+            inputs[tensor.name] = tensor.gather(columns, at, rows[tensor.rows])
+        return inputs
 
     def decode(
         self, arguments: Sequence[torch.Tensor], at: int, answers: Mapping[str, Any]
     ) -> None:
+        """Write answers, by tensor name, into the output arguments, from row `at` on."""
         memory = [argument.numpy() for argument in arguments]
-        for t in self.wire.outputs:
-            t.scatter(self._columns[t.name].parts(memory), at, answers[t.name])
+        for tensor in self.wire.outputs:
+            tensor.scatter(self._columns[tensor.name].parts(memory), at, answers[tensor.name])
 
     def fitting(self, left: Mapping[str, int], room: int) -> Mapping[str, int] | None:
         """The row counts of the next message, whose arrays may have `room` bytes.
@@ -58,29 +63,35 @@ class Codec:
         It is `left` if all rows fit. Else the rows are spread evenly over several messages. None if
         they must not be split, or the parts would have too few rows for the model.
         """
-        largest = self.nbytes(left)
-        if largest <= room:
+        needed = self.nbytes(left)
+        if needed <= room:
             return left
         if not self.merge:
             return None
-        ((dim, n),) = left.items()
-        most = room // (largest // n)  # without scalars, the bytes are proportional to the rows
-        messages = -(-n // most) if most else n + 1
-        return {dim: -(-n // messages)} if n // messages >= self._least else None
+        ((dim, n),) = left.items()  # mergeable models have one dimension and no scalars
+        most = room // (needed // n)  # rows of a message: the bytes are proportional to the rows
+        if most == 0:
+            return None
+        messages = -(-n // most)
+        if n // messages < self._least:  # the smallest message would be too small
+            return None
+        return {dim: -(-n // messages)}
 
     def nbytes(self, rows: Mapping[str, int]) -> int:
         """Bytes of the arrays of a request or of its answer, whichever is larger."""
-        sides = (self.wire.inputs, self.wire.outputs)
-        return max(sum(t.nbytes(rows[t.rows]) for t in tensors) for tensors in sides)
+        request = sum(tensor.nbytes(rows[tensor.rows]) for tensor in self.wire.inputs)
+        answer = sum(tensor.nbytes(rows[tensor.rows]) for tensor in self.wire.outputs)
+        return max(request, answer)
 
     def in_region(self, rows: Mapping[str, int]) -> tuple[dict[str, slice], int]:
-        """The place of each array of a request and its answer in one region of shared memory, and
-        the region's size, in bytes."""
+        """By tensor name: the bytes of each array of a request and its answer in one region of
+        shared memory; and the size of the region in bytes. The region itself is page-aligned."""
         slices: dict[str, slice] = {}
         size = 0
-        for t in self.tensors:
-            slices[t.name] = slice(size, size + t.nbytes(rows[t.rows]))
-            size += -(-t.nbytes(rows[t.rows]) // _ALIGNMENT) * _ALIGNMENT
+        for tensor in self.tensors:
+            nbytes = tensor.nbytes(rows[tensor.rows])
+            slices[tensor.name] = slice(size, size + nbytes)
+            size += -(-nbytes // _ALIGNMENT) * _ALIGNMENT  # rounded up
         return slices, size
 
 
@@ -102,7 +113,8 @@ class Progress:
         return {dim: self.arguments[i].shape[0] - self.at for i, dim in enumerate(dims)}
 
     def take(self, codec: Codec, rows: int | None, answers: Mapping[str, Any]) -> None:
-        """Keep the answer to the next `rows` rows; None: to all rows that were left."""
+        """Keep the answer of `codec`'s server to the next `rows` rows. None: to all rows that were
+        left, so the request is done."""
         self._answers.append((codec, self.at, answers))
         self.at += rows or 0
         self.done = rows is None

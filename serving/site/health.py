@@ -13,6 +13,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from serving.errors import DeadlineError, ServingError
 from serving.metrics_reader import get, sums
@@ -28,8 +29,16 @@ _WAITED = "nv_inference_queue_duration_us"
 _ANSWERED = "nv_inference_request_success"
 _PENDING = "nv_inference_pending_request_count"
 
-_Counters = tuple[float, Mapping[str, float]]
-"""A time on the monotonic clock, and the model's counters at this time."""
+
+class _Reading(NamedTuple):
+    """The model's metrics at a time on the monotonic clock."""
+
+    at: float
+    metrics: Mapping[str, float]
+
+    def value(self, metric: str) -> float:
+        """The value of a metric; 0 if the page does not have it."""
+        return self.metrics.get(metric, 0.0)
 
 
 class HealthCheck:
@@ -47,8 +56,9 @@ class HealthCheck:
         self._model = executable if isinstance(executable, RemoteModel) else None
         self._place, self._tell = place, tell
         self._every_s, self._within_s = policy.health_s, policy.attempt_s
-        self._before: _Counters | None = None
-        self._silent = 0
+        self._before: _Reading | None = None
+        self._timeouts = 0
+        """The number of consecutive checks without an answer in time."""
         self._random = random.Random()  # a new one: the program may have seeded the global one
         self._woken = threading.Event()
         self._ended = False
@@ -63,21 +73,25 @@ class HealthCheck:
         self._woken.set()
 
     def stop(self) -> None:
+        """Let the thread end after the check in progress, without waiting for it."""
         self._ended = True
         self._woken.set()
 
     def join(self) -> None:
+        """Wait until the thread has ended. It need not have been started."""
         if self._thread.ident is not None:
             self._thread.join()
 
     def look(self) -> None:
-        """Check once, now."""
+        """Check once, now, and tell the result."""
         problem = self._problem()
         self._tell(problem, None if problem else self._queue_us())
 
     def _run(self) -> None:
-        """Look at the place again and again: while it is bad, after growing pauses."""
+        """Look at the place again and again: while it is bad, after growing pauses. These begin
+        anew when a failure wakes this thread."""
         pause = self._every_s if self._place.rest_s() is None else _FIRST_PAUSE_S
+        longest = _LONGEST * self._every_s
         while True:
             self._woken.wait(pause * self._random.uniform(1 - _SPREAD, 1 + _SPREAD))
             if self._ended:
@@ -85,12 +99,11 @@ class HealthCheck:
             woken = self._woken.is_set()
             self._woken.clear()
             self.look()
-            least = self._place.rest_s()
-            if least is None:
+            rest_s = self._place.rest_s()
+            if rest_s is None:
                 pause = self._every_s
             else:
-                longest = _LONGEST * self._every_s
-                pause = max(min(_FIRST_PAUSE_S if woken else 2 * pause, longest), least)
+                pause = max(min(_FIRST_PAUSE_S if woken else 2 * pause, longest), rest_s)
 
     def _problem(self) -> str | None:
         """Why the place does not answer; None if it does."""
@@ -102,45 +115,47 @@ class HealthCheck:
                 return f"server {client.address}: {self._model.opened.label} is not ready"
             self._model.look(self._within_s)
         except DeadlineError as error:
-            self._silent += 1
+            self._timeouts += 1
             # After the second time, reconnect: the server may hang, but the connection may also be
             # dead without being closed.
-            if self._silent > 1 and not self._ended:
+            if self._timeouts > 1 and not self._ended:
                 client.reconnect()
             return str(error)
         except ServingError as error:
             return str(error)
-        self._silent = 0
+        self._timeouts = 0
         return None
 
     def _queue_us(self) -> float | None:
-        """The mean wait of requests since the last check; None if the metrics do not give it."""
+        """The mean wait of requests in µs since the last check; None if the metrics do not give
+        it."""
         before = self._before
         if before is None:  # the first check, or the metrics were missing: read them twice now
-            before = self._counters()
-            if before is not None:
-                self._woken.wait(_FIRST_PAUSE_S)
-        self._before = now = self._counters() if before is not None else None
-        if before is None or now is None:
+            before = self._read_metrics()
+            if before is None:
+                return None
+            self._woken.wait(_FIRST_PAUSE_S)
+        self._before = latest = self._read_metrics()
+        if latest is None:
             return None
-        (then, first), (at, last) = before, now
-        waited = last.get(_WAITED, 0.0) - first.get(_WAITED, 0.0)
-        answered = last.get(_ANSWERED, 0.0) - first.get(_ANSWERED, 0.0)
-        if answered < 0 or waited < 0:  # a restarted server counts from 0
+        waited_us = latest.value(_WAITED) - before.value(_WAITED)
+        answered = latest.value(_ANSWERED) - before.value(_ANSWERED)
+        if answered < 0 or waited_us < 0:  # a restarted server counts from 0
             return None
         if answered:
-            return waited / answered
+            return waited_us / answered
         # No request was answered. If requests were pending at both checks, take the time between.
-        stuck = last.get(_PENDING, 0.0) and first.get(_PENDING, 0.0)
-        return (at - then) * 1e6 if stuck else 0.0
+        stuck = latest.value(_PENDING) and before.value(_PENDING)
+        return (latest.at - before.at) * 1e6 if stuck else 0.0
 
-    def _counters(self) -> _Counters | None:
-        """The counters on the server's page of metrics; None if it has no page."""
+    def _read_metrics(self) -> _Reading | None:
+        """The model's metrics on the server's page; None if it has no page, or if the page cannot
+        be read."""
         page = self._place.metrics
         if page is None or self._model is None:
             return None
         try:
             text = get(page, self._within_s).decode("utf-8", "replace")
-            return time.monotonic(), sums(text, model=self._model.opened.name)
+            return _Reading(time.monotonic(), sums(text, model=self._model.opened.name))
         except (OSError, ValueError):  # ValueError: the text is not in Prometheus' format
             return None

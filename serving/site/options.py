@@ -21,6 +21,8 @@ Texts = Annotated[tuple[str, ...], Field(strict=False)]
 
 
 class _Part(BaseModel):
+    """A part of a site file. Unknown keys and values of another type are errors."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
@@ -32,7 +34,8 @@ class SiteTls(_Part):
     certificate_chain: str | None = None
 
     @model_validator(mode="after")
-    def _both(self) -> SiteTls:
+    def _key_with_certificate(self) -> SiteTls:
+        """A key is of no use without its certificate, nor the other way round."""
         if (self.private_key is None) != (self.certificate_chain is None):
             raise ValueError(
                 "found one of private_key and certificate_chain; name both, or neither"
@@ -58,7 +61,8 @@ class SiteServer(_Part):
 
     @field_validator("url")
     @classmethod
-    def _an_address(cls, url: str) -> str:
+    def _has_address(cls, url: str) -> str:
+        """The URL must be `triton://HOST:PORT`."""
         try:
             address_of(url)
         except ServingError as error:
@@ -67,27 +71,33 @@ class SiteServer(_Part):
 
     @field_validator("metrics")
     @classmethod
-    def _a_page(cls, metrics: str | None) -> str | None:
+    def _is_page(cls, metrics: str | None) -> str | None:
+        """The URL must be of HTTP, with a host."""
         if metrics is None:
             return None
         try:
             parts = urlsplit(metrics)
-            good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-        except ValueError:
-            good = False
-        if not good:
+            valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:  # raised for brackets that do not match, or a port that is no number
+            valid = False
+        if not valid:
             raise ValueError(f"found {metrics!r}; write http://HOST:8002/metrics")
         return metrics
 
     @property
     def address(self) -> str:
+        """The `host:port` of the server's gRPC."""
         return address_of(self.url)
 
     def options(self, policy: SitePolicy, folder: Path) -> RemoteOptions:
-        """The options of one attempt. There are no retries: the session tries another place."""
+        """The options of one attempt. There are no retries: the session tries another place.
+
+        `folder`: that of the site file, for relative paths.
+        """
         tls = None
         if self.tls is not None:
-            tls = Tls(**{k: folder / v for k, v in self.tls.model_dump(exclude_none=True).items()})
+            paths = self.tls.model_dump(exclude_none=True)
+            tls = Tls(**{name: folder / path for name, path in paths.items()})
         return RemoteOptions(
             deadline_s=policy.attempt_s,
             retries=0,
@@ -126,7 +136,8 @@ class SitePolicy(_Part):
     allow_nan: bool = False
 
     @model_validator(mode="after")
-    def _in_order(self) -> SitePolicy:
+    def _attempt_within_deadline(self) -> SitePolicy:
+        """One attempt may not take longer than all of them."""
         if self.attempt_s > self.deadline_s:
             raise ValueError(
                 f"found attempt_s {self.attempt_s:g} above deadline_s {self.deadline_s:g}; an "
@@ -153,15 +164,18 @@ class Site(_Part):
 
     @field_validator("servers")
     @classmethod
-    def _own_names(cls, servers: tuple[SiteServer, ...]) -> tuple[SiteServer, ...]:
-        _once("name", [server.name for server in servers])
-        _once("url", [server.url for server in servers])
+    def _unique_servers(cls, servers: tuple[SiteServer, ...]) -> tuple[SiteServer, ...]:
+        """No two servers may have the same name or the same URL."""
+        _require_unique("name", [server.name for server in servers])
+        _require_unique("url", [server.url for server in servers])
         return servers
 
     @model_validator(mode="after")
-    def _something(self) -> Site:
+    def _consistent(self) -> Site:
+        """Devices may not have a server's name, rules must name servers of the site, and there must
+        be a place for requests."""
         known = [server.name for server in self.servers]
-        _once("name", [*known, *self.local.devices])
+        _require_unique("name", [*known, *self.local.devices])
         for model, rule in self.models.items():
             for name in rule.servers or ():
                 if name not in known:
@@ -174,17 +188,21 @@ class Site(_Part):
         return self
 
     def servers_for(self, model: str) -> tuple[SiteServer, ...]:
+        """The servers that a model may use, in the order of the site file."""
         rule = self.models.get(model)
         if rule is None or rule.servers is None:
             return self.servers
         return tuple(server for server in self.servers if server.name in rule.servers)
 
     def falls_back(self, model: str) -> bool:
+        """True if the local CPU runs a model's requests that no other place answers."""
         rule = self.models.get(model)
-        own = rule.fall_back if rule else None
-        return self.local.fall_back if own is None else own
+        if rule is None or rule.fall_back is None:
+            return self.local.fall_back
+        return rule.fall_back
 
 
-def _once(what: str, names: Sequence[str]) -> None:
-    if twice := repeated(names):
-        raise ValueError(f"found the {what} {twice[0]!r} twice; give each server one of its own")
+def _require_unique(field: str, values: Sequence[str]) -> None:
+    """Raise ValueError if a value of this field occurs more than once."""
+    if twice := repeated(values):
+        raise ValueError(f"found the {field} {twice[0]!r} twice; give each server one of its own")

@@ -15,6 +15,7 @@ State = Literal["unknown", "good", "trial", "busy", "bad"]
 succeeds. `busy`: requests wait too long in its queue."""
 
 OPEN: tuple[State, ...] = ("good", "trial")
+"""The states in which a place takes requests."""
 _MOST_PENALTY_S = 60.0
 
 
@@ -34,8 +35,11 @@ class Place(Workload):
     queue_us: float | None = None
     """The mean wait of a request in its queue, from its metrics; None if they do not give it."""
     strikes: int = 0
+    """The number of consecutive errors that may be due to the requests."""
     penalty_s: float = 0.0
+    """How long the place last had to rest after a failure."""
     not_before: float = 0.0
+    """The end of this rest, on the monotonic clock."""
     answered: int = 0
     answered_s: float = 0.0
     """The sum of the times of the answered requests. `seconds` is the router's estimate for the
@@ -44,17 +48,25 @@ class Place(Workload):
     finished: int = 0
     """The number of requests since the last check of the place."""
 
-    def admits(self) -> bool:
+    def admits(self, tried: int | None) -> bool:
+        """True if the place takes one more request now. `tried`: the generation in which this
+        request has tried the place, None if it has not."""
+        if tried == self.generation:
+            return False
         return self.state == "good" or (self.state == "trial" and not self.running)
 
     def delay(self, unmeasured: float) -> tuple[int, float, int]:
-        """The sort key of a place: the place with the smallest key is chosen."""
-        waits = self.wait_s(self.running + 1, unmeasured) + (self.queue_us or 0.0) * 1e-6
-        return (self.preference, waits, self.running)
+        """The sort key of a place: the place with the smallest key is chosen.
+
+        First its preference counts, then the expected seconds to an answer, then its load.
+        `unmeasured`: the seconds to assume for a request if none was measured here.
+        """
+        expected_s = self.wait_s(self.running + 1, unmeasured) + (self.queue_us or 0.0) * 1e-6
+        return (self.preference, expected_s, self.running)
 
     def punish(self, least_s: float) -> None:
-        """Send no requests to the place for a while. This time doubles with each failure until a
-        request succeeds there."""
+        """Send no requests to the place for a while, at least for `least_s` seconds. This time
+        doubles with each failure until a request succeeds there."""
         self.penalty_s = min(max(2 * self.penalty_s, least_s), _MOST_PENALTY_S)
         self.not_before = time.monotonic() + self.penalty_s
 
@@ -63,6 +75,7 @@ class Place(Workload):
         return self.not_before - time.monotonic() if self.state == "bad" else None
 
     def report(self) -> PlaceReport:
+        """A copy of the numbers of the place. The caller holds the router's lock."""
         return PlaceReport(
             self.name, self.state, self.reason, running=self.running, answered=self.answered,
             failed=dict(self.failed),
@@ -99,7 +112,9 @@ class SiteReport:
 
     @property
     def answered(self) -> int:
+        """The number of answers, of the places and of the fall-back."""
         return self.fell_back + sum(place.answered for place in self.places)
 
     def place(self, name: str) -> PlaceReport:
+        """The report of one place. Raises StopIteration for an unknown name."""
         return next(place for place in self.places if place.name == name)

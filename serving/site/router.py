@@ -29,7 +29,7 @@ from serving.errors import (
     RemoteError,
     TooLargeError,
 )
-from serving.remote import Progress
+from serving.remote import Progress, RemoteModel
 from serving.site.health import HealthCheck
 from serving.site.options import SitePolicy
 from serving.site.place import OPEN, Place, SiteReport, State
@@ -46,11 +46,11 @@ _STRIKES = 3  # consecutive errors after which a place is bad; one error may be 
 class Router(Executable):
     """The executable of a site's session. Any number of threads may call it at once.
 
-    `what` names the model in messages; `fall_back` runs requests that no place answers.
+    `label` names the model in messages; `fall_back` runs requests that no place answers.
     """
 
     def __init__(
-        self, what: str, places: Sequence[Place], fall_back: Executable | None, policy: SitePolicy
+        self, label: str, places: Sequence[Place], fall_back: Executable | None, policy: SitePolicy
     ) -> None:
         self.places = tuple(places)
         self.fall_back = fall_back
@@ -60,21 +60,23 @@ class Router(Executable):
         self._checks = {
             place: HealthCheck(place, policy, partial(self.judge, place)) for place in self.places
         }
-        self._what = what
+        self._label = label
         self.process = OwnProcess()
         self._changed = threading.Condition()
+        """Its lock protects the places and `_closed`. Notified when a place may take requests."""
         self._closed = False
         self.counting = threading.Lock()
         self.fell_back = self._retried = self._nowhere = 0
         """Counters of the report; locked by `counting`."""
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
-        self.prepare([span_of(a) for a in arguments]).run()
+        self.prepare([span_of(argument) for argument in arguments]).run()
 
     def prepare(self, arguments: Sequence[Span]) -> Call:
         return Call(self, arguments)
 
     def report(self) -> SiteReport:
+        """The states of the places, and the numbers of requests up to now."""
         self.process.require()
         with self._changed, self.counting:
             places = tuple(place.report() for place in self.places)
@@ -107,28 +109,29 @@ class Router(Executable):
             self._wait_until_open()
 
     def _wait_until_open(self) -> None:
+        """Wait until a place is usable. Raises NowhereError after the policy's deadline."""
         with self._changed:
             if self._changed.wait_for(lambda: self.open, self.policy.deadline_s):
                 return
-        raise NowhereError(self._nobody({}, self.policy.deadline_s))
+        raise NowhereError(self._no_answer_text({}, self.policy.deadline_s))
 
     # -- a request -------------------------------------------------------------------------------
 
     def run(self, call: Call) -> None:
         """Run a request. Raises NowhereError if no place answers and there is no fall-back."""
         begun = time.monotonic()
-        last = begun + self.policy.deadline_s - self.policy.attempt_s
+        latest_start = begun + self.policy.deadline_s - self.policy.attempt_s
         progress = Progress(call.arguments)
         tried: dict[Place, int] = {}
-        whys: dict[str, str] = {}
+        failures: dict[str, str] = {}
         error: Exception | None = None
-        while (place := self._take(tried, last, bool(progress.at or whys))) is not None:
+        while place := self._take(tried, latest_start, first=not (progress.at or failures)):
             if error is not None:
                 with self.counting:
                     self._retried += 1
             error = self._attempt(place, tried[place], progress)
             if error is not None:
-                whys[place.name] = str(error)
+                failures[place.name] = str(error)
             elif progress.done:
                 progress.write()
                 return
@@ -137,19 +140,20 @@ class Router(Executable):
         if self.fall_back is None:
             with self.counting:
                 self._nowhere += 1
-            raise NowhereError(self._nobody(whys, time.monotonic() - begun, progress.at))
-        if whys:
-            log.info("%s: runs here: %s", self._what, "; ".join(whys.values()))
+            seconds = time.monotonic() - begun
+            raise NowhereError(self._no_answer_text(failures, seconds, progress.at))
+        if failures:
+            log.info("%s: runs here: %s", self._label, "; ".join(failures.values()))
         call.run_here()
 
     def _attempt(self, place: Place, generation: int, progress: Progress) -> Exception | None:
-        """Try one message at a server, or the whole request on a device of this host."""
+        """Try one message at a server, or the whole request on a device of this host. `generation`:
+        that of the place when it was taken. Returns the error, None after an answer."""
         begun = time.perf_counter()
         error: Exception | None = None
-        ask = getattr(place.executable, "ask", None)
         try:
-            if ask:
-                ask(progress)
+            if isinstance(place.executable, RemoteModel):
+                place.executable.ask(progress)
             else:
                 place.executable(progress.arguments)
                 progress.drop()
@@ -167,39 +171,45 @@ class Router(Executable):
             self._changed.notify_all()
         return error
 
-    def _take(self, tried: dict[Place, int], last: float, again: bool) -> Place | None:
-        """Choose the best place for an attempt, and add it to `tried` with its generation.
+    def _take(self, tried: dict[Place, int], latest_start: float, first: bool) -> Place | None:
+        """Choose the best place for an attempt, and count the attempt as running there. The caller
+        must make it. None if there is no such place.
 
-        Without a fall-back, waits for a place until `last`. `again`: True after the first attempt,
-        which may begin even after `last`.
+        `tried`: by place, the generation in which the request has tried it; the place is added.
+        Without a fall-back, waits for a place until `latest_start`. `first`: True for the first
+        attempt, which may begin even later. Raises RunError if the session is closed.
         """
         with self._changed:
             while True:
                 if self._closed:
-                    raise RunError(f"{self._what}: the session is closed")
-                known = [place.seconds for place in self.open if place.seconds]
-                unmeasured = min(known, default=1e-3)
-                free = [p for p in self.open if p.admits() and tried.get(p) != p.generation]
-                left = last - time.monotonic()
-                if free and (left > 0 or not again):
+                    raise RunError(f"{self._label}: the session is closed")
+                measured = [place.seconds for place in self.open if place.seconds]
+                unmeasured = min(measured, default=1e-3)  # new places are tried early
+                free = [place for place in self.open if place.admits(tried.get(place))]
+                remaining_s = latest_start - time.monotonic()
+                if free and (first or remaining_s > 0):
                     best = min(free, key=lambda place: place.delay(unmeasured))
                     best.running += 1
                     tried[best] = best.generation
                     return best
-                if self.fall_back is not None or left <= 0:
+                if self.fall_back is not None or remaining_s <= 0:
                     return None
-                self._changed.wait(left)
+                self._changed.wait(remaining_s)
 
-    def _nobody(self, whys: Mapping[str, str], seconds: float, answered: int = 0) -> str:
-        """The text of the error if no place answered."""
+    def _no_answer_text(
+        self, failures: Mapping[str, str], seconds: float, answered: int = 0
+    ) -> str:
+        """The text of the error if no place answered. `failures`: the errors of attempts, by name
+        of the place; the others have their states as reasons."""
         with self._changed:
             reasons = [
-                f"{p.name}: {whys.get(p.name) or f'{p.state}, {p.reason}'}" for p in self.places
+                f"{place.name}: {failures.get(place.name) or f'{place.state}, {place.reason}'}"
+                for place in self.places
             ]
         if answered:
             reasons.append(f"its first {answered} rows were answered, and are not written")
         why = "; ".join(reasons) or "the site names no place for it"
-        return f"{self._what}: no answer anywhere within {seconds:.1f} s, no fall-back: {why}"
+        return f"{self._label}: no answer anywhere within {seconds:.1f} s, no fall-back: {why}"
 
     # -- the state of places; private functions need the lock ------------------------------------
 
@@ -212,54 +222,61 @@ class Router(Executable):
         place.strikes = 0
         if place.state == "trial":
             place.penalty_s = 0.0
-            self._set(place, "good", "answers")
+            self._set_state(place, "good", "answers")
 
     def _failed(self, place: Place, generation: int, error: Exception) -> None:
-        """Note a failed request. The place is busy, or bad after several wrong answers."""
+        """Note a failed request. The place is busy if its queue is full. It is bad after an outage,
+        or after several errors that may be due to the requests."""
         place.failed[type(error).__name__] += 1
         if isinstance(error, TooLargeError) or generation != place.generation:
             return  # the request is too large, or the place has recovered since it was chosen
         if place.state not in OPEN:
             return
         if isinstance(error, BusyError):
-            self._set(place, "busy", str(error))
+            self._set_state(place, "busy", str(error))
             return
-        doubtful = isinstance(error, AnswerError | RefusedError) or not isinstance(
-            error, RemoteError
+        outage = isinstance(error, RemoteError) and not isinstance(
+            error, AnswerError | RefusedError
         )
-        if doubtful:
+        if not outage:
             place.strikes += 1
             if place.strikes < _STRIKES and place.state == "good":
                 return
-        if doubtful or place.state == "trial":
+        if not outage or place.state == "trial":
             place.punish(self.policy.health_s)
         place.strikes = 0
-        self._set(place, "bad", str(error))
+        self._set_state(place, "bad", str(error))
         self._checks[place].wake()
 
     def judge(self, place: Place, problem: str | None, queue_us: float | None) -> None:
-        """Set the state of a place after a check."""
+        """Set the state of a place after a check.
+
+        `problem`: why it does not answer, or None. `queue_us`: the mean wait in its queue, None if
+        it is not known.
+        """
         with self._changed:
             if not place.finished:
                 place.seconds *= 0.5  # the effect of a slow request must decay
             place.finished = 0
             place.queue_us = queue_us
             if problem is not None:
-                self._set(place, "bad", problem)
-            elif self._too_long(place):
-                self._set(place, "busy", f"requests wait {queue_us:.0f} us in its queue")
+                self._set_state(place, "bad", problem)
+            elif self._waits_too_long(place):
+                self._set_state(place, "busy", f"requests wait {queue_us:.0f} us in its queue")
             elif place.state == "bad":
                 if time.monotonic() >= place.not_before:
-                    self._set(place, "trial", "looks well again")
+                    self._set_state(place, "trial", "looks well again")
             elif place.state != "trial":
-                self._set(place, "good", "ready")
+                self._set_state(place, "good", "ready")
             self._changed.notify_all()
 
-    def _too_long(self, place: Place) -> bool:
+    def _waits_too_long(self, place: Place) -> bool:
+        """True if requests wait too long in a place's queue. A busy place has half the limit, so
+        that it does not change its state at every check."""
         limit = self.policy.queue_us * (0.5 if place.state == "busy" else 1.0)
         return place.queue_us is not None and place.queue_us > limit
 
-    def _set(self, place: Place, state: State, reason: str) -> None:
+    def _set_state(self, place: Place, state: State, reason: str) -> None:
         """Change the state of a place, log it, and list the places that take requests."""
         place.reason = reason
         if place.state == state or self._closed:
@@ -268,14 +285,17 @@ class Router(Executable):
             place.generation += 1
         level = logging.INFO if state in OPEN else logging.WARNING
         log.log(
-            level, "%s: %s is %s (was %s): %s", self._what, place.name, state, place.state, reason
+            level, "%s: %s is %s (was %s): %s", self._label, place.name, state, place.state, reason
         )
         place.state = state
-        self.open = tuple(p for p in self.places if p.state in OPEN)
+        self.open = tuple(place for place in self.places if place.state in OPEN)
 
 
 class Call(Prepared):
-    """The arguments of a binding, prepared for a router. One thread at a time may run it."""
+    """The arguments of a binding, prepared for a router. One thread at a time may run it.
+
+    `arguments`: a tensor for each span, over its memory.
+    """
 
     def __init__(self, router: Router, arguments: Sequence[Span]) -> None:
         self._spans = list(arguments)
@@ -284,6 +304,7 @@ class Call(Prepared):
         self._local: Prepared | None = None
 
     def run(self, stream: int = 0, /) -> None:
+        """Run the request now. `stream` is ignored: the arguments are on the CPU."""
         router = self._router
         router.process.require()
         if router.open or self._local is None:
@@ -317,13 +338,14 @@ class OnDevice(Executable):
     def __init__(self, executable: Executable, device: torch.device, signature: Signature) -> None:
         self._executable = executable
         self._device = device
-        self._written = [i for i, a in enumerate(signature.arguments) if a.role == "output"]
+        roles = [argument.role for argument in signature.arguments]
+        self._outputs = [i for i, role in enumerate(roles) if role == "output"]
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
-        there = [argument.to(self._device) for argument in arguments]
-        self._executable(there)
-        back = [there[i].cpu() for i in self._written]
-        for i, values in zip(self._written, back, strict=True):
+        on_device = [argument.to(self._device) for argument in arguments]
+        self._executable(on_device)
+        results = [on_device[i].cpu() for i in self._outputs]  # waits for the device
+        for i, values in zip(self._outputs, results, strict=True):
             arguments[i].copy_(values)
 
     def close(self) -> None:

@@ -47,16 +47,17 @@ def connect_site(opened: Opened, site: Site, folder: Path) -> SiteSession | Chec
     it is healthy. But without a fall-back, NowhereError is raised if no place is usable within the
     deadline. Also raises the errors of opening the artifacts for local devices.
     """
-    closing: list[Executable] = []
+    executables: list[Executable] = []
     try:
-        router = _router(opened, site, folder, closing)
+        router = _open_router(opened, site, folder, executables)
     except BaseException:
-        for executable in closing:
+        for executable in executables:
             executable.close()
         raise
     try:
         router.start()
-        origin = opened.origin("site", ", ".join(p.name for p in router.places) or "cpu")
+        names = ", ".join(place.name for place in router.places)
+        origin = opened.origin("site", names or "cpu")
         if opened.production:
             return SiteSession(opened.signature, router, origin)
         return checked(opened, router, torch.device("cpu"), origin, any_start=True)
@@ -65,26 +66,28 @@ def connect_site(opened: Opened, site: Site, folder: Path) -> SiteSession | Chec
         raise
 
 
-def _router(opened: Opened, site: Site, folder: Path, closing: list[Executable]) -> Router:
-    """Open all places. Each opened object is added to `closing`, to be closed after a failure."""
+def _open_router(opened: Opened, site: Site, folder: Path, executables: list[Executable]) -> Router:
+    """Open all places. Each opened executable is added to `executables`, so that the caller can
+    close it after a failure; later the router closes them."""
 
-    def local(name: str) -> Executable:
+    def open_local(name: str) -> Executable:
+        """The executable on a device of this host."""
         if name == AUTO:
             raise LoadError(f"device {name!r} in a site: use 'cpu', 'cuda' or 'cuda:1'")
         executable = session_on(opened, device_here(name)).executable
-        closing.append(executable)
+        executables.append(executable)
         return executable
 
     places = []
     for server in site.servers_for(opened.name):
         model = open_model(opened, server.address, server.options(site.policy, folder))
-        closing.append(model)
+        executables.append(model)
         places.append(Place(server.name, model, server.preference, server.metrics))
     for name in site.local.devices:
-        executable, device = local(name), torch.device(name)
+        executable, device = open_local(name), torch.device(name)
         if device.type != "cpu":
             executable = OnDevice(executable, device, opened.signature)
         places.append(Place(name, executable, site.local.preference))
-    fall_back = local("cpu") if site.falls_back(opened.name) else None
+    fall_back = open_local("cpu") if site.falls_back(opened.name) else None
     label = f"{opened.label} at {site.site}" if site.site else opened.label
     return Router(label, places, fall_back, site.policy)

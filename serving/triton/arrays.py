@@ -17,16 +17,17 @@ class Arrays:
 
     library: Any = np
 
-    def of(self, arguments: Sequence[torch.Tensor]) -> list[Any]:
+    def views(self, arguments: Sequence[torch.Tensor]) -> list[Any]:
         """The arguments of an artifact as arrays that share their memory."""
         return [argument.numpy() for argument in arguments]
 
-    def here(self, values: Any) -> Any:
-        """The values as an array on this device."""
+    def on_device(self, values: Any) -> Any:
+        """The values as an array on this device; a copy only if they are on another one."""
         return values
 
-    def dtype(self, t: WireTensor) -> Any:
-        return t.dtype
+    def dtype(self, tensor: WireTensor) -> Any:
+        """The library's dtype of a tensor."""
+        return tensor.dtype
 
     def copy(self, values: Any) -> Any:
         """A contiguous copy in new memory."""
@@ -48,14 +49,14 @@ class Tensors(Arrays):
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def of(self, arguments: Sequence[torch.Tensor]) -> list[Any]:
+    def views(self, arguments: Sequence[torch.Tensor]) -> list[Any]:
         return list(arguments)
 
-    def here(self, values: Any) -> Any:
+    def on_device(self, values: Any) -> Any:
         return values.to(self._device)
 
-    def dtype(self, t: WireTensor) -> torch.dtype:
-        return torch_dtype(t.column_dtype)
+    def dtype(self, tensor: WireTensor) -> torch.dtype:
+        return torch_dtype(tensor.column_dtype)
 
     def copy(self, values: Any) -> Any:
         return values.clone(memory_format=torch.contiguous_format)

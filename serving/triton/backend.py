@@ -48,7 +48,7 @@ class Request(NamedTuple):
 @dataclass(slots=True)
 class _Job:
     """A request that passed the checks: its row counts by dimension, and its answer, in parts if
-    the request is cut."""
+    the request is cut. If `error` is set, it is the answer."""
 
     request: Request
     rows: Mapping[str, int]
@@ -56,15 +56,19 @@ class _Job:
     error: RequestError | None = None
 
 
-Piece = tuple[_Job, int, int]
-"""Part of a job: the job, its first row, and the number of rows."""
+class _Piece(NamedTuple):
+    """The `rows` rows of a job from row `start` on."""
+
+    job: _Job
+    start: int
+    rows: int
 
 
 @dataclass(slots=True)
 class _Run:
-    """The pieces of jobs for one run of the artifact."""
+    """The pieces of jobs for one run of the artifact, and the sum of their rows."""
 
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[_Piece] = field(default_factory=list)
     rows: int = 0
 
 
@@ -88,11 +92,13 @@ class Core:
         requests: Form = "columns",
         arrays: Arrays | None = None,
     ) -> None:
-        on_cpu = session.device.type == "cpu"
-        self._arrays = arrays or (Arrays() if on_cpu else Tensors(torch.device(session.device)))
+        if arrays is None:
+            on_cpu = session.device.type == "cpu"
+            arrays = Arrays() if on_cpu else Tensors(torch.device(session.device))
+        self._arrays = arrays
         self.wire = Wire.of(session.signature, requests)
-        self._names = [t.name for t in self.wire.inputs]
-        self._wanted = set(self._names)
+        self._input_names = [tensor.name for tensor in self.wire.inputs]
+        self._input_set = set(self._input_names)
         # The check depends only on a request's dtypes and shapes, which are often the same.
         self._rows_of = lru_cache(maxsize=_SHAPES)(self._rows_by_shapes)
         self._session = session
@@ -103,7 +109,8 @@ class Core:
             **locations(session.signature, self.wire.inputs, "input"),
             **locations(session.signature, self.wire.outputs, "output"),
         }
-        self._buffers: dict[tuple[int, ...], tuple[dict[str, Any], Binding]] = {}
+        self._buffers: dict[tuple[int, ...], tuple[dict[str, Parts], Binding]] = {}
+        """By the capacities of the dimensions: the columns by tensor name, and their binding."""
 
     def answer(self, requests: Sequence[Request]) -> list[dict[str, Values] | RequestError]:
         """One entry per request, in order: its outputs by tensor name, or the error of the
@@ -112,8 +119,10 @@ class Core:
             return self._answer(requests)
         answers = self._answer([_as_tensors(request) for request in requests])
         for i, (request, answer) in enumerate(zip(requests, answers, strict=True)):
-            host = not any(isinstance(v, torch.Tensor) for v in request.inputs.values())
-            if host and isinstance(answer, dict):
+            in_arrays = not any(
+                isinstance(array, torch.Tensor) for array in request.inputs.values()
+            )
+            if in_arrays and isinstance(answer, dict):
                 answers[i] = {name: values.cpu().numpy() for name, values in answer.items()}
         return answers
 
@@ -127,15 +136,16 @@ class Core:
         else:
             for job in jobs:
                 self._run_alone(job)
-        return [job if isinstance(job, RequestError) else self._whole(job) for job in checked]
+        return [job if isinstance(job, RequestError) else self._result(job) for job in checked]
 
-    def _whole(self, job: _Job) -> dict[str, Values] | RequestError:
+    def _result(self, job: _Job) -> dict[str, Values] | RequestError:
+        """The outputs of a job by tensor name, joined if the request was cut, or its error."""
         if job.error is not None:
             return job.error
         if len(job.answers) == 1:
             return job.answers[0]
-        together = self._arrays.library.concatenate
-        return {name: together([part[name] for part in job.answers]) for name in job.answers[0]}
+        join = self._arrays.library.concatenate
+        return {name: join([part[name] for part in job.answers]) for name in job.answers[0]}
 
     def _check(self, request: Request) -> _Job | RequestError:
         """The job of a request, or the error that it gets for an answer."""
@@ -148,115 +158,123 @@ class Core:
             return WrongVersionError(
                 f"the request is of the form {request.form}, this server takes {self._form}"
             )
-        given, wanted = request.inputs, self._wanted
-        if given.keys() != wanted:
-            missing, extra = wanted - given.keys(), given.keys() - wanted
-            what = f"misses {min(missing)}" if missing else f"has an unknown {min(extra)}"
-            return RequestError(f"the request {what}")
-        values = [given[name] for name in self._names]
+        inputs = request.inputs
+        if missing := self._input_set - inputs.keys():
+            return RequestError(f"the request misses {min(missing)}")
+        if extra := inputs.keys() - self._input_set:
+            return RequestError(f"the request has an unknown {min(extra)}")
+        arrays = [inputs[name] for name in self._input_names]
         try:
-            return _Job(request, self._rows_of(tuple([(v.dtype, v.shape) for v in values])))
+            rows = self._rows_of(tuple([(array.dtype, array.shape) for array in arrays]))
+            return _Job(request, rows)
         except RequestError as error:
             return error
 
     def _rows_by_shapes(self, shapes: Shapes) -> Mapping[str, int]:
         """Row counts by dimension. Raises RequestError if these dtypes or shapes do not fit."""
         rows: dict[str, int] = {}
-        for t, (dtype, shape) in zip(self.wire.inputs, shapes, strict=True):
-            if dtype != (wanted := self._arrays.dtype(t)):
-                raise RequestError(f"input {t.name} is {dtype}, the model takes {wanted}")
-            n = t.rows_in(shape)
-            if shape != t.shape(n):
+        for tensor, (dtype, shape) in zip(self.wire.inputs, shapes, strict=True):
+            if dtype != (wanted := self._arrays.dtype(tensor)):
+                raise RequestError(f"input {tensor.name} is {dtype}, the model takes {wanted}")
+            n = tensor.rows_in(shape)
+            if shape != tensor.shape(n):
                 raise RequestError(
-                    f"input {t.name} has shape {tuple(shape)}, the model takes {t.described}"
+                    f"input {tensor.name} has shape {tuple(shape)}, the model takes "
+                    f"{tensor.described}"
                 )
-            if not t.scalar and rows.setdefault(t.rows, n) != n:
+            if not tensor.scalar and rows.setdefault(tensor.rows, n) != n:
                 raise RequestError(
-                    f"input {t.name} has {n} rows, another of {t.rows!r} has {rows[t.rows]}"
+                    f"input {tensor.name} has {n} rows, another of {tensor.rows!r} has "
+                    f"{rows[tensor.rows]}"
                 )
         for dim in self._session.signature.dims:
             self._check_range(dim, rows)
         return rows
 
     def _check_range(self, dim: str, rows: Mapping[str, int]) -> None:
-        """Raise RequestError if the row count is missing or outside the compiled range."""
+        """Raise RequestError if the row count is missing or outside the compiled range. A request
+        that may be cut has this range for each of its pieces."""
         limits = self._session.signature.ranges[dim]
         if dim not in rows:
             raise RequestError(f"no input has rows of {dim!r}: its count is not known")
         n = rows[dim]
-        runs = -(-n // limits.max) if self._merge else 1  # a longer request is cut
-        if n < limits.min * max(1, runs) or n > limits.max * max(1, runs):
+        pieces = max(1, -(-n // limits.max)) if self._merge else 1
+        if not limits.min * pieces <= n <= limits.max * pieces:
             raise RequestError(
                 f"{dim} = {n} is outside the compiled range {limits.min} … {limits.max}"
             )
 
     def _runs(self, jobs: Sequence[_Job]) -> list[_Run]:
         """Distribute the requests over runs, in order. Only a request with more rows than the
-        compiled maximum is cut, into even pieces."""
+        compiled maximum is cut, into even pieces. The model has only one dimension."""
         (dim,) = self._session.signature.dims
         limit = self._session.signature.ranges[dim].max
         runs: list[_Run] = []
         for job in jobs:
-            for start, stop in _cuts(job.rows[dim], limit):
-                if not runs or runs[-1].rows + stop - start > limit:
+            for start, stop in _even_cuts(job.rows[dim], limit):
+                rows = stop - start
+                if not runs or runs[-1].rows + rows > limit:
                     runs.append(_Run())
-                runs[-1].pieces.append((job, start, stop - start))
-                runs[-1].rows += stop - start
+                runs[-1].pieces.append(_Piece(job, start, rows))
+                runs[-1].rows += rows
         return runs
 
     def _run_merged(self, run: _Run) -> None:
         """Run pieces of several requests as one, and give each its rows of the answer."""
         (dim,) = self._session.signature.dims
         try:
-            pieces = {name: _pieces(name, run.pieces) for name in self._names}
-            whole = self._run(pieces, {dim: run.rows})
+            inputs = {name: _views(name, run.pieces) for name in self._input_names}
+            outputs = self._run(inputs, {dim: run.rows})
         except _FAILURES as error:
-            for job, _, _ in run.pieces:
-                job.error = _failed(error)
+            for piece in run.pieces:
+                piece.job.error = _request_error(error)
             return
-        at = 0
-        for job, _, count in run.pieces:
-            job.answers.append({name: rows[at : at + count] for name, rows in whole.items()})
-            at += count
+        start = 0
+        for piece in run.pieces:
+            stop = start + piece.rows
+            piece.job.answers.append({name: rows[start:stop] for name, rows in outputs.items()})
+            start = stop
 
     def _run_alone(self, job: _Job) -> None:
+        """Run one request, and give it the answer, or the error of the run."""
         try:
-            pieces = {name: [values] for name, values in job.request.inputs.items()}
-            job.answers.append(self._run(pieces, job.rows))
+            inputs = {name: [values] for name, values in job.request.inputs.items()}
+            job.answers.append(self._run(inputs, job.rows))
         except _FAILURES as error:
-            job.error = _failed(error)
+            job.error = _request_error(error)
 
     def _run(
-        self, pieces: Mapping[str, Sequence[Values]], rows: Mapping[str, int]
+        self, inputs: Mapping[str, Sequence[Values]], rows: Mapping[str, int]
     ) -> dict[str, Values]:
-        """Run the artifact on the joined pieces; the answer is in new memory."""
+        """Run the artifact; the answer is in new memory. `inputs`: by tensor name, arrays to be
+        joined. `rows`: by dimension, the sums of their rows."""
         columns, binding = self._bound(rows)
-        for t in self.wire.inputs:
-            here = [self._arrays.here(piece) for piece in pieces[t.name]]
-            _fill(t, columns[t.name], here, rows)
+        for tensor in self.wire.inputs:
+            values = [self._arrays.on_device(array) for array in inputs[tensor.name]]
+            _fill(tensor, columns[tensor.name], values, rows[tensor.rows])
         binding(rows)
-        answers = {
-            t.name: self._arrays.copy(t.gather(columns[t.name], 0, rows[t.rows]))
-            for t in self.wire.outputs
-        }
+        answers = {}
+        for tensor in self.wire.outputs:
+            view_or_copy = tensor.gather(columns[tensor.name], 0, rows[tensor.rows])
+            answers[tensor.name] = self._arrays.copy(view_or_copy)
         self._arrays.wait()
         return answers
 
-    def _bound(self, rows: Mapping[str, int]) -> tuple[dict[str, Any], Binding]:
+    def _bound(self, rows: Mapping[str, int]) -> tuple[dict[str, Parts], Binding]:
         """The physical columns by tensor name, in collections with room for the rows, and their
         binding. They are kept for later calls."""
         signature = self._session.signature
-        capacity = {
-            dim: min(signature.ranges[dim].max, max(_SMALLEST, 1 << (rows[dim] - 1).bit_length()))
-            for dim in signature.dims
-        }
+        capacity = {}
+        for dim in signature.dims:
+            power_of_two = 1 << (rows[dim] - 1).bit_length()  # the smallest with room for the rows
+            capacity[dim] = min(signature.ranges[dim].max, max(_SMALLEST, power_of_two))
         key = tuple(capacity.values())
         if key not in self._buffers:
             collections = {
                 name: Collection(layout, capacity[signature.rows_of[name]], self._session.device)
                 for name, layout in signature.layouts.items()
             }
-            memory = self._arrays.of(argument_tensors(signature, collections, capacity))
+            memory = self._arrays.views(argument_tensors(signature, collections, capacity))
             columns = {name: place.parts(memory) for name, place in self._places.items()}
             binding = self._session.bind(
                 {name: collections[name] for name in signature.input_collections},
@@ -269,13 +287,13 @@ class Core:
 def _as_tensors(request: Request) -> Request:
     """The request with tensors: arrays are copied into tensors, tensors stay the same."""
     inputs = {
-        name: v if isinstance(v, torch.Tensor) else torch.tensor(v)
-        for name, v in request.inputs.items()
+        name: array if isinstance(array, torch.Tensor) else torch.tensor(array)
+        for name, array in request.inputs.items()
     }
     return request._replace(inputs=inputs)
 
 
-def _cuts(n: int, limit: int) -> Iterable[tuple[int, int]]:
+def _even_cuts(n: int, limit: int) -> Iterable[tuple[int, int]]:
     """(start, stop) of each part of n rows: as few parts as the limit allows, of even size."""
     if n <= limit:
         return ((0, n),)
@@ -283,25 +301,27 @@ def _cuts(n: int, limit: int) -> Iterable[tuple[int, int]]:
     return pairwise([n * i // parts for i in range(parts + 1)])
 
 
-def _pieces(name: str, pieces: Sequence[Piece]) -> list[Values]:
-    """The rows of an input for one run, as views of the requests' arrays."""
-    whole = [(job.request.inputs[name], start, count) for job, start, count in pieces]
-    return [
-        values if count == len(values) else values[start : start + count]
-        for values, start, count in whole
-    ]
+def _views(name: str, pieces: Sequence[_Piece]) -> list[Values]:
+    """The rows of the input `name` for one run, as views of the requests' arrays."""
+    views = []
+    for job, start, rows in pieces:
+        values = job.request.inputs[name]
+        views.append(values if rows == len(values) else values[start : start + rows])
+    return views
 
 
-def _fill(t: WireTensor, parts: Parts, pieces: Sequence[Values], rows: Mapping[str, int]) -> None:
-    """Write the pieces one after the other into the columns, with one copy if these are adjacent
-    in memory."""
-    if len(pieces) == 1:
-        t.scatter(parts, 0, pieces[0])
-    elif (view := t.window(parts, 0, rows[t.rows])) is not None:
-        library_of(view).concatenate(pieces, out=view)
+def _fill(tensor: WireTensor, columns: Parts, values: Sequence[Values], n: int) -> None:
+    """Write the arrays `values`, of `n` rows together, one after the other into the columns, with
+    one copy if these are adjacent in memory."""
+    if len(values) == 1:
+        tensor.scatter(columns, 0, values[0])
+    elif (view := tensor.window(columns, 0, n)) is not None:
+        library_of(view).concatenate(values, out=view)
     else:
-        t.scatter(parts, 0, library_of(pieces[0]).concatenate(pieces))
+        tensor.scatter(columns, 0, library_of(values[0]).concatenate(values))
 
 
-def _failed(error: Exception) -> RequestError:
-    return RequestError((str(error).strip().splitlines() or [type(error).__name__])[0])
+def _request_error(error: Exception) -> RequestError:
+    """The error of a run as an answer: the first line of its text, else the name of its type."""
+    lines = str(error).strip().splitlines()
+    return RequestError(lines[0] if lines else type(error).__name__)

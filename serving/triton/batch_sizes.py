@@ -14,7 +14,7 @@ from soa.text import microseconds
 # in microseconds; measured with benchmarks/serving/triton.py.
 _CALL_US = 300.0
 _REQUEST_US = 100.0
-_GOOD = 0.9  # sizes with at least this part of the best rate are good: benchmarks have noise
+_NOISE = 0.9  # a rate of at least this part of another is as good: benchmarks have noise
 
 
 def preferred_sizes(manifest: Manifest, target: str) -> tuple[int, ...]:
@@ -24,9 +24,9 @@ def preferred_sizes(manifest: Manifest, target: str) -> tuple[int, ...]:
     for a call. Empty if no size of at least 2 rows was timed.
     """
     times = run_times(manifest, target)
-    speeds = {rows: rows / (us + _CALL_US) for rows, us in times.items() if rows >= 2}
-    best = max(speeds.values(), default=0.0)
-    return tuple(sorted(rows for rows, speed in speeds.items() if speed >= _GOOD * best))
+    rates = {rows: rows / (us + _CALL_US) for rows, us in times.items() if rows >= 2}
+    best = max(rates.values(), default=0.0)
+    return tuple(sorted(rows for rows, rate in rates.items() if rate >= _NOISE * best))
 
 
 def why_merging_does_not_pay(manifest: Manifest, target: str) -> str | None:
@@ -40,12 +40,14 @@ def why_merging_does_not_pay(manifest: Manifest, target: str) -> str | None:
     times = run_times(manifest, target)
     if 1 not in times or len(times) < 2:
         return None
-    alone = _CALL_US + times[1]
+    alone_us = _CALL_US + times[1]
     gains = {
-        n: n * alone / (_CALL_US + (n - 1) * _REQUEST_US + us) for n, us in times.items() if n >= 2
+        n: n * alone_us / (_CALL_US + (n - 1) * _REQUEST_US + us)
+        for n, us in times.items()
+        if n >= 2
     }
     n = max(gains, key=gains.__getitem__)
-    if _GOOD * gains[n] > 1:
+    if _NOISE * gains[n] > 1:
         return None
     return (
         f"by its benchmark a row takes {microseconds(times[1])} alone and "
@@ -61,6 +63,6 @@ def run_times(manifest: Manifest, target: str) -> Mapping[int, float]:
     times: dict[int, float] = {}
     for engine in record.engines():
         for rows, stats in record.candidates[engine].benchmark.items():
-            if rows.isdecimal():
+            if rows.isdecimal():  # others are of several dimensions: `nodes=5,edges=20`
                 times[int(rows)] = min(times.get(int(rows), stats.median_us), stats.median_us)
     return times

@@ -26,7 +26,7 @@ REQUESTS = "requests"
 BLOCKS_ALONE = "a block (F, n) has its rows last, and Triton joins requests at the first dimension"
 
 _DEVICE = re.compile(r"cpu|cuda:\d+")
-_MOST = 2**31 - 1  # the largest number in Triton's message
+_LARGEST = 2**31 - 1  # the largest number in Triton's message
 
 
 @dataclass(frozen=True)
@@ -55,18 +55,12 @@ class Service:
     backend: Backend = "python"
 
     def __post_init__(self) -> None:
-        if not (1 <= self.instances <= _MOST and 0 <= self.queue_delay_us <= _MOST):
+        if not (1 <= self.instances <= _LARGEST and 0 <= self.queue_delay_us <= _LARGEST):
             raise ServingError(
                 f"{self.instances} instances with a queue delay of {self.queue_delay_us} us: "
-                f"at least 1 instance and 0 us are needed, and at most {_MOST:,} of each"
+                f"at least 1 instance and 0 us are needed, and at most {_LARGEST:,} of each"
             )
-        for device in self.devices:
-            if not _DEVICE.fullmatch(device):
-                raise ServingError(f"device {device!r}: use cpu or cuda:<number>")
-            if (device == "cpu") != (Target.parse(self.target).device == "cpu"):
-                raise ServingError(f"target {self.target} does not run on device {device!r}")
-        if not self.devices or len(set(self.devices)) < len(self.devices):
-            raise ServingError(f"devices {', '.join(self.devices) or 'none'}: name each one once")
+        self._check_devices()
         if self.merge and not mergeable(self.signature):
             raise ServingError(f"{self.name} has scalars or several row dimensions: never merged")
         if self.merge and self.requests == "blocks":
@@ -79,8 +73,20 @@ class Service:
                 f"is written: it cannot be for {', '.join(self.devices)}"
             )
 
+    def _check_devices(self) -> None:
+        """Raise ServingError unless there is a device, each is named once, and all can run the
+        target."""
+        for device in self.devices:
+            if not _DEVICE.fullmatch(device):
+                raise ServingError(f"device {device!r}: use cpu or cuda:<number>")
+            if (device == "cpu") != (Target.parse(self.target).device == "cpu"):
+                raise ServingError(f"target {self.target} does not run on device {device!r}")
+        if not self.devices or len(set(self.devices)) < len(self.devices):
+            raise ServingError(f"devices {', '.join(self.devices) or 'none'}: name each one once")
+
     @property
     def wire(self) -> Wire:
+        """The tensors of requests and answers. Raises ServingError if the form cannot send them."""
         return Wire.of(self.signature, self.requests)
 
     @property
@@ -115,11 +121,11 @@ def config_message(service: Service, checksums: Mapping[str, str] | None = None)
     config.default_model_filename = FILES[service.backend]
     config.version_policy.specific.versions.append(service.number)
     for tensors, entries in ((wire.inputs, config.input), (wire.outputs, config.output)):
-        for t, name in zip(tensors, tensor_names(service.backend, tensors), strict=True):
+        for tensor, name in zip(tensors, tensor_names(service.backend, tensors), strict=True):
             entries.add(
                 name=name,
-                data_type=schema.DataType.Value(f"TYPE_{t.datatype}"),
-                dims=_dims(t, service.merge),
+                data_type=schema.DataType.Value(f"TYPE_{tensor.datatype}"),
+                dims=_dims(tensor, service.merge),
             )
     if service.merge and service.batching:
         config.dynamic_batching.max_queue_delay_microseconds = service.queue_delay_us
@@ -128,16 +134,7 @@ def config_message(service: Service, checksums: Mapping[str, str] | None = None)
         )
     _add_instances(config, service, schema)
     _add_warmup(config, service, wire, schema)
-    facts = {
-        DIGEST: service.digest,
-        VERSION: f"{service.name}/{service.number}",
-        TARGET: service.target,
-        REQUESTS: service.requests,
-        **_SETTINGS[service.backend],
-    }
-    if service.backend == "python" and service.devices != ("cpu",):
-        facts["FORCE_CPU_ONLY_INPUT_TENSORS"] = "no"  # tensors in GPU memory stay there
-    for key, value in facts.items():
+    for key, value in _parameters(service).items():
         config.parameters[key].string_value = value
     if checksums:
         agent = config.model_repository_agents.agents.add(name="checksum")
@@ -152,14 +149,30 @@ _SETTINGS: dict[Backend, dict[str, str]] = {
 }
 
 
+def _parameters(service: Service) -> dict[str, str]:
+    """The parameters in the configuration: facts about the version, and a backend's settings."""
+    parameters = {
+        DIGEST: service.digest,
+        VERSION: f"{service.name}/{service.number}",
+        TARGET: service.target,
+        REQUESTS: service.requests,
+        **_SETTINGS[service.backend],
+    }
+    if service.backend == "python" and service.devices != ("cpu",):
+        parameters["FORCE_CPU_ONLY_INPUT_TENSORS"] = "no"  # tensors in GPU memory stay there
+    return parameters
+
+
 def tensor_names(backend: Backend, tensors: Sequence[WireTensor]) -> list[str]:
     """The names of tensors. Triton's PyTorch backend needs the index at the end of each name."""
-    return [f"{t.name}__{i}" if backend == "pytorch" else t.name for i, t in enumerate(tensors)]
+    if backend == "pytorch":
+        return [f"{tensor.name}__{i}" for i, tensor in enumerate(tensors)]
+    return [tensor.name for tensor in tensors]
 
 
-def _dims(t: WireTensor, merge: bool) -> tuple[int, ...]:
+def _dims(tensor: WireTensor, merge: bool) -> tuple[int, ...]:
     """The shape for config.pbtxt. If rows may be merged, Triton itself adds the row dimension."""
-    return t.dims if merge else t.shape(-1)
+    return tensor.dims if merge else tensor.shape(-1)
 
 
 def _add_instances(config: Any, service: Service, schema: Any) -> None:
@@ -176,32 +189,35 @@ def _add_instances(config: Any, service: Service, schema: Any) -> None:
 
 
 def _add_warmup(config: Any, service: Service, wire: Wire, schema: Any) -> None:
-    """Let Triton run zeros with the smallest and the largest preferred row count before it reports
-    that the model is ready."""
-    for rows in _warm_sizes(service):
+    """Let Triton run zeros with the row counts of `_warmup_rows` before it reports that the model
+    is ready."""
+    names = tensor_names(service.backend, wire.inputs)
+    for rows in _warmup_rows(service):
         label = ",".join(f"{dim}={n}" for dim, n in rows.items())
-        warm = config.model_warmup.add(name=label)
+        warmup = config.model_warmup.add(name=label)
         if service.merge:
-            (warm.batch_size,) = rows.values()
-        names = tensor_names(service.backend, wire.inputs)
-        for t, name in zip(wire.inputs, names, strict=True):
-            warm.inputs[name].data_type = schema.DataType.Value(f"TYPE_{t.datatype}")
-            dims = t.dims if service.merge else t.shape(rows[t.rows])
-            warm.inputs[name].dims.extend(dims)
-            warm.inputs[name].zero_data = True
+            (warmup.batch_size,) = rows.values()
+        for tensor, name in zip(wire.inputs, names, strict=True):
+            zeros = warmup.inputs[name]
+            zeros.data_type = schema.DataType.Value(f"TYPE_{tensor.datatype}")
+            zeros.dims.extend(tensor.dims if service.merge else tensor.shape(rows[tensor.rows]))
+            zeros.zero_data = True
 
 
-def _warm_sizes(service: Service) -> list[Mapping[str, int]]:
+def _warmup_rows(service: Service) -> list[Mapping[str, int]]:
+    """Row counts by dimension for each warm-up run: the smallest, and if Triton joins requests,
+    the largest preferred one."""
     ranges = service.signature.ranges
-    least = {dim: max(1, ranges[dim].min) for dim in service.signature.dims}
+    smallest = {dim: max(1, ranges[dim].min) for dim in service.signature.dims}
     if not (service.merge and service.batching and service.preferred):
-        return [least]
-    (dim,) = least
-    most = min(max(service.preferred), ranges[dim].max)
-    return [least, {dim: most}] if most > least[dim] else [least]
+        return [smallest]
+    (dim,) = smallest  # merged requests have one dimension
+    largest = min(max(service.preferred), ranges[dim].max)
+    return [smallest, {dim: largest}] if largest > smallest[dim] else [smallest]
 
 
 def _schema() -> Any:
+    """Triton's protobuf messages of a configuration. Raises ServingError without tritonclient."""
     with needs_extra("serve", ServingError):
         from tritonclient.grpc import model_config_pb2
     return model_config_pb2

@@ -17,8 +17,8 @@ from typing import Any
 import triton_python_backend_utils as pb_utils  # exists only inside Triton
 
 # NVIDIA's wheel starts an isolated Python, which ignores PYTHONPATH and virtual environments.
-given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-sys.path[:0] = [path for path in given if path and path not in sys.path]
+folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+sys.path[:0] = [folder for folder in folders if folder and folder not in sys.path]
 
 import soa_pipeline  # noqa: E402
 
@@ -38,14 +38,17 @@ from serving.triton.backend import Core, Request, Values  # noqa: E402
 
 
 class TritonPythonModel:
-    """One instance of the model. Triton runs each in a separate process."""
+    """One instance of the model. Triton runs each in a separate process, and calls one method of it
+    at a time."""
 
     def initialize(self, args: dict[str, str]) -> None:
+        """Load the bundle beside this file. Triton passes its configuration, as JSON, and the
+        device of this instance. Raises TritonModelException for another bundle."""
         config = json.loads(args["model_config"])  # ours
         folder = Path(__file__).resolve().parent / ".bundle"
         on_gpu = args["model_instance_kind"] == "GPU"
         device = f"cuda:{args['model_instance_device_id']}" if on_gpu else "cpu"
-        facts = {name: each["string_value"] for name, each in config["parameters"].items()}
+        facts = {key: value["string_value"] for key, value in config["parameters"].items()}
         keep_freed_memory()
         number = args["model_version"]  # other versions may be served beside it
         target = facts.get(f"target:{number}", facts["target"])
@@ -64,10 +67,12 @@ class TritonPythonModel:
         )
 
     def execute(self, requests: list[Any]) -> list[Any]:
+        """The responses to requests that Triton gives at once, in order."""
         answers = self._core.answer([_request(request) for request in requests])
         return [_response(answer) for answer in answers]
 
     def finalize(self) -> None:
+        """Triton calls this before it ends the process."""
         self._session.close()
 
 
@@ -75,14 +80,17 @@ def _request(request: Any) -> Request:
     """The request with NumPy arrays, or with torch tensors if any input is on a GPU. Both share the
     memory of the request."""
     tensors = request.inputs()
-    if all(t.is_cpu() for t in tensors):
-        inputs: dict[str, Values] = {t.name(): np.from_dlpack(_Given(t)) for t in tensors}
+    if all(tensor.is_cpu() for tensor in tensors):
+        inputs: dict[str, Values] = {
+            tensor.name(): np.from_dlpack(_InputTensor(tensor)) for tensor in tensors
+        }
     else:
-        inputs = {t.name(): dlpack.from_dlpack(t.to_dlpack()) for t in tensors}
-    return Request(inputs, *_said(request.parameters()))
+        inputs = {tensor.name(): dlpack.from_dlpack(tensor.to_dlpack()) for tensor in tensors}
+    digest, form = _digest_and_form(request.parameters())
+    return Request(inputs, digest, form)
 
 
-class _Given:
+class _InputTensor:
     """A tensor of a request with the methods that NumPy calls. The stub's own method raises an
     error for NumPy's arguments, and NumPy must then call it again for every tensor."""
 
@@ -91,7 +99,8 @@ class _Given:
     def __init__(self, tensor: Any) -> None:
         self._tensor = tensor
 
-    def __dlpack__(self, **wishes: object) -> Any:
+    def __dlpack__(self, **options: object) -> Any:
+        """A capsule of the tensor. The options, such as a stream, mean nothing on a CPU."""
         return self._tensor.to_dlpack()
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -100,11 +109,12 @@ class _Given:
 
 
 @functools.lru_cache(maxsize=64)
-def _said(parameters: str) -> tuple[str | None, str | None]:
-    """The bundle's digest and the form that a request names, each None if it does not."""
-    given: dict[str, object] = json.loads(parameters or "{}")  # ours
-    digest, form = (None if v is None else str(v) for v in map(given.get, ("digest", "requests")))
-    return digest, form
+def _digest_and_form(parameters: str) -> tuple[str | None, str | None]:
+    """The bundle's digest and the form that a request names, each None if it does not.
+    `parameters`: those of the request, as JSON. Cached, because most requests have the same."""
+    named: dict[str, object] = json.loads(parameters or "{}")  # ours
+    digest, form = named.get("digest"), named.get("requests")
+    return None if digest is None else str(digest), None if form is None else str(form)
 
 
 def _response(answer: dict[str, Any] | RequestError) -> Any:
@@ -115,14 +125,15 @@ def _response(answer: dict[str, Any] | RequestError) -> Any:
             code = pb_utils.TritonError.NOT_FOUND
         return pb_utils.InferenceResponse([], pb_utils.TritonError(str(answer), code))
     return pb_utils.InferenceResponse(
-        [pb_utils.Tensor.from_dlpack(name, _capsule(v)) for name, v in answer.items()]
+        [pb_utils.Tensor.from_dlpack(name, _capsule(values)) for name, values in answer.items()]
     )
 
 
 def _capsule(values: Values) -> Any:
-    """A DLPack capsule, without a copy. An empty array gets the strides that Triton expects."""
+    """A DLPack capsule, without a copy. An empty array gets the strides that Triton expects: those
+    of a contiguous array of its shape, without torch's minimum of 1 for each extent."""
     tensor = values if isinstance(values, Tensor) else from_numpy(values)
     if not tensor.numel():
-        steps = [math.prod(values.shape[i + 1 :]) for i in range(values.ndim)]
-        tensor = tensor.as_strided(tuple(values.shape), steps)
+        strides = [math.prod(values.shape[i + 1 :]) for i in range(values.ndim)]
+        tensor = tensor.as_strided(tuple(values.shape), strides)
     return dlpack.to_dlpack(tensor)  # type: ignore[attr-defined]

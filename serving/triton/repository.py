@@ -27,16 +27,18 @@ def write_repository(
     """Write `out/<name>/` completely or not at all; return that folder.
 
     `place` copies the promoted bundle into the given new folder. The result may be moved and
-    copied. Raises ServingError if the folder exists already, unless `replace`.
+    copied. Raises ServingError if the folder exists already, unless `replace`, if its path has
+    characters that a shell changes, or if the bundle is not that of `service`.
     """
-
     if odd := re.search(r"[^\w/.,:+@=%-]", str(out.absolute() / service.name)):
+        character = "space" if odd[0] == " " else odd[0]
         raise ServingError(
             f"{out.absolute() / service.name}: Triton's Python backend starts through a shell and "
-            f"fails in a path with a {'space' if odd[0] == ' ' else odd[0]} in it: name another"
+            f"fails in a path with a {character} in it: name another"
         )
 
     def fill(version: Path) -> None:
+        """Write the files of the version."""
         write_version(version, place(version / BUNDLE), service.digest)
 
     return _write(out, service, fill, replace)
@@ -58,7 +60,8 @@ def write_native_repository(
 
 
 def _write(out: Path, service: Service, fill: Callable[[Path], object], replace: bool) -> Path:
-    """Write the folder of a served model, whole or not at all. Raises ServingError."""
+    """Write the folder of a served model, whole or not at all; return it. `fill` writes the files
+    of the version into a new folder. Raises ServingError."""
     folder = out / service.name
     if folder.exists() and not replace:
         raise ServingError(f"{folder} exists already: remove it, or replace it with --replace")
@@ -74,11 +77,12 @@ def _write(out: Path, service: Service, fill: Callable[[Path], object], replace:
 
 
 def _checksums(model: Path) -> dict[str, str]:
-    """The MD5 of each file. Of a bundle only `SHA256SUMS` is included, which has the digests of the
-    other files."""
-    files = (f for f in model.rglob("*") if f.is_file())
-    return {
-        str(inside): hashlib.md5(file.read_bytes(), usedforsecurity=False).hexdigest()  # ours
-        for file in files
-        if BUNDLE not in (inside := file.relative_to(model)).parts or file.name == SUMS
-    }
+    """By path in the model's folder: the MD5 of each file. Of a bundle only `SHA256SUMS` is
+    included, which has the digests of the other files."""
+    checksums = {}
+    for file in model.rglob("*"):
+        path = file.relative_to(model)
+        if file.is_file() and (BUNDLE not in path.parts or file.name == SUMS):
+            md5 = hashlib.md5(file.read_bytes(), usedforsecurity=False)  # ours
+            checksums[str(path)] = md5.hexdigest()
+    return checksums

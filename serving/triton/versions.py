@@ -12,11 +12,13 @@ from typing import Any
 
 from serving.triton.config import DIGEST, REQUESTS, TARGET
 
-_OF_A_VERSION = (DIGEST, TARGET)
+_PER_VERSION = (DIGEST, TARGET)
+"""The parameters that versions in one configuration may have of their own."""
 
 
 def fact(config: Any, key: str, number: int | str | None = None) -> str:
-    """A parameter of a `ModelConfig`, or of one version in it; "" if it is not there."""
+    """A parameter of a `ModelConfig`; "" if it is not there. With a `number`, that version's own,
+    if it has one."""
     for name in (f"{key}:{number}", key):
         if name in config.parameters:
             return str(config.parameters[name].string_value)
@@ -25,18 +27,24 @@ def fact(config: Any, key: str, number: int | str | None = None) -> str:
 
 def other_requests(served: Any, new: Any) -> str | None:
     """In what the requests to two `ModelConfig`s of a model differ; None: one may serve both."""
-    ours = _requests(new)
-    return next((part for part, theirs in _requests(served).items() if theirs != ours[part]), None)
+    new_requests = _requests(new)
+    for name, value in _requests(served).items():
+        if value != new_requests[name]:
+            return name
+    return None
 
 
 def beside(served: Any, others: Sequence[int], new: Any) -> Any:
-    """The `ModelConfig` that serves the version of `new` and `others`, which `served` describes."""
+    """The `ModelConfig` that serves the one version of `new` beside at least one other.
+
+    `others`: the numbers of these, which `served` describes. `new` and `served` are not changed.
+    """
     (number,) = new.version_policy.specific.versions
     config = _copy(new)
     config.version_policy.specific.versions[:] = [*others, number]
-    for key in _OF_A_VERSION:
-        for each in others:
-            config.parameters[f"{key}:{each}"].string_value = fact(served, key, each)
+    for key in _PER_VERSION:
+        for other in others:
+            config.parameters[f"{key}:{other}"].string_value = fact(served, key, other)
         config.parameters[f"{key}:{number}"].string_value = fact(new, key)
         config.parameters[key].string_value = fact(served, key, others[0])
     if served.model_warmup != new.model_warmup:  # another number of rows may not fit the others
@@ -45,10 +53,11 @@ def beside(served: Any, others: Sequence[int], new: Any) -> Any:
 
 
 def without(served: Any, left: Sequence[int], number: int) -> Any:
-    """The `ModelConfig` that serves the versions `left` of `served`, and `number` no longer."""
+    """The `ModelConfig` that serves the versions `left` of `served`, at least one, and `number` no
+    longer. `served` is not changed."""
     config = _copy(served)
     config.version_policy.specific.versions[:] = left
-    for key in _OF_A_VERSION:
+    for key in _PER_VERSION:
         config.parameters[key].string_value = fact(served, key, left[0])
         config.parameters.pop(f"{key}:{number}", None)
     return config
@@ -61,16 +70,21 @@ def files_of(model: Path, numbers: Sequence[int]) -> dict[str, Path]:
 
 
 def _requests(config: Any) -> dict[str, object]:
-    """What a request depends on, by its name in a message."""
+    """What the form of a request depends on, by its name in a message."""
+    inputs, outputs = (
+        [(tensor.name, tensor.data_type, tuple(tensor.dims)) for tensor in tensors]
+        for tensors in (config.input, config.output)
+    )
     return {
-        "inputs": [(t.name, t.data_type, tuple(t.dims)) for t in config.input],
-        "outputs": [(t.name, t.data_type, tuple(t.dims)) for t in config.output],
+        "inputs": inputs,
+        "outputs": outputs,
         "forms of requests": fact(config, REQUESTS),
         "largest batches": config.max_batch_size,
     }
 
 
-def _copy(config: Any) -> Any:
-    made = type(config)()
-    made.CopyFrom(config)
-    return made
+def _copy(message: Any) -> Any:
+    """A copy of a protobuf message."""
+    copied = type(message)()
+    copied.CopyFrom(message)
+    return copied

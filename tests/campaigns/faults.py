@@ -891,7 +891,7 @@ FAULTS = (
     # Servers
     Fault(
         "another bundle in the server is not noticed when connecting",
-        "        if theirs != digest:\n            raise VersionMismatch",
+        "        if served != digest:\n            raise VersionMismatch",
         "        if False:\n            raise VersionMismatch",
         ("test_another_bundle_under_the_same_name",),
     ),
@@ -915,13 +915,13 @@ FAULTS = (
     ),
     Fault(
         "a region that a late server may write into is used again",
-        "again = not (region.doubtful or self._closed)",
-        "again = not self._closed",
+        "reusable = not (region.doubtful or self._closed)",
+        "reusable = not self._closed",
         ("test_a_region_of_a_request_that_was_tried_again_is_nobody_elses",),
     ),
     Fault(
         "a server's answer that has another shape is accepted",
-        "            if theirs != (t.datatype, t.shape(rows[t.rows])):\n",
+        "            if (datatype, shape) != (tensor.datatype, needed_shape):\n",
         "            if False:\n",
         ("test_a_wrong_answer_is_refused_and_nothing_written",),
     ),
@@ -940,7 +940,7 @@ FAULTS = (
     ),
     Fault(
         "each message of a request has a deadline of its own",
-        'until = min(time.monotonic() + within_s, getattr(self._mine, "until", math.inf))',
+        "until = min(time.monotonic() + within_s, self._thread.until)",
         "until = time.monotonic() + within_s",
         ("test_several_messages_have_one_deadline",),
     ),
