@@ -198,7 +198,7 @@ def test_no_rollback_to_what_production_would_refuse(
     promoted: list[Version],
     damage: Callable[[Registry, list[Version]], None],
 ) -> None:
-    damage(registry, registry.versions("jets"))
+    damage(registry, list(registry.versions("jets")))
     with pytest.raises(NotPromotedError):
         registry.rollback("jets")
     assert registry.find("jets@production").number == 2

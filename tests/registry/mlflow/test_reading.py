@@ -350,12 +350,12 @@ def busy(no_credentials: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Busy
 
 
 def test_a_busy_server_is_asked_again(busy: Busy) -> None:
-    busy.errors += [503, 429]
+    busy.errors.extend([503, 429])
     assert busy.registry.list() == []
 
 
 def test_a_server_that_stays_busy_is_unavailable(busy: Busy) -> None:
-    busy.errors += [503] * 3
+    busy.errors.extend([503] * 3)
     with pytest.raises(RegistryUnavailableError):
         busy.registry.list()
 

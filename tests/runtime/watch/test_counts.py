@@ -181,7 +181,7 @@ def test_a_named_file_that_is_missing_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_missing_beside_others_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "0.json").write_text(of("a", [1] * 6).to_json())
+    (tmp_path / "0.json").write_text(counts("a", [1] * 6).to_json())
     with pytest.raises(LoadError, match="typo"):
         read_counts([tmp_path, tmp_path / "typo"], "a")
 
