@@ -59,6 +59,7 @@ class Capture:
         return self._optional("many.safetensors")
 
     def _optional(self, name: str) -> Path | None:
+        """A file of the folder, None if it is not there."""
         file = self.folder / name
         return file if file.exists() else None
 
@@ -71,13 +72,15 @@ class Capture:
         return digest.hexdigest()
 
     def save(self) -> None:
-        data = {each.name: getattr(self, each.name) for each in fields(self)}
+        """Write the facts into the folder, as JSON."""
+        data = {field.name: getattr(self, field.name) for field in fields(self)}
         data["signature"] = self.signature.to_dict()
         del data["folder"]
         (self.folder / "capture.json").write_text(json.dumps(data, indent=1))
 
     @classmethod
     def load(cls, folder: Path) -> Capture:
+        """The capture that `save` wrote into this folder."""
         data = json.loads((folder / "capture.json").read_text())  # ours
         return cls(folder, **{**data, "signature": Signature.from_dict(data["signature"])})
 
