@@ -283,8 +283,8 @@ def _check_eager(
             user_model = user_model.model
         raise CaptureError(
             f"the model gives two answers to the same inputs (output {differing!r}): "
-            f"{what_differs(user_model, ask)}. An artifact has one: switch off what is for training "
-            "alone (model.eval(), F.dropout(x, training=self.training)), and keep no state"
+            f"{what_differs(user_model, ask)}. An artifact has one: switch off what is for "
+            "training alone (model.eval(), F.dropout(x, training=self.training)), and keep no state"
         )
     # torch counts the writes into a tensor and into all its views.
     return _Checked(answers, tuple(i for i, tensor in enumerate(inputs) if tensor._version))

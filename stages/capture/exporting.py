@@ -180,7 +180,7 @@ def export_convention(
     stacks = stacks_of(signature)
     wrapped = SoaProgram(model, signature, frozenset(stack.block for stack in stacks))
     stacked = tuple(stack_arguments(arguments, stacks, lambda columns: torch.stack(columns, 1)))
-    shapes = stack_arguments(shapes, stacks, lambda columns: columns[0])  # rows are free in both
+    shapes = stack_arguments(shapes, stacks, lambda columns: columns[0])
     with quiet_torch(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
         try:
             # Functional form: torch 2.13 cannot save a program that returns nothing, and here the
