@@ -113,7 +113,7 @@ def _without_what_follows(
         unsure[bound.rows] = unsure.get(bound.rows, torch.zeros_like(one_sided)) | one_sided
     remaining = dict(bad)
     for bound in outputs_with_rows:
-        if not answers[bound.name].found.is_floating_point():
+        if not answers[bound.name].artifact.is_floating_point():
             elements = elements_by_row(bad[bound.name]) & ~unsure[bound.rows][:, None]
             remaining[bound.name] = elements.reshape(bad[bound.name].shape)
     return remaining

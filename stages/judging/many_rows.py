@@ -93,7 +93,7 @@ def tried_on(
             name: Answers.of(value, edge.outputs[name], tolerances[name])
             for name, value in session_answers(session, edge.inputs, edge.case).items()
         }
-        outside_by_output = {name: row_maxima(own.outside) for name, own in answers.items()}
+        outside_by_output = {name: row_maxima(answer.outside) for name, answer in answers.items()}
         outside = _by_dim(signature, outside_by_output)
         piece = _Piece(edge.inputs, edge.case, answers, outside)
         tried += sum(len(rows) for rows in outside.values())
@@ -164,8 +164,8 @@ def _joined(signature: Signature, differing: Sequence[_Piece]) -> _Piece:
 
     def joined_answers(name: str) -> Answers:
         return Answers(
-            found=rows_outside(lambda piece: piece.answers[name].found),
-            wanted=rows_outside(lambda piece: piece.answers[name].wanted),
+            artifact=rows_outside(lambda piece: piece.answers[name].artifact),
+            eager=rows_outside(lambda piece: piece.answers[name].eager),
             band=rows_outside(lambda piece: piece.answers[name].band),
             apart=rows_outside(lambda piece: piece.answers[name].apart),
         )
@@ -189,8 +189,8 @@ def _beside_float64(signature: Signature, piece: _Piece, program: Path) -> _Besi
         return _BesideFloat64(0, 0, piece.count, unexplained)
     of_artifact, of_eager = {}, {}
     for name, own in answers.items():
-        of_artifact[name] = row_maxima(distance(own.found, model.exact[name]) / own.band)
-        of_eager[name] = row_maxima(distance(own.wanted, model.exact[name]) / own.band)
+        of_artifact[name] = row_maxima(distance(own.artifact, model.exact[name]) / own.band)
+        of_eager[name] = row_maxima(distance(own.eager, model.exact[name]) / own.band)
     artifact_nearer = eager_nearer = 0
     eager_by_dim = _by_dim(signature, of_eager)
     for dim, artifact in _by_dim(signature, of_artifact).items():

@@ -42,12 +42,12 @@ def reproduce(opened: Opened, target: str, engine_name: str, folder: Path) -> It
     candidate = manifest.targets[target].candidates[engine_name]
     if candidate.bits is not None:
         yield Bits(target, engine_name, "where it was built", candidate.bits)
-    with held_files(opened, target, engine_name) as held:
+    with held_files(opened, target, engine_name) as files:
         job = {
             "engine": engine_name,
-            "file": str(held.file(candidate.files[0])),
+            "file": str(files.file(candidate.files[0])),
             "signature": manifest.signature,
-            "reference": str(held.file(manifest.reference)),
+            "reference": str(files.file(manifest.reference)),
         }
         tile = candidate.tile or 0
         function = "stages.judging.reproducing:bits_here"

@@ -89,27 +89,28 @@ class _InDouble(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class Answers:
-    """An artifact's answers, `found`, and the eager model's, `wanted`, of one output, in one shape.
+    """The answers of an artifact and of the eager model, of one output, in one shape.
 
     `band`: the tolerance of each element, > 0. `apart`: how far the answers are from each other.
     """
 
-    found: torch.Tensor
-    wanted: torch.Tensor
+    artifact: torch.Tensor
+    eager: torch.Tensor
     band: torch.Tensor
     apart: torch.Tensor
 
     @classmethod
-    def of(cls, found: torch.Tensor, expected: torch.Tensor, allowed: Tolerance) -> Answers:
-        """Compare answers with those of the eager model, `expected`."""
-        wanted = expected.reshape(found.shape).to(found.dtype)
-        apart = distance(found, wanted)
-        if not found.is_floating_point():  # different large int64 may be the same float64
-            apart = torch.where(found == wanted, 0.0, apart.clamp_min(1.0))
-        size = wanted.double().nan_to_num(0.0, 0.0, 0.0).abs()
+    def of(cls, artifact: torch.Tensor, expected: torch.Tensor, allowed: Tolerance) -> Answers:
+        """Compare answers with those of the eager model, `expected`, which may have another shape
+        and dtype."""
+        eager = expected.reshape(artifact.shape).to(artifact.dtype)
+        apart = distance(artifact, eager)
+        if not artifact.is_floating_point():  # different large int64 may be the same float64
+            apart = torch.where(artifact == eager, 0.0, apart.clamp_min(1.0))
+        size = eager.double().nan_to_num(0.0, 0.0, 0.0).abs()
         # A tolerance of 0 is made positive, since deviations are divided by it.
         band = (allowed.atol + allowed.rtol * size).clamp_min(1e-300)
-        return cls(found, wanted, band, apart)
+        return cls(artifact, eager, band, apart)
 
     @property
     def outside(self) -> torch.Tensor:
@@ -119,14 +120,14 @@ class Answers:
     @property
     def finite(self) -> torch.Tensor:
         """Where both answers are finite. Integers and bools always are."""
-        return self.found.isfinite() & self.wanted.isfinite()
+        return self.artifact.isfinite() & self.eager.isfinite()
 
     def sentence(self, name: str, bad: torch.Tensor) -> str:
         """How the output `name` differs at the first element for which `bad` is true."""
         row = int(row_maxima(bad).double().argmax())
         element = int(elements_by_row(bad)[row].double().argmax())
-        artifact = number(float(elements_by_row(self.found)[row, element]))
-        eager = number(float(elements_by_row(self.wanted)[row, element]))
+        artifact = number(float(elements_by_row(self.artifact)[row, element]))
+        eager = number(float(elements_by_row(self.eager)[row, element]))
         return f"output {name!r} differs from eager, row {row}: {artifact}, eager has {eager}"
 
 
@@ -183,10 +184,10 @@ def _answers_in_double(
     `high` the rounded number, in `low` what rounding took.
     """
     cpu = torch.device("cpu")
-    given, high = filled_collections(signature, inputs, case, cpu)
+    sources, high = filled_collections(signature, inputs, case, cpu)
     _, low = filled_collections(signature, inputs, case, cpu)
-    arguments = argument_tensors(signature, {**given, **high}, case)
-    remainders = argument_tensors(signature, {**given, **low}, case)
+    arguments = argument_tensors(signature, {**sources, **high}, case)
+    remainders = argument_tensors(signature, {**sources, **low}, case)
     floats = [
         i
         for i, argument in enumerate(signature.arguments)
@@ -220,10 +221,10 @@ def row_maxima(values: torch.Tensor) -> torch.Tensor:
     return elements_by_row(values).amax(1)
 
 
-def distance(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """|one - other|; 0 for equal infinities and for NaN in both, else infinity if one is not
-    finite."""
-    one, other = one.double(), other.double()
-    same = (one == other) | (one.isnan() & other.isnan())
-    finite = one.isfinite() & other.isfinite()
-    return torch.where(same, 0.0, torch.where(finite, (one - other).abs(), torch.inf))
+def distance(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """|first - second|, as float64; 0 for equal infinities and for NaN in both, else infinity if
+    one is not finite."""
+    first, second = first.double(), second.double()
+    equal = (first == second) | (first.isnan() & second.isnan())
+    finite = first.isfinite() & second.isfinite()
+    return torch.where(equal, 0.0, torch.where(finite, (first - second).abs(), torch.inf))

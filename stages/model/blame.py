@@ -27,7 +27,8 @@ from soa.signature import Signature
 def state_written(exported: ExportedProgram) -> list[str]:
     """The names of the buffers and parameters that a program changes."""
     signature = exported.graph_signature
-    changed = [str(s.target) for s in signature.output_specs if "MUTATION" in s.kind.name]
+    specs = [spec for spec in signature.output_specs if "MUTATION" in spec.kind.name]
+    changed = [str(spec.target) for spec in specs]
     return [name for name in changed if name not in signature.user_inputs]
 
 

@@ -59,28 +59,28 @@ class ModelSource:
 
         The imports of a factory's file are known only after it has run: see `loaded_sources`.
         """
-        parts: dict[str, str] = {"kwargs": repr(sorted(self.kwargs.items()))}  # by their names
+        digests: dict[str, str] = {"kwargs": repr(sorted(self.kwargs.items()))}
         if self.factory is not None:
-            parts["factory"] = self.factory.rpartition("/")[2]
+            digests["factory"] = self.factory.rpartition("/")[2]
             file_or_module, _, _ = self.factory.rpartition(":")
             if file_or_module.endswith(".py"):
-                parts["code"] = _digest_of(Path(file_or_module))
+                digests["code"] = _digest_of(Path(file_or_module))
             else:
-                parts["code"] = _module_fingerprint(file_or_module)
+                digests["code"] = _module_fingerprint(file_or_module)
         for name in ("program", "torchscript", "trees", "weights"):
             path = getattr(self, name)
             if path is not None:
-                parts[name] = _digest_of(path)
+                digests[name] = _digest_of(path)
         if self.onnx is not None:
-            parts |= {f"onnx/{path.name}": _digest_of(path) for path in onnx_files(self.onnx)}
-        parts["weights_prefix"] = self.weights_prefix
+            digests |= {f"onnx/{path.name}": _digest_of(path) for path in onnx_files(self.onnx)}
+        digests["weights_prefix"] = self.weights_prefix
         if any(self.preprocess):
-            parts["preprocess"] = repr(self.preprocess)
+            digests["preprocess"] = repr(self.preprocess)
         if self.padding:
-            parts["padding"] = repr(self.padding)
+            digests["padding"] = repr(self.padding)
         if self.arrangement is not None and not self.arrangement.plain:
-            parts["arrangement"] = repr(self.arrangement)
-        return parts
+            digests["arrangement"] = repr(self.arrangement)
+        return digests
 
 
 def _digest_of(path: Path) -> str:

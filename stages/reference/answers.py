@@ -279,7 +279,7 @@ def random_inputs(
 
     most = {name: signature.ranges[dim].proven for name, dim in signature.rows_of.items()}
     inputs: Arrays = {
-        name: {c.name: draw(c, most[name]) for c in signature.layouts[name].numbers}
+        name: {column.name: draw(column, most[name]) for column in signature.layouts[name].numbers}
         for name in signature.input_collections
     }
     for name in signature.jagged:
@@ -289,7 +289,7 @@ def random_inputs(
 
 
 def check_inputs(
-    signature: Signature, given: Mapping[str, Mapping[str, Any]], rows: Case | None = None
+    signature: Signature, arrays: Mapping[str, Mapping[str, Any]], rows: Case | None = None
 ) -> Arrays:
     """Check inputs from the user against the layouts. They must have at least `rows` rows.
     By default: as many as validation runs; then the first three jagged rows are also made overlong,
@@ -299,12 +299,14 @@ def check_inputs(
         layout = signature.layouts[name]
         dim = signature.rows_of[name]
         n = signature.ranges[dim].proven if rows is None else rows[dim]
-        if not isinstance(given, Mapping) or not isinstance(given.get(name), Mapping):
+        if not isinstance(arrays, Mapping) or not isinstance(arrays.get(name), Mapping):
             raise ReferenceDataError(
                 f"the reference has no collection {name!r}: give {{collection: {{column: array}}}}"
             )
-        columns = {**_written_columns(signature, name, n), **given[name]}
-        checked[name] = {c.name: _check_column(name, c, columns, n) for c in layout.numbers}
+        columns = {**_written_columns(signature, name, n), **arrays[name]}
+        checked[name] = {
+            column.name: _check_column(name, column, columns, n) for column in layout.numbers
+        }
     return with_every_kind(signature, checked) if rows is None else checked
 
 
@@ -325,14 +327,14 @@ def _shape(column: Column, n: int) -> tuple[int, ...]:
 
 
 def _check_column(
-    collection: str, column: Column, given: Mapping[str, Any], n: int
+    collection: str, column: Column, columns: Mapping[str, Any], n: int
 ) -> torch.Tensor:
     """The first n rows of a column as a tensor in new memory. Raises ReferenceDataError if it does
     not fit."""
     where = f"reference column {collection}.{column.name}"
-    if column.name not in given:
+    if column.name not in columns:
         raise ReferenceDataError(f"{where} is missing")
-    value = given[column.name]
+    value = columns[column.name]
     try:
         tensor = value if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value))
     except (TypeError, ValueError) as error:
@@ -355,24 +357,24 @@ def filled_collections(
     """Input collections with the first rows of the reference inputs, and zeroed output
     collections, both by name. A collection that is input and output is one object in both."""
     inputs = inputs_at(signature, inputs, case)
-    given: dict[str, Collection] = {}
+    sources: dict[str, Collection] = {}
     for name in signature.input_collections:
         collection = Collection(signature.layouts[name], case[signature.rows_of[name]])
         for column in collection.layout.numbers:
             collection.fill(column.name, inputs[name][column.name])
-        given[name] = collection if device.type == "cpu" else collection.to(device)
+        sources[name] = collection if device.type == "cpu" else collection.to(device)
     written = {
-        name: given.get(name)
+        name: sources.get(name)
         or Collection(signature.layouts[name], case[signature.rows_of[name]], device)
         for name in signature.output_collections
     }
-    return given, written
+    return sources, written
 
 
 def session_answers(session: Session, inputs: Arrays, case: Case) -> dict[str, torch.Tensor]:
     """A session's answers to the first rows of `inputs`, by block, on the CPU."""
-    given, written = filled_collections(session.signature, inputs, case, session.device)
-    session.run(given, written)
+    sources, written = filled_collections(session.signature, inputs, case, session.device)
+    session.run(sources, written)
     return {
         bound.name: read_block(bound, written[bound.block.collection]).cpu()
         for bound in session.signature.outputs

@@ -92,8 +92,9 @@ def _outputs(path: Path, stored: Any, signature: Signature, i: int, case: Case) 
     if case.keys() != set(signature.dims) or not set(keys.values()) <= set(stored.keys()):
         raise another
     outputs = {name: _values(path, stored, key) for name, key in keys.items()}
-    if any(outputs[b.name].shape != b.shape(case[b.rows]) for b in signature.outputs):
-        raise another
+    for bound in signature.outputs:
+        if outputs[bound.name].shape != bound.shape(case[bound.rows]):
+            raise another
     return outputs
 
 

@@ -243,6 +243,7 @@ def _same_values(reference: Reference, columns: list[Member]) -> list[list[Membe
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors are equal, with NaN equal to NaN."""
-    return bool(((one == other) | ((one != one) & (other != other))).all())
+def _alike(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two tensors are equal, with NaN equal to NaN, the only number that is not itself."""
+    both_nan = (first != first) & (second != second)
+    return bool(((first == second) | both_nan).all())

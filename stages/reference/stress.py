@@ -45,7 +45,8 @@ class Member:
 def members(signature: Signature) -> list[Member]:
     """The input columns that the model reads, without the offsets of jagged rows."""
     offsets = {offsets_of(name) for name in signature.jagged}
-    read = {(b.block.collection, c) for b in signature.inputs for c in b.block.columns}
+    blocks = [bound.block for bound in signature.inputs]
+    read = {(block.collection, column) for block in blocks for column in block.columns}
     return [
         Member(name, column)
         for name in signature.input_collections

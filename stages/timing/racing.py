@@ -53,8 +53,10 @@ def benchmark_cases(signature: Signature) -> list[Case]:
         rows = signature.ranges[dim]
         per_dim[dim] = list(rows.typical) or sorted({max(1, rows.min), rows.max})
     longest = max(len(sizes) for sizes in per_dim.values())
-    return [{dim: sizes[min(i, len(sizes) - 1)] for dim, sizes in per_dim.items()}
-            for i in range(longest)]  # fmt: skip
+    return [
+        {dim: sizes[min(i, len(sizes) - 1)] for dim, sizes in per_dim.items()}
+        for i in range(longest)
+    ]
 
 
 def ladder(signature: Signature) -> list[Case]:
@@ -64,7 +66,7 @@ def ladder(signature: Signature) -> list[Case]:
         return cases
     (dim,) = signature.dims
     rows = signature.ranges[dim]
-    sizes = {case[dim] for case in cases} | {10**k for k in range(10)} | {rows.max}
+    sizes = {case[dim] for case in cases} | {10**exponent for exponent in range(10)} | {rows.max}
     return [{dim: n} for n in sorted(sizes) if max(rows.min, 1) <= n <= rows.max]
 
 
@@ -347,7 +349,7 @@ def row_major_call(
 ) -> Callable[[], None]:
     """A call: columns on `device` → row-major tensors → model → columns; without a model, only the
     copies."""
-    given, written = filled_collections(signature, inputs, case, device)
+    sources, written = filled_collections(signature, inputs, case, device)
     blank = [
         torch.zeros(bound.shape(case[bound.rows]), device=device) for bound in signature.outputs
     ]
@@ -357,7 +359,7 @@ def row_major_call(
             # The copies that this project avoids.
             arguments = []
             for bound in signature.inputs:
-                block = read_block(bound, given[bound.block.collection], device)
+                block = read_block(bound, sources[bound.block.collection], device)
                 arguments.append(block.to(torch_dtype(bound.plan.dtype)))
             returned = blank if model is None else outputs_in_order(model(*arguments), signature)
             for bound, value in zip(signature.outputs, returned, strict=True):
