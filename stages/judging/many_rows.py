@@ -127,8 +127,9 @@ def _judged_by_float64(
 ) -> Tried:
     """Compare rows outside, or the first of them, with the float64 model. If rows are independent,
     only they are run, else their whole pieces."""
-    one_dim = len(signature.dims) == 1 and not any(bound.rowless for bound in signature.outputs)
-    if one_dim and not signature.jagged and dependence_of(None, program) is None:
+    plain_rows = len(signature.dims) == 1 and not signature.jagged
+    plain_rows = plain_rows and not any(bound.rowless for bound in signature.outputs)
+    if plain_rows and dependence_of(None, program) is None:
         pieces = [_joined(signature, differing)]
     else:
         pieces = list(differing[:_PIECES_LOOKED_AT])

@@ -180,7 +180,7 @@ def _answers_in_double(
 ) -> dict[str, torch.Tensor]:
     """The program's answers in float64 arithmetic, as float64. `seed`: see `_InDouble`.
 
-    The layouts have columns of narrower floats. Two of them hold a double: in the collections
+    The layouts may have columns of narrower floats. Two of them hold a double: in the collections
     `high` the rounded number, in `low` what rounding took.
     """
     cpu = torch.device("cpu")

@@ -143,10 +143,10 @@ def validate_candidate(
         payload["keep_memory"] = False
         outcome = run_isolated(_HERE, payload, folder, left_s, imports)
     if not outcome.ok:
-        why = outcome.error
+        why = str(outcome.error)
         if why in ("killed by SIGSEGV", "killed by SIGBUS"):
             why = f"{why} {_last_case(outcome.log)}"
-        return ValidationReport.failed(trial.engine, f"{why}", outcome.trace, outcome.code)
+        return ValidationReport.failed(trial.engine, why, outcome.trace, outcome.code)
     return ValidationReport.from_dict(outcome.value)
 
 

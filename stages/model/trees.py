@@ -365,8 +365,8 @@ def _lightgbm(text: str) -> Trees:
     outputs, features = int(header["num_tree_per_iteration"]), int(header["max_feature_idx"]) + 1
     objective, *options = header.get("objective", "custom").split()
     link = _link_of("regression-sqrt" if "sqrt" in options else objective)
-    factors = [float(text[len("sigmoid:") :]) for text in options if text.startswith("sigmoid:")]
-    scale = factors[0] if factors else 1.0
+    factors = [each.partition(":")[2] for each in options if each.startswith("sigmoid:")]
+    scale = float(factors[0]) if factors else 1.0
     read = [_lightgbm_tree(_fields(section)) for section in sections]
     zero_is_missing = any(each.zero_is_missing for each in read)
     if zero_is_missing and any(each.zero_is_a_number for each in read):

@@ -236,15 +236,17 @@ SIZES_AT = {
     "Reshape": "1", "Expand": "1", "Slice": "1234", "Tile": "1", "Unsqueeze": "1", "Squeeze": "1",
     "Split": "1", "TopK": "1", "ConstantOfShape": "0", "Range": "012", "Trilu": "1", "CumSum": "1",
 }  # fmt: skip
+# In these tables x and y are data, i indices, w weights and b biases; the order of an operator's
+# parameters is that of the specification.
 # Operators on sizes alone; None if the result is no size.
 ON_SIZES: dict[str, Callable[..., Any]] = {
     "Identity": lambda node, x: x, "Cast": lambda node, x: x if "int" in node("to") else None,
     "Add": _plain(operator.add), "Sub": _plain(operator.sub), "Mul": _plain(operator.mul),
     "Div": _plain(operator.floordiv), "Equal": _plain(operator.eq),
-    "Where": lambda node, c, x, y: np.where(c.astype(np.bool_), x, y),
+    "Where": lambda node, condition, x, y: np.where(condition.astype(np.bool_), x, y),
     "Gather": lambda node, x, i: x[i.astype(np.int64)],
     "Concat": lambda node, *x: np.concatenate(x),
-    "Slice": lambda node, x, s, e, axes=None, by=(1,): x[s[0] : e[0] : by[0]],
+    "Slice": lambda node, x, start, end, axes=None, step=(1,): x[start[0] : end[0] : step[0]],
     "Unsqueeze": lambda node, x, axes: x.reshape(-1),
     "Squeeze": lambda node, x, axes=None: x.reshape(()),
     "Reshape": lambda node, x, shape: x.reshape(shape.astype(np.int64)),
