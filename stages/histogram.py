@@ -93,6 +93,7 @@ class Histogram:
 
     @property
     def mean(self) -> float:
+        """The mean of all finite values; NaN without any."""
         return self.total / self.finite if self.finite else math.nan
 
     def edges(self) -> list[float]:

@@ -101,6 +101,8 @@ class TargetResult:
 
     @property
     def status(self) -> Literal["verified", "failed"] | Evidence:
+        """`verified` if a valid artifact is chosen, the evidence for an unverified one, else
+        `failed`."""
         if self.chosen is None:
             return "failed"
         report = self.candidates[self.chosen].report

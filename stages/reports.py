@@ -208,6 +208,7 @@ class ValidationReport:
         return replace(self, reason=reason, trace=None)
 
     def to_dict(self) -> dict[str, Any]:
+        """The report as JSON data, which earlier releases read too."""
         data = asdict(self)
         for name in ("trace", "many_rows"):  # earlier releases know no such keys
             if data[name] is None:

@@ -37,14 +37,17 @@ class Capture:
 
     @property
     def program(self) -> Path:
+        """The exported program in the calling convention."""
         return self.folder / "program.pt2"
 
     @property
     def script(self) -> Path | None:
+        """The TorchScript file; None if none was made."""
         return self.folder / "model.ts" if self.torchscript else None
 
     @property
     def reference(self) -> Path:
+        """The file of the reference."""
         return self.folder / "reference.safetensors"
 
     @property

@@ -61,6 +61,7 @@ class RowWise(torch.nn.Module):
         first_weight = len(inputs)
 
         def one_row(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            """The answers to one row: `tensors` are its values, whole inputs, and weights."""
             row_values = iter(tensors[: len(with_rows)])
             whole_values = iter(tensors[len(with_rows) : first_weight])
             arguments = [

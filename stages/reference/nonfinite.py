@@ -57,6 +57,7 @@ class Nonfinite:
 
     @property
     def share(self) -> float:
+        """The fraction of the values that is NaN or infinite."""
         return self.count / max(1, self.values)
 
 

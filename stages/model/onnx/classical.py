@@ -277,8 +277,10 @@ def _nodes(node: Node) -> _Nodes:
     for unused in ("nodes_hitrates", "nodes_hitrates_as_tensor"):
         node(unused)  # `Node.check` refuses an attribute that was not read
     tree_ids = np.asarray(node("nodes_treeids"))
-    trees = tree_ids.tolist()
-    position = {key: i for i, key in enumerate(zip(trees, node("nodes_nodeids"), strict=True))}
+    tree_of_node = tree_ids.tolist()
+    position = {
+        key: i for i, key in enumerate(zip(tree_of_node, node("nodes_nodeids"), strict=True))
+    }
     modes = np.array([mode.decode() for mode in node("nodes_modes")])
     if unknown := {*modes.tolist()} - {*_BRANCHES, "LEAF"}:
         raise ValueError(f"{', '.join(sorted(unknown))} is not known here: train on numbers")
@@ -288,18 +290,18 @@ def _nodes(node: Node) -> _Nodes:
     next_larger = np.nextafter(threshold, threshold.dtype.type(np.inf))
     leaf, opposite = modes == "LEAF", np.isin(modes, ["BRANCH_GT", "BRANCH_GTE"])
     threshold = np.where(np.isin(modes, ["BRANCH_LEQ", "BRANCH_GT"]), next_larger, threshold)
-    missing_true = np.asarray(node("nodes_missing_value_tracks_true", np.zeros(len(trees))))
+    missing_true = np.asarray(node("nodes_missing_value_tracks_true", np.zeros(len(tree_of_node))))
     if_true, if_false = (  # a leaf names no node that is there
-        np.array([position.get(key, 0) for key in zip(trees, node(name), strict=True)])
+        np.array([position.get(key, 0) for key in zip(tree_of_node, node(name), strict=True)])
         for name in ("nodes_truenodeids", "nodes_falsenodeids")
     )
     below = np.stack(
         [np.where(opposite, if_false, if_true), np.where(opposite, if_true, if_false)], axis=1
     )
     return _Nodes(
-        trees={tree: np.flatnonzero(tree_ids == tree) for tree in dict.fromkeys(trees)},
+        trees={tree: np.flatnonzero(tree_ids == tree) for tree in dict.fromkeys(tree_of_node)},
         position=position,
-        below=np.where(leaf[:, None], np.arange(len(trees))[:, None], below),
+        below=np.where(leaf[:, None], np.arange(len(tree_of_node))[:, None], below),
         feature=np.where(leaf, 0, node("nodes_featureids")),
         threshold=np.where(leaf, 0, threshold),
         missing_left=missing_true != opposite,

@@ -98,6 +98,7 @@ def _expand(node: Node, x: Tensor, shape: list[Any]) -> Tensor:
 def _slice(
     node: Node, x: Tensor, starts: Any, ends: Any, axes: Any = None, steps: Any = None
 ) -> Tensor:
+    """Slice one axis after the other. torch has no negative steps."""
     for i, start in enumerate(starts):
         axis = axes[i] if axes else i
         step = steps[i] if steps else 1
@@ -108,15 +109,18 @@ def _slice(
 
 
 def _unsqueeze(node: Node, x: Tensor, axes: list[int]) -> Tensor:
-    dims = x.dim() + len(axes)  # of the result, to which negative axes refer
+    """Insert axes of size 1. The axes are numbered in the result."""
+    dims = x.dim() + len(axes)
     for axis in sorted(axis % dims for axis in axes):
         x = x.unsqueeze(axis)
     return x
 
 
 def _squeeze(node: Node, x: Tensor, axes: list[int] | None = None) -> Tensor:
-    ones = [i for i, size in enumerate(x.shape) if _is(size, 1)]
-    return x.squeeze(tuple(ones if axes is None else axes))
+    """Remove axes of size 1; by default all whose size is the number 1, not a symbol."""
+    if axes is None:
+        axes = [i for i, size in enumerate(x.shape) if _is(size, 1)]
+    return x.squeeze(tuple(axes))
 
 
 def _flatten(node: Node, x: Tensor) -> Tensor:
@@ -158,16 +162,19 @@ _MEANS: dict[int, Callable[..., Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3:
 
 
 def _convolution(node: Node, x: Tensor, *weights: Any) -> Tensor:
+    """A convolution over the axes after the first two, which are rows and channels."""
     convolve = _CONVOLUTIONS[x.dim() - 2]
     options = {"groups": node("group", 1), "dilation": node("dilations", 1)}
     return convolve(x, *weights, **options, **_stride_and_padding(node, x))
 
 
 def _largest_of_windows(node: Node, x: Tensor) -> Tensor:
+    """MaxPool over the axes after the first two."""
     return _LARGEST[x.dim() - 2](x, dilation=node("dilations", 1), **_pool_options(node, x))
 
 
 def _mean_of_windows(node: Node, x: Tensor) -> Tensor:
+    """AveragePool over the axes after the first two."""
     padding_counts = bool(node("count_include_pad"))
     return _MEANS[x.dim() - 2](x, count_include_pad=padding_counts, **_pool_options(node, x))
 
@@ -212,6 +219,7 @@ def _product(x: Tensor, axes: list[int], keep: bool) -> Tensor:
 
 
 def _cast(node: Node, x: Tensor) -> Tensor:
+    """Raises CaptureError for a dtype that torch does not have, such as text."""
     dtype = getattr(torch, node("to"), None)
     if dtype is None:
         raise CaptureError(f"{node.name} makes {node('to')} of numbers, which no column can be")
