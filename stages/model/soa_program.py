@@ -121,34 +121,29 @@ class SoaProgram(torch.nn.Module):
         return shaped
 
     def _write(
-        self,
-        i: int,
-        bound: BoundBlock,
-        value: torch.Tensor,
-        arguments: Sequence[torch.Tensor],
-        n: int,
+        self, i: int, bound: BoundBlock, value: torch.Tensor, into: Sequence[torch.Tensor], n: int
     ) -> None:
-        """Write the model's value of an output block into its arguments, which are as in `_read`.
+        """Write the model's value of an output block `into` its arguments, which are as in `_read`.
         `i`: its index among all blocks, the inputs first."""
         plan = bound.plan
         if plan.kind == "scalars":
             flat = value.reshape(-1)
-            for place, argument in enumerate(arguments):
+            for place, argument in enumerate(into):
                 argument.copy_(flat.narrow(0, place, 1))
             return
         if plan.kind == "matrix" and _is_eigen(bound):
             block = value.permute(2, 1, 0).flatten(0, 1)
-            arguments[0].narrow(1, 0, n).copy_(block)
+            into[0].narrow(1, 0, n).copy_(block)
             return
         block = value.unsqueeze(1) if value.dim() == 1 else value.flatten(1)
         if plan.kind == "columns":
-            for place, argument in enumerate(arguments):
+            for place, argument in enumerate(into):
                 argument.copy_(block.select(1, place))
             return
         block = block.transpose(0, 1)
         if not plan.identity:
             block = block.index_select(0, self.get_buffer(f"order_{i}"))
-        arguments[0].narrow(1, 0, n).copy_(block)
+        into[0].narrow(1, 0, n).copy_(block)
 
 
 class TracedProgram(torch.nn.Module):

@@ -23,14 +23,14 @@ from stages.reference.nonfinite import CURE, Case, label
 _ROWS, _MORE_ROWS = 32, 1000
 
 
-class Member(NamedTuple):
-    """An input column."""
+class _InputColumn(NamedTuple):
+    """An input column, as notes name it: `collection.name`."""
 
     collection: str
-    column: str
+    name: str
 
     def __str__(self) -> str:
-        return f"{self.collection}.{self.column}"
+        return f"{self.collection}.{self.name}"
 
 
 def weaknesses(
@@ -41,10 +41,10 @@ def weaknesses(
     Raises ReferenceDataError if it shows nothing: no input changes any output.
     """
     blocks = [bound.block for bound in signature.inputs]
-    read = [Member(block.collection, name) for block in blocks for name in block.columns]
+    read = [_InputColumn(block.collection, name) for block in blocks for name in block.columns]
     columns = list(dict.fromkeys(read))
-    constant = [member for member in columns if _constant(_values(reference, member))]
-    varying = [member for member in columns if member not in constant]
+    constant = [column for column in columns if _constant(_values(reference, column))]
+    varying = [column for column in columns if column not in constant]
     effects = _effects(model, signature, reference, varying)
     if not effects.outputs:
         why = f"no input changes any output (asked at {effects.largest})"
@@ -54,16 +54,16 @@ def weaknesses(
             f"the reference proves nothing: {why}, so an artifact that reads the wrong memory "
             f"would pass: {CURE}"
         )
-    notes = [f"input column {member} is the same in every row" for member in constant]
+    notes = [f"input column {column} is the same in every row" for column in constant]
     notes += [
-        f"input columns {' and '.join(map(str, same))} hold the same values: an artifact that "
+        f"input columns {' and '.join(map(str, group))} hold the same values: an artifact that "
         "confuses them would pass"
-        for same in _same_values(reference, varying)
+        for group in _same_values(reference, varying)
     ]
     notes += [
-        f"input column {member} changes no output (other values were tried at {effects.largest})"
-        for member in varying
-        if member in effects.tried - effects.columns
+        f"input column {column} changes no output (other values were tried at {effects.largest})"
+        for column in varying
+        if column in effects.tried - effects.columns
     ]
     for bound in signature.outputs:
         if bound.name in effects.outputs:
@@ -79,25 +79,25 @@ def weaknesses(
 class _Effects:
     """What other values in the input columns have shown so far."""
 
-    tried: set[Member] = field(default_factory=set)
+    tried: set[_InputColumn] = field(default_factory=set)
     """The columns that got other values."""
-    columns: set[Member] = field(default_factory=set)
+    columns: set[_InputColumn] = field(default_factory=set)
     """The columns that change an output."""
     outputs: set[str] = field(default_factory=set)
     """The outputs that change."""
     largest: str = ""
     """The last number of rows that was tried."""
 
-    def add(self, member: Member, changed: set[str]) -> None:
+    def add(self, column: _InputColumn, changed: set[str]) -> None:
         """Note the outputs that changed with other values in a column."""
-        self.tried.add(member)
+        self.tried.add(column)
         self.outputs |= changed
         if changed:
-            self.columns.add(member)
+            self.columns.add(column)
 
 
 def _effects(
-    model: torch.nn.Module, signature: Signature, reference: Reference, columns: list[Member]
+    model: torch.nn.Module, signature: Signature, reference: Reference, columns: list[_InputColumn]
 ) -> _Effects:
     """Give each column other values, first in one row, then in all rows, until each has changed an
     output and each output has changed.
@@ -110,26 +110,26 @@ def _effects(
     for case in _sizes_to_ask(reference.cases):
         effects.largest = label(case)
         expected = reference.outputs[reference.cases.index(case)]
-        for member in columns:
-            if member in effects.columns and effects.outputs == names:
+        for column in columns:
+            if column in effects.columns and effects.outputs == names:
                 continue
-            n = case[signature.rows_of[member.collection]]
-            other = _drawn_anew(_values(reference, member), n, generator)
+            n = case[signature.rows_of[column.collection]]
+            other = _drawn_anew(_values(reference, column), n, generator)
             if other is None:
                 continue
             inputs = {name: dict(values) for name, values in reference.inputs.items()}
-            inputs[member.collection][member.column] = other
+            inputs[column.collection][column.name] = other
             try:
                 answers = eager_answers(model, signature, inputs, case)
                 changed = {name for name in names if not _alike(answers[name], expected[name])}
             except Exception:  # an error shows that the model reads the column
                 changed = names
-            effects.add(member, changed)
+            effects.add(column, changed)
     return effects
 
 
 def _effects_in_rows(
-    model: torch.nn.Module, signature: Signature, reference: Reference, columns: list[Member]
+    model: torch.nn.Module, signature: Signature, reference: Reference, columns: list[_InputColumn]
 ) -> _Effects:
     """Give each column another of its values in one row only: one run of the model tries as many
     columns as there are rows.
@@ -146,28 +146,28 @@ def _effects_in_rows(
     (n,) = case.values()
     for start in range(0, len(columns), n):
         inputs = {name: dict(values) for name, values in reference.inputs.items()}
-        changed_in: dict[int, Member] = {}  # by row
-        for row, member in enumerate(columns[start : start + n]):
-            other = _changed_in_row(_values(reference, member), row, n)
+        changed_in: dict[int, _InputColumn] = {}  # by row
+        for row, column in enumerate(columns[start : start + n]):
+            other = _changed_in_row(_values(reference, column), row, n)
             if other is not None:
-                inputs[member.collection][member.column] = other
-                changed_in[row] = member
+                inputs[column.collection][column.name] = other
+                changed_in[row] = column
         try:
             answers = eager_answers(model, signature, inputs, case)
         except Exception:  # tried one by one, each column shows whether it is the cause
             continue
-        for row, member in changed_in.items():
+        for row, column in changed_in.items():
             changed = {
                 name for name in with_rows if not _alike(answers[name][row], expected[name][row])
             }
             if changed:
-                effects.add(member, changed)
+                effects.add(column, changed)
     return effects
 
 
-def _values(reference: Reference, member: Member) -> torch.Tensor:
+def _values(reference: Reference, column: _InputColumn) -> torch.Tensor:
     """A column of the reference's inputs."""
-    return reference.inputs[member.collection][member.column]
+    return reference.inputs[column.collection][column.name]
 
 
 def _changed_in_row(values: torch.Tensor, row: int, n: int) -> torch.Tensor | None:
@@ -231,15 +231,15 @@ def _constant_columns(signature: Signature, bound: BoundBlock, reference: Refere
     ]
 
 
-def _same_values(reference: Reference, columns: list[Member]) -> list[list[Member]]:
+def _same_values(reference: Reference, columns: list[_InputColumn]) -> list[list[_InputColumn]]:
     """Groups of several columns that hold the same bytes, with equal shapes and dtypes."""
-    groups: dict[tuple[torch.Size, torch.dtype, str], list[Member]] = {}
-    for member in columns:
-        values = _values(reference, member)
+    groups: dict[tuple[torch.Size, torch.dtype, str], list[_InputColumn]] = {}
+    for column in columns:
+        values = _values(reference, column)
         if values.ndim:
             content = values.contiguous().view(torch.uint8).numpy()
             digest = hashlib.sha256(content.data).hexdigest()
-            groups.setdefault((values.shape, values.dtype, digest), []).append(member)
+            groups.setdefault((values.shape, values.dtype, digest), []).append(column)
     return [group for group in groups.values() if len(group) > 1]
 
 

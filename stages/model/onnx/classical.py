@@ -327,17 +327,16 @@ def _trees(
     order = [output_of_tree.get(tree, 0) for tree in nodes.trees]
     # Boosting makes a tree for each class. Other trees have a value for each class in a leaf.
     single = len(pairs) == len(order) and len({order.count(i) for i in range(outputs)}) == 1
-    trees = []
-    for tree, positions in nodes.trees.items():
-        trees.append(
-            Tree(
-                children=np.searchsorted(positions, nodes.below[positions]),
-                feature=nodes.feature[positions],
-                threshold=nodes.threshold[positions],
-                missing_left=nodes.missing_left[positions],
-                value=value[positions, output_of_tree[tree]] if single else value[positions],
-            )
+    trees = [
+        Tree(
+            children=np.searchsorted(positions, nodes.below[positions]),
+            feature=nodes.feature[positions],
+            threshold=nodes.threshold[positions],
+            missing_left=nodes.missing_left[positions],
+            value=value[positions, output_of_tree[tree]] if single else value[positions],
         )
+        for tree, positions in nodes.trees.items()
+    ]
     scale = 1 / len(trees) if average else 1.0
     # `Trees` scales the base too.
     base = base / scale if len(base) == outputs else np.zeros(outputs)

@@ -23,12 +23,9 @@ _SHOWN = 10  # classes in a sentence
 
 def onnx_files(path: Path) -> list[Path]:
     """The file and the files beside it that hold its weights. Raises SourceError."""
-    names = {
-        entry.value
-        for tensor in read(path, weights=False).graph.initializer
-        for entry in tensor.external_data
-        if entry.key == "location"
-    }
+    tensors = read(path, weights=False).graph.initializer
+    entries = [entry for tensor in tensors for entry in tensor.external_data]
+    names = {entry.value for entry in entries if entry.key == "location"}
     return [path, *(path.parent / name for name in sorted(names))]
 
 
