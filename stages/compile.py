@@ -127,14 +127,15 @@ def compile_here(
     facts: dict[str, Any] = {}
     for step in declared("stages", "step").values():
         facts |= step.load()().facts(name, parsed_target, [folder / file for file in files])
-    if facts:
-        of_engine = json.loads((folder / FACTS).read_text()) if FACTS in files else {}  # ours
-        (folder / FACTS).write_text(json.dumps({**of_engine, **facts}))
-        if (
-            files and FACTS not in files
-        ):  # without files the portable file runs, and stays the first
-            files = [*files, FACTS]
-    return files
+    return _with_facts(files, folder, facts) if facts else files
+
+
+def _with_facts(files: list[str], folder: Path, facts: Mapping[str, Any]) -> list[str]:
+    """Add facts to those that the engine wrote into its facts file. Returns a candidate's files
+    with this one; none if it has none, since the first file is the one to open."""
+    of_engine = json.loads((folder / FACTS).read_text()) if FACTS in files else {}  # ours
+    (folder / FACTS).write_text(json.dumps({**of_engine, **facts}))
+    return [*files, FACTS] if files and FACTS not in files else files
 
 
 def artifact_file(name: str, files: tuple[str, ...], folder: Path, capture: Capture) -> Path:

@@ -72,13 +72,23 @@ def with_columns(
     for stack in stacks:
         name = str(name_of[stack.first])
         columns[name] = _spread(graph, nodes[name], stack)
-    specs = [
-        InputSpec(InputKind.USER_INPUT, TensorArgument(name), None) if name else spec
-        for spec in signature.input_specs
-        for name in columns.get(getattr(spec.arg, "name", ""), [""])
-    ]
+    specs: list[InputSpec] = []
+    for spec in signature.input_specs:
+        names = columns.get(getattr(spec.arg, "name", ""))
+        if names is None:
+            specs.append(spec)
+        else:
+            specs += [InputSpec(InputKind.USER_INPUT, TensorArgument(name), None) for name in names]
     graph.lint()
     program.graph_module.recompile()
+    return _with_inputs(program, specs, arguments)
+
+
+def _with_inputs(
+    program: ExportedProgram, specs: list[InputSpec], arguments: Sequence[torch.Tensor]
+) -> ExportedProgram:
+    """The program with the inputs that its graph has now: `specs` describe them, and `arguments`
+    are the example."""
     entry, *others = program.module_call_graph
     assert entry.signature is not None
     inputs = [spec.arg for spec in specs if spec.kind is InputKind.USER_INPUT]
@@ -90,8 +100,8 @@ def with_columns(
     )
     return ExportedProgram(
         root=program.graph_module,
-        graph=graph,
-        graph_signature=replace(signature, input_specs=specs),
+        graph=program.graph,
+        graph_signature=replace(program.graph_signature, input_specs=specs),
         state_dict=program.state_dict,
         range_constraints=program.range_constraints,
         module_call_graph=[replace(entry, signature=called), *others],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from pickle import UnpicklingError
+from typing import Any
 
 import torch
 
@@ -16,10 +17,7 @@ from stages.errors import SourceError
 
 def read_state(path: Path) -> dict[str, torch.Tensor]:
     """Read a state dict, names to tensors on the CPU, from safetensors or from a torch.save file
-    that holds only plain data. Raises SourceError.
-
-    For a checkpoint, it takes the only entry that is a state dict.
-    """
+    that holds only plain data: a state dict, or a checkpoint with one. Raises SourceError."""
     if not path.is_file():
         raise SourceError(f"no weights at {path}")
     try:
@@ -29,7 +27,7 @@ def read_state(path: Path) -> dict[str, torch.Tensor]:
             return load_file(path)
         check_zip(path)
         with quiet_torch():
-            state = torch.load(path, map_location="cpu", weights_only=True)
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
         pickled = re.search(r"GLOBAL (\S+)", str(error))
         why = "it is no file that torch.save writes"
@@ -40,9 +38,15 @@ def read_state(path: Path) -> dict[str, torch.Tensor]:
         ) from error
     except Exception as error:
         raise SourceError(f"{path} holds no readable weights: {first_line(error)}") from error
-    if _is_state(state):
-        return state  # type: ignore[no-any-return]
-    entries = state if isinstance(state, dict) else {}
+    return _state_in(content, path)
+
+
+def _state_in(content: Any, path: Path) -> dict[str, torch.Tensor]:
+    """The content of a file if it is a state dict, else its only entry that is one. Raises
+    SourceError."""
+    if _is_state(content):
+        return content  # type: ignore[no-any-return]
+    entries = content if isinstance(content, dict) else {}
     states = [key for key, value in entries.items() if _is_state(value)]
     if len(states) == 1:
         return entries[states[0]]  # type: ignore[no-any-return]
@@ -51,9 +55,9 @@ def read_state(path: Path) -> dict[str, torch.Tensor]:
             f"{path} holds {len(states)} state dicts ({_some(states)}); "
             + _SAVE.format(f"torch.load(file)[{states[0]!r}]")
         )
-    content = _some([str(key) for key in entries]) or f"a {type(state).__name__}"
+    found = _some([str(key) for key in entries]) or f"a {type(content).__name__}"
     raise SourceError(
-        f"{path} is not a state dict (names to tensors): found {content}; "
+        f"{path} is not a state dict (names to tensors): found {found}; "
         + _SAVE.format("model.state_dict()")
     )
 
