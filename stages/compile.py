@@ -87,8 +87,8 @@ def compile_candidate(
         (*TO_READ_PROGRAMS, *engine(name).imports, __name__),
     )
     files = tuple(outcome.value or ())
-    noted = artifact / FACTS
-    facts = json.loads(noted.read_text()) if noted.is_file() else {}  # ours
+    facts_file = artifact / FACTS
+    facts = json.loads(facts_file.read_text()) if facts_file.is_file() else {}  # ours
     return Compiled(name, artifact, files, time.monotonic() - begun, outcome, facts)
 
 
@@ -102,12 +102,17 @@ def compile_here(
     precision: Precision = "fp32",
     signature: dict[str, Any] | None = None,
 ) -> list[str]:
-    """Run the engine's own `compile`, in the child process."""
-    chosen = Target.parse(target)
-    check_precision(precision, chosen)
-    made_by = engine(name)
-    if not (made_by.anywhere or made_by.crosses):
-        check_torch_runs(chosen)
+    """Run the engine's own `compile`, then every `Step`, in the child process.
+
+    The arguments are plain data, since they come from another process. Returns the files in the
+    folder `out`, first the one to open. The facts of the steps are added to those that the engine
+    wrote into its facts file. Raises EngineError, TargetError, or what the engine raises.
+    """
+    parsed_target = Target.parse(target)
+    check_precision(precision, parsed_target)
+    compiler = engine(name)
+    if not (compiler.anywhere or compiler.crosses):
+        check_torch_runs(parsed_target)
     source = Portable(
         Path(program),
         Path(torchscript) if torchscript else None,
@@ -115,18 +120,22 @@ def compile_here(
     )
     folder = Path(out)
     with tf32_switches(precision):
-        files = made_by.compile(source, chosen, options, folder)
+        files = compiler.compile(source, parsed_target, options, folder)
     missing = [file for file in files if not (folder / file).is_file()]
     if missing:
         raise EngineError(f"{name} reports files that it did not write: {', '.join(missing)}")
     facts: dict[str, Any] = {}
     for step in declared("stages", "step").values():
-        facts |= step.load()().facts(name, chosen, [folder / file for file in files])
-    if facts:
-        before = json.loads((folder / FACTS).read_text()) if FACTS in files else {}  # ours
-        (folder / FACTS).write_text(json.dumps({**before, **facts}))
-        files = [*files, *([] if FACTS in files or not files else [FACTS])]
-    return files
+        facts |= step.load()().facts(name, parsed_target, [folder / file for file in files])
+    return _with_facts(files, folder, facts) if facts else files
+
+
+def _with_facts(files: list[str], folder: Path, facts: Mapping[str, Any]) -> list[str]:
+    """Add facts to those that the engine wrote into its facts file. Returns a candidate's files
+    with this one; none if it has none, since the first file is the one to open."""
+    of_engine = json.loads((folder / FACTS).read_text()) if FACTS in files else {}  # ours
+    (folder / FACTS).write_text(json.dumps({**of_engine, **facts}))
+    return [*files, FACTS] if files and FACTS not in files else files
 
 
 def artifact_file(name: str, files: tuple[str, ...], folder: Path, capture: Capture) -> Path:

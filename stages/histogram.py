@@ -50,8 +50,9 @@ class Histogram:
             low, high = map(float, np.quantile(finite, (tail, 1 - tail)))
         if low >= 0 and high <= 1 and high - low > 0.5:
             low, high = 0.0, 1.0
-        if not 0 < high - low < math.inf:
-            low, high = low - max(0.5, abs(low) / 10), low + max(0.5, abs(low) / 10)
+        if not 0 < high - low < math.inf:  # one value only, or a width that overflows
+            margin = max(0.5, abs(low) / 10)
+            low, high = low - margin, low + margin
         return cls(low, high, (0,) * BINS)
 
     def plus(self, values: npt.NDArray[Any]) -> Histogram:
@@ -74,7 +75,9 @@ class Histogram:
         return Histogram(
             self.low,
             self.high,
-            counts=tuple(int(one + other) for one, other in zip(self.counts, counts, strict=True)),
+            counts=tuple(
+                int(before + more) for before, more in zip(self.counts, counts, strict=True)
+            ),
             below=self.below + int((finite < self.low).sum()),
             above=self.above + int((finite > self.high).sum()),
             nonfinite=self.nonfinite + wide.size - finite.size,
@@ -85,13 +88,16 @@ class Histogram:
 
     @property
     def finite(self) -> int:
+        """How many finite values were counted, also outside the bins."""
         return sum(self.counts) + self.below + self.above
 
     @property
     def mean(self) -> float:
+        """The mean of all finite values; NaN without any."""
         return self.total / self.finite if self.finite else math.nan
 
     def edges(self) -> list[float]:
+        """The edges of the bins, one more than there are bins."""
         width = (self.high - self.low) / len(self.counts)
         return [self.low + i * width for i in range(len(self.counts) + 1)]
 

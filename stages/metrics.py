@@ -63,14 +63,15 @@ class Metric:
                 f"metric {self.name!r}: the label {self.label!r} is NaN in {missing} of "
                 f"{len(labels)} rows: leave these out of the file"
             )
-        if form is Form.SCORE and len(np.unique(self._of(labels))) < 2:
-            one = f"every label {self.label!r} is {labels[0]}"
+        if form is Form.SCORE and len(np.unique(self._with_signal(labels))) < 2:
+            why = f"every label {self.label!r} is {labels[0]}"
             if self.signal is not None:
-                one = f"of the labels {self.label!r} all or none are {self.signal}"
-            raise MetricError(f"metric {self.name!r}: {self.function} needs two classes, and {one}")
+                why = f"of the labels {self.label!r} all or none are {self.signal}"
+            raise MetricError(f"metric {self.name!r}: {self.function} needs two classes, and {why}")
 
     def value(self, labels: Values, output: Values, column: Callable[[str], Values]) -> float:
-        """The metric's value. Raises MetricError if it is not a finite number."""
+        """The metric's value. Raises MetricError if it is not a finite number, or the function
+        fails. `column(name)` returns another column, (rows,)."""
         where = f"metric {self.name!r}: {self.function}"
         function, form = self._function()
         if len(output) != len(labels):
@@ -79,12 +80,13 @@ class Metric:
             output = output.argmax(1)
         elif form is Form.CLASS and self.threshold is not None:
             output = output > self.threshold
-        more = [lambda name: _own(column(name))] if form is Form.OWN else []
-        given = _own(self._of(labels)), _own(output)
+        arguments: list[Any] = [_read_only_copy(self._with_signal(labels)), _read_only_copy(output)]
+        if form is Form.OWN:
+            arguments.append(lambda name: _read_only_copy(column(name)))
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                returned = function(*given, *more, **deepcopy(dict(self.kwargs)))
+                returned = function(*arguments, **deepcopy(dict(self.kwargs)))
         except Exception as error:
             text = f"{type(error).__name__}: {first_line(error)}"
             if "read-only" in text:
@@ -106,16 +108,18 @@ class Metric:
             return NotDrawn("it is a function of your own, and only scores and residuals are drawn")
         if output.ndim > 1:
             return NotDrawn(f"{self.output} has several columns")
-        known = self._of(labels)
+        known = self._with_signal(labels)
         if form is Form.CLASS and self.threshold is not None:
             form = Form.SCORE
         if form is Form.SCORE:
-            return roc(known == (1 if self.function == "efficiency" else known.max()), output)
+            positive = 1 if self.function == "efficiency" else known.max()  # as in scikit-learn
+            return roc(known == positive, output)
         if form is Form.VALUE or (form is Form.CLASS and output.dtype.kind == "f"):
             return residual(known, output, bool(self.kwargs.get("relative", False)))
         return NotDrawn(f"{self.output} is a class, and only scores and residuals are drawn")
 
-    def _of(self, labels: Values) -> Values:
+    def _with_signal(self, labels: Values) -> Values:
+        """The labels, as 1 for `signal` and 0 for others if the metric has a signal."""
         return labels if self.signal is None else (labels == self.signal).astype(np.int64)
 
     def _function(self) -> tuple[Callable[..., Any], Form]:
@@ -140,7 +144,7 @@ class Metric:
         return function, Form.CLASS if of_classes else Form.SCORE
 
 
-def _own(values: Values) -> Values:
+def _read_only_copy(values: Values) -> Values:
     """A read-only copy for one function, which can then not change the values for the others."""
     copy = values.copy()
     copy.flags.writeable = False
@@ -154,41 +158,49 @@ def efficiency(
     threshold is the lowest one above which at most this fraction of all other rows lies."""
     signal = labels == 1
     if background is not None:
-        other = np.sort(scores[~signal])
-        passing = int(background * len(other) + 1e-9)  # 0.29 * 100 is a little less than 29
-        threshold = float(other[max(len(other) - 1 - passing, 0)])
+        ascending = np.sort(scores[~signal])
+        passing = int(background * len(ascending) + 1e-9)  # 0.29 * 100 is a little less than 29
+        threshold = float(ascending[max(len(ascending) - 1 - passing, 0)])
     return float(np.mean(scores[signal] > threshold))
 
 
 def roc(signal: Values, scores: Values) -> Roc | NotDrawn:
-    """The ROC curve, with enough points for a plot with a linear or a logarithmic axis."""
+    """The ROC curve of scores (rows,); `signal`: a bool for each row.
+
+    Half of the points are evenly spaced in the signal's efficiency, the others in the logarithm of
+    the background's, so that they suffice for a linear and for a logarithmic axis.
+    """
     order = np.argsort(-scores.astype(np.float64), kind="stable")
-    ranked, passing = scores[order], signal[order]
-    if passing.all() or not passing.any():
-        return NotDrawn(f"the labelled rows have no {'background' if passing.all() else 'signal'}")
+    ranked, is_signal = scores[order], signal[order]
+    if is_signal.all() or not is_signal.any():
+        absent = "background" if is_signal.all() else "signal"
+        return NotDrawn(f"the labelled rows have no {absent}")
     ends = np.append(ranked[1:] != ranked[:-1], True)  # rows with equal scores pass together
-    kept, fake = np.cumsum(passing)[ends], np.cumsum(~passing)[ends]
-    kept, fake = kept / kept[-1], fake / fake[-1]
-    some = np.linspace(0, 1, _POINTS // 2), np.geomspace(fake[fake > 0][0], 1, _POINTS // 2)
-    places = np.unique([*np.searchsorted(kept, some[0]), *np.searchsorted(fake, some[1])])
-    places = places[places < len(kept)]
-    return Roc(tuple(kept[places].tolist()), tuple(fake[places].tolist()))
+    true_rate, false_rate = np.cumsum(is_signal)[ends], np.cumsum(~is_signal)[ends]
+    true_rate, false_rate = true_rate / true_rate[-1], false_rate / false_rate[-1]
+    linear = np.linspace(0, 1, _POINTS // 2)
+    logarithmic = np.geomspace(false_rate[false_rate > 0][0], 1, _POINTS // 2)
+    points = np.unique(
+        [*np.searchsorted(true_rate, linear), *np.searchsorted(false_rate, logarithmic)]
+    )
+    points = points[points < len(true_rate)]
+    return Roc(tuple(true_rate[points].tolist()), tuple(false_rate[points].tolist()))
 
 
 def residual(labels: Values, values: Values, relative: bool) -> Residual:
     """A histogram of the residuals from their 0.5 % to their 99.5 % quantile; others are
     counted."""
-    gap = values.astype(np.float64) - labels
+    difference = values.astype(np.float64) - labels
     if relative:
         with np.errstate(divide="ignore", invalid="ignore"):
-            gap = gap / labels
-    return Residual(Histogram.over(gap, tail=0.005).plus(gap), relative)
+            difference = difference / labels
+    return Residual(Histogram.over(difference, tail=0.005).plus(difference), relative)
 
 
 def resolution(labels: Values, values: Values, relative: bool = False) -> float:
     """Half the width of the central 68.27 % of value - label; `relative`: of (value - label) /
     label.
     """
-    gap = values.astype(np.float64) - labels
-    low, high = np.quantile(gap / labels if relative else gap, (0.15865, 0.84135))
+    difference = values.astype(np.float64) - labels
+    low, high = np.quantile(difference / labels if relative else difference, (0.15865, 0.84135))
     return float(high - low) / 2

@@ -90,21 +90,26 @@ class TargetResult:
 
     @property
     def chosen(self) -> str | None:
-        """The fastest valid candidate. If there is none: of the candidates that only need a device
-        to be verified, the first with the best evidence."""
+        """The name of the fastest valid candidate. If there is none: of the candidates that only
+        need a device to be verified, the first with the best evidence. None if there is no such."""
         if self.benchmark and self.benchmark.fastest:
             return self.benchmark.fastest
-        waiting = [name for name, each in self.candidates.items() if each.report.unverified]
-        return max(waiting, key=self._evidence, default=None)
+        unverified = [
+            name for name, candidate in self.candidates.items() if candidate.report.unverified
+        ]
+        return max(unverified, key=self._evidence_rank, default=None)
 
     @property
     def status(self) -> Literal["verified", "failed"] | Evidence:
+        """`verified` if a valid artifact is chosen, the evidence for an unverified one, else
+        `failed`."""
         if self.chosen is None:
             return "failed"
         report = self.candidates[self.chosen].report
         return report.evidence if report.unverified else "verified"
 
-    def _evidence(self, name: str) -> int:
+    def _evidence_rank(self, name: str) -> int:
+        """How good the evidence for a candidate is: its place in `EVIDENCE`."""
         return EVIDENCE.index(self.candidates[name].report.evidence)
 
 
@@ -145,7 +150,10 @@ def package(
             tried=capture.tried,
         ),
         torchscript="model.ts" if capture.script else None,
-        targets={t: _target_record(r, f"targets/{t}") for t, r in results.items()},
+        targets={
+            target: _target_record(result, f"targets/{target}")
+            for target, result in results.items()
+        },
         tolerances=dict(tolerances),
         classifiers=sorted(classifiers),
         session=session,
@@ -190,7 +198,7 @@ def package_annex(
             f"no artifact of {bundle.manifest.name!r} for {result.target} is valid: "
             f"{_why_not(result)}"
         )
-    timed = {name for rows in result.benchmark.timings.values() for name in rows}
+    timed = {contestant for times in result.benchmark.timings.values() for contestant in times}
     record = AnnexRecord(
         name=bundle.manifest.name,
         base=bundle.digest,
@@ -212,20 +220,21 @@ def package_annex(
 
 
 def example_of(capture: Capture) -> dict[str, Any]:
-    """An input example for MLflow: the inputs of the smallest reference case with n >= 2."""
+    """An input example for MLflow, by field: the inputs of the smallest reference case in which
+    every dimension has at least 2 rows."""
     reference = Reference.load(capture.reference)
 
-    def size(case: Mapping[str, int]) -> tuple[bool, int]:
-        return min(case.values()) < 2, sum(case.values())
+    def small_first(case: Mapping[str, int]) -> tuple[bool, int]:
+        too_small = min(case.values()) < 2
+        return too_small, sum(case.values())
 
-    case = min(reference.cases, key=size)
+    case = min(reference.cases, key=small_first)
     inputs = inputs_at(capture.signature, reference.inputs, case)
-    return {
-        field.name: inputs[field.collection][field.column.name][: case[field.rows]]
-        if field.rows
-        else inputs[field.collection][field.column.name].reshape(1)
-        for field in fields(capture.signature, "input")
-    }
+    example: dict[str, Any] = {}
+    for entry in fields(capture.signature, "input"):
+        values = inputs[entry.collection][entry.column.name]
+        example[entry.name] = values[: case[entry.rows]] if entry.rows else values.reshape(1)
+    return example
 
 
 def _why_not(result: TargetResult) -> str:
@@ -254,56 +263,30 @@ def _write_artifacts(folder: Path, result: TargetResult, signature: Signature) -
 
 
 def _write_reports(folder: Path, results: Mapping[str, TargetResult]) -> None:
-    """Write the reports on validation, benchmark and metrics."""
-    validated = {
-        target: {
-            name: each.report.for_others().to_dict() for name, each in result.candidates.items()
+    """Write the reports on validation and benchmark, and the curves if there are any: a JSON file
+    each, by target."""
+    validated: dict[str, Any] = {}
+    timed: dict[str, Any] = {}
+    curves: dict[str, Any] = {}
+    for target, result in results.items():
+        validated[target] = {
+            name: candidate.report.for_others().to_dict()
+            for name, candidate in result.candidates.items()
         }
-        for target, result in results.items()
-    }
-    timed = {t: result.benchmark.to_dict() for t, result in results.items() if result.benchmark}
-    curves = {
-        t: {k: asdict(c) for k, c in result.curves.items()}
-        for t, result in results.items()
-        if result.curves
-    }
-    reports = {VALIDATION: validated, BENCHMARK: timed} | ({CURVES: curves} if curves else {})
+        if result.benchmark:
+            timed[target] = result.benchmark.to_dict()
+        if result.curves:
+            curves[target] = {metric: asdict(curve) for metric, curve in result.curves.items()}
+    reports = {VALIDATION: validated, BENCHMARK: timed}
+    if curves:
+        reports[CURVES] = curves
     for name, data in reports.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(json.dumps(data, indent=1) + "\n")
 
 
 def _target_record(result: TargetResult, place: str) -> TargetRecord:
-    """The manifest's record of a target whose artifacts are under `place`."""
-    candidates: dict[str, CandidateRecord] = {}
-    timings = result.benchmark.timings if result.benchmark else {}
-    for engine_name, candidate in result.candidates.items():
-        compiled, report = candidate.compiled, candidate.report
-        candidates[engine_name] = CandidateRecord(
-            status=report.verdict,
-            reason=report.for_others().reason,
-            files=_bundle_files(place, engine_name, compiled),
-            options=dict(result.options.get(engine_name, {})),
-            compile_seconds=round(compiled.seconds, 3),
-            facts=compiled.facts,
-            tile=candidate.tile or None,
-            windows=report.windows,
-            bits=report.bits,
-            many_rows=report.many_rows,
-            worst={
-                output: Worst(max_abs=d.max_abs, max_rel=d.max_rel, outside=d.outside)
-                for output, d in report.worst.items()
-            },
-            benchmark={
-                case.removeprefix("n="): BenchmarkStats(
-                    median_us=rows[engine_name].median_us,
-                    p05_us=rows[engine_name].p05_us,
-                    p95_us=rows[engine_name].p95_us,
-                )
-                for case, rows in timings.items()
-                if engine_name in rows
-            },
-        )
+    """The manifest's record of a target whose artifacts are under `place` in the bundle."""
     return TargetRecord(
         status=result.status,
         chosen=result.chosen,
@@ -313,11 +296,46 @@ def _target_record(result: TargetResult, place: str) -> TargetRecord:
         ],
         raced_with=list(result.raced_with),
         metrics=dict(result.metrics),
-        candidates=candidates,
+        candidates={name: _candidate_record(result, name, place) for name in result.candidates},
+    )
+
+
+def _candidate_record(result: TargetResult, engine_name: str, place: str) -> CandidateRecord:
+    """The manifest's record of one candidate of a target."""
+    candidate = result.candidates[engine_name]
+    compiled, report = candidate.compiled, candidate.report
+    timings = result.benchmark.timings if result.benchmark else {}
+    return CandidateRecord(
+        status=report.verdict,
+        reason=report.for_others().reason,
+        files=_bundle_files(place, engine_name, compiled),
+        options=dict(result.options.get(engine_name, {})),
+        compile_seconds=round(compiled.seconds, 3),
+        facts=compiled.facts,
+        tile=candidate.tile or None,
+        windows=report.windows,
+        bits=report.bits,
+        many_rows=report.many_rows,
+        worst={
+            output: Worst(
+                max_abs=deviation.max_abs, max_rel=deviation.max_rel, outside=deviation.outside
+            )
+            for output, deviation in report.worst.items()
+        },
+        benchmark={
+            case.removeprefix("n="): BenchmarkStats(
+                median_us=times[engine_name].median_us,
+                p05_us=times[engine_name].p05_us,
+                p95_us=times[engine_name].p95_us,
+            )
+            for case, times in timings.items()
+            if engine_name in times
+        },
     )
 
 
 def _bundle_files(place: str, engine_name: str, compiled: Compiled) -> list[str]:
+    """A candidate's files, relative to the bundle: its own, else the portable one that it runs."""
     if not compiled.outcome.ok:
         return []
     if compiled.files:

@@ -48,28 +48,29 @@ class BenchmarkReport:
 
     def lines(self) -> list[str]:
         """Lines that compare the chosen engine with the eager model, and name each size at which
-        another one is faster."""
-        ratios, lost = [], []
+        another one is faster. There are none if no engine is chosen."""
+        ratios: list[str] = []
+        lost: list[str] = []
         for case, times in self.timings.items():
             size = case.partition("=")[2]
             name = self.engine_at(int(size)) if size.isdecimal() else self.fastest
             if name is None:
                 return []
-            took = times[name].median_us
-            rivals = {rival: t.median_us for rival, t in times.items() if rival != COPIES}
-            if EAGER in rivals:
-                ratios.append(f"{number(rivals[EAGER] / took, 2)} at {case}")
-            best = min(rivals, key=lambda rival: rivals[rival])
-            if rivals[best] < took / _LOST:
+            chosen_us = times[name].median_us
+            medians_us = {rival: timing.median_us for rival, timing in times.items()}
+            medians_us.pop(COPIES, None)  # no engine: a part of what the eager model takes
+            if EAGER in medians_us:
+                ratios.append(f"{number(medians_us[EAGER] / chosen_us, 2)} at {case}")
+            best = min(medians_us, key=medians_us.__getitem__)
+            if medians_us[best] < chosen_us / _LOST:
                 lost.append(
-                    f"{best} was faster at {case}: {microseconds(rivals[best])}, the chosen {name} "
-                    f"{microseconds(took)}"
+                    f"{best} was faster at {case}: {microseconds(medians_us[best])}, the chosen "
+                    f"{name} {microseconds(chosen_us)}"
                 )
-        faster = [
-            f"{self.fastest} is chosen; its speed relative to the eager model's: "
-            f"{', '.join(ratios)}"
-        ]
-        return [*(faster if ratios else []), *lost]
+        if not ratios:
+            return lost
+        speed = f"{self.fastest} is chosen; its speed relative to the eager model's: "
+        return [speed + ", ".join(ratios), *lost]
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -164,12 +165,18 @@ class ValidationReport:
 
     def __post_init__(self) -> None:
         """Set the verdict: `valid` for a valid artifact, `evidence` for an unverified one. For any
-        other, `failed` and `not applicable` are kept, and all else becomes `refused`."""
-        kind = self.verdict if self.verdict in ("failed", "not applicable") else "refused"
-        settled = "valid" if self.valid else self.evidence if self.unverified else kind
-        object.__setattr__(self, "verdict", settled)
+        other, `failed` and `not applicable` are kept, and all else becomes `refused`. An artifact
+        that is not valid gets a code, if it has none."""
+        verdict: Verdict = "refused"
+        if self.valid:
+            verdict = "valid"
+        elif self.unverified:
+            verdict = self.evidence
+        elif self.verdict in ("failed", "not applicable"):
+            verdict = self.verdict
+        object.__setattr__(self, "verdict", verdict)  # the class is frozen
         if not self.valid:
-            code = self.code or _CODES.get(settled, "candidate-unverified")
+            code = self.code or _CODES.get(verdict, "candidate-unverified")
             object.__setattr__(self, "code", code)
 
     @property
@@ -191,8 +198,8 @@ class ValidationReport:
     @property
     def why(self) -> str:
         """The reason with its code, and where to look on this host."""
-        said = f"{self.reason} [{self.code}]"
-        return f"{said} ({self.trace})" if self.trace else said
+        reason = f"{self.reason} [{self.code}]"
+        return f"{reason} ({self.trace})" if self.trace else reason
 
     def for_others(self) -> ValidationReport:
         """The report without paths of this host: each path in its reason is cut to the last
@@ -201,6 +208,7 @@ class ValidationReport:
         return replace(self, reason=reason, trace=None)
 
     def to_dict(self) -> dict[str, Any]:
+        """The report as JSON data, which earlier releases read too."""
         data = asdict(self)
         for name in ("trace", "many_rows"):  # earlier releases know no such keys
             if data[name] is None:

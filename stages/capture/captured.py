@@ -37,14 +37,17 @@ class Capture:
 
     @property
     def program(self) -> Path:
+        """The exported program in the calling convention."""
         return self.folder / "program.pt2"
 
     @property
     def script(self) -> Path | None:
+        """The TorchScript file; None if none was made."""
         return self.folder / "model.ts" if self.torchscript else None
 
     @property
     def reference(self) -> Path:
+        """The file of the reference."""
         return self.folder / "reference.safetensors"
 
     @property
@@ -59,6 +62,7 @@ class Capture:
         return self._optional("many.safetensors")
 
     def _optional(self, name: str) -> Path | None:
+        """A file of the folder, None if it is not there."""
         file = self.folder / name
         return file if file.exists() else None
 
@@ -71,13 +75,15 @@ class Capture:
         return digest.hexdigest()
 
     def save(self) -> None:
-        data = {each.name: getattr(self, each.name) for each in fields(self)}
+        """Write the facts into the folder, as JSON."""
+        data = {field.name: getattr(self, field.name) for field in fields(self)}
         data["signature"] = self.signature.to_dict()
         del data["folder"]
         (self.folder / "capture.json").write_text(json.dumps(data, indent=1))
 
     @classmethod
     def load(cls, folder: Path) -> Capture:
+        """The capture that `save` wrote into this folder."""
         data = json.loads((folder / "capture.json").read_text())  # ours
         return cls(folder, **{**data, "signature": Signature.from_dict(data["signature"])})
 

@@ -94,10 +94,10 @@ def capture(
     arguments = row_major_inputs(signature, inputs, example)
     say("checking the eager model")
     checked = _check_eager(model, signature, arguments, example)
-    taken = in_precision(as_torch(model), precision)
-    exportable = exports(taken, arguments)
+    reduced = in_precision(as_torch(model), precision)
+    exportable = exports(reduced, arguments)
     if checked.written:
-        taken, exportable = Copied(taken, checked.written), Copied(exportable, checked.written)
+        reduced, exportable = Copied(reduced, checked.written), Copied(exportable, checked.written)
         names = ", ".join(repr(signature.inputs[i].name) for i in checked.written)
         say(f"note: the model writes into {names}: in the graph it gets copies of its own")
     say("exporting in the calling convention")
@@ -109,7 +109,7 @@ def capture(
     dependence.tell(signature, tried_is_enough, say)
     say("scripting")
     script = torchscript(
-        taken, signature, arguments, soa_arguments, route, folder, bool(exported.row_wise)
+        reduced, signature, arguments, soa_arguments, route, folder, bool(exported.row_wise)
     )
     known = (example, checked.answers)
     reference = _finite_reference(model, signature, inputs, known, nonfinite, say)
@@ -149,8 +149,8 @@ def _finite_reference(
     nonfinite: float,
     say: Callable[[str], None],
 ) -> Reference:
-    """The eager answers at all sizes; those of a case are `known`. ReferenceDataError if more than
-    the fraction `nonfinite` of an output is NaN or infinite."""
+    """The eager answers at all sizes; `known`: a case, and its answers. ReferenceDataError if more
+    than the fraction `nonfinite` of an output is NaN or infinite."""
     cases = make_cases(signature)
     say(f"computing the reference at {len(cases)} sizes")
     reference = compute_reference(model, signature, inputs, cases, known)
@@ -160,13 +160,14 @@ def _finite_reference(
 
 
 def _save_program(program: ExportedProgram, file: Path) -> None:
+    """Write a program. Its notes on nodes are changed in place."""
     _forget_addresses(program)
     with quiet_torch():
         write_buffered(file, lambda buffer: torch.export.save(program, buffer))
 
 
 def _notes_on(program: ExportedProgram, checks_are_read: bool) -> Iterator[str]:
-    """Where the program does without errors that eager torch raises."""
+    """Where the program does without errors that eager torch raises, as sentences."""
     if checks_are_read:
         yield _UNCHECKED
     if divisions := zero_by_zero(program):
@@ -184,8 +185,8 @@ class _Dependence:
     tried: bool = False
 
     def tell(self, signature: Signature, tried_is_enough: bool, say: Callable[[str], None]) -> None:
-        """Print a note if rows are not shown to be independent. Raises CaptureError if this does
-        not allow unbounded rows, which run in tiles."""
+        """Say a note if rows are not shown to be independent. Raises CaptureError if this does not
+        allow unbounded rows, which run in tiles."""
         if not self.why or signature.tile_kinds is None:
             return
         unbounded = any(rows.unbounded for rows in signature.ranges.values())
@@ -208,8 +209,11 @@ class _Dependence:
 def _dependence(
     exported: Exported, signature: Signature, trial: Callable[[], str | None]
 ) -> _Dependence:
-    """What is known about the rows. Raises CaptureError if the program is one for each row, and
-    the `trial` finds that the model's rows depend on each other."""
+    """What is known about the rows: from the graph, or from the `trial` if no graph shows it.
+
+    The trial returns how rows depend on each other, None if it finds nothing. Raises CaptureError
+    if the program is one for each row, and the trial finds something.
+    """
     if exported.row_wise:
         if why := trial():
             raise CaptureError(
@@ -238,8 +242,8 @@ def why_rows_may_mix(model: torch.nn.Module, signature: Signature, inputs: Array
         return first_line(error)
     try:
         with checks_off():
-            given = convention_arguments(signature, inputs, example)
-            reason = why_dependent(export_convention(exportable, signature, given))
+            soa_arguments = convention_arguments(signature, inputs, example)
+            reason = why_dependent(export_convention(exportable, signature, soa_arguments))
         return reason.text if reason else ""
     except CaptureError as error:
         return first_line(why_refused(exportable, signature, arguments) or error)
@@ -256,13 +260,13 @@ class _Checked:
 def _check_eager(
     model: torch.nn.Module, signature: Signature, arguments: list[torch.Tensor], case: Case
 ) -> _Checked:
-    """Run the eager model twice on the example. Raises CaptureError if it fails, or if the answers
-    differ."""
-    given: list[torch.Tensor] = []
+    """Run the eager model twice on the example, which stays as it is. Raises CaptureError if it
+    fails, or if the answers differ."""
+    inputs: list[torch.Tensor] = []  # of the last run
 
     def ask() -> dict[str, torch.Tensor]:
-        given[:] = [a.clone() for a in arguments]
-        return eager_outputs(model, signature, given, case)
+        inputs[:] = [argument.clone() for argument in arguments]
+        return eager_outputs(model, signature, inputs, case)
 
     try:
         answers, again = ask(), ask()
@@ -272,18 +276,18 @@ def _check_eager(
         raise CaptureError(why_not_run(model, signature, arguments, error)) from error
     if isinstance(model, Trees):
         _require_order(model, signature.inputs[0].block.columns)
-    differs = _other_answer(answers, again)
-    if differs is not None:
-        users = model
-        while isinstance(users, InFront):
-            users = users.model
+    differing = _differing_output(answers, again)
+    if differing is not None:
+        user_model = model
+        while isinstance(user_model, InFront):
+            user_model = user_model.model
         raise CaptureError(
-            f"the model gives two answers to the same inputs (output {differs!r}): "
-            f"{what_differs(users, ask)}. An artifact has one: switch off what is for training "
-            "alone (model.eval(), F.dropout(x, training=self.training)), and keep no state"
+            f"the model gives two answers to the same inputs (output {differing!r}): "
+            f"{what_differs(user_model, ask)}. An artifact has one: switch off what is for "
+            "training alone (model.eval(), F.dropout(x, training=self.training)), and keep no state"
         )
     # torch counts the writes into a tensor and into all its views.
-    return _Checked(answers, tuple(i for i, tensor in enumerate(given) if tensor._version))
+    return _Checked(answers, tuple(i for i, tensor in enumerate(inputs) if tensor._version))
 
 
 def _require_order(trees: Trees, columns: tuple[str, ...]) -> None:
@@ -293,7 +297,9 @@ def _require_order(trees: Trees, columns: tuple[str, ...]) -> None:
         raise CaptureError(f"the trees take their features in the order {order}: list them so")
 
 
-def _other_answer(answers: dict[str, torch.Tensor], again: dict[str, torch.Tensor]) -> str | None:
+def _differing_output(
+    answers: dict[str, torch.Tensor], again: dict[str, torch.Tensor]
+) -> str | None:
     """The first output whose second answer differs; None if no output does."""
     for name, answer in answers.items():
         # Sums in another order, as threads make them, may differ a little.

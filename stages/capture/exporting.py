@@ -47,9 +47,12 @@ def example_case(signature: Signature) -> Case:
     case: Case = {}
     for dim, wanted in zip(signature.dims, _EXAMPLE_ROWS, strict=False):
         rows = signature.ranges[dim]
+        if rows.min <= wanted < rows.max:
+            case[dim] = wanted
+            continue
         below = range(rows.max - 1, max(rows.min, 2) - 1, -1)[:8]
         free = [n for n in (*below, rows.max) if n not in case.values()]
-        case[dim] = wanted if rows.min <= wanted < rows.max else free[0] if free else rows.max
+        case[dim] = free[0] if free else rows.max
     return case
 
 
@@ -74,8 +77,8 @@ def _dims(signature: Signature) -> dict[str, Any]:
     """A symbol per row dimension, or None (torch's sign for a fixed size) if it has one value."""
     ranges = {dim: signature.ranges[dim] for dim in signature.dims}
     return {
-        dim: None if r.min == r.max else Dim(f"rows_{dim}", min=r.min, max=r.max)
-        for dim, r in ranges.items()
+        dim: None if rows.min == rows.max else Dim(f"rows_{dim}", min=rows.min, max=rows.max)
+        for dim, rows in ranges.items()
     }
 
 
@@ -94,7 +97,11 @@ def exported_in_convention(
     arguments: list[torch.Tensor],
     soa_arguments: list[torch.Tensor],
 ) -> Exported:
-    """The program in the calling convention. An error names the model's own line."""
+    """The program in the calling convention. A CaptureError names the model's own line.
+
+    `arguments`: row-major, for the bare model; `soa_arguments`: in the convention, for the same
+    rows. If torch.export does not take the model, it is tried one row at a time.
+    """
     try:
         program = export_convention(model, signature, soa_arguments)
     except CaptureError as error:
@@ -104,8 +111,8 @@ def exported_in_convention(
             raise refusal from error
         return Exported(by_row, str(refusal))
     if state_written(program):
-        plain = CaptureError("the model writes into its own state: an artifact keeps none")
-        raise why_refused(model, signature, arguments) or plain
+        without_line = CaptureError("the model writes into its own state: an artifact keeps none")
+        raise why_refused(model, signature, arguments) or without_line
     return Exported(program)
 
 
@@ -137,7 +144,7 @@ def why_refused(
         None if bound.rowless else {0: dims[bound.rows]} for bound in signature.inputs
     )
     parameters = inspect.signature(model.forward).parameters.values()
-    if [p.kind for p in parameters] == [inspect.Parameter.VAR_POSITIONAL]:
+    if [parameter.kind for parameter in parameters] == [inspect.Parameter.VAR_POSITIONAL]:
         shapes = (shapes,)  # *inputs is one parameter
     with quiet_torch():
         try:
@@ -159,7 +166,8 @@ def why_refused(
 def export_convention(
     model: torch.nn.Module, signature: Signature, arguments: list[torch.Tensor]
 ) -> ExportedProgram:
-    """The program in the calling convention, exported with arguments of an example's sizes."""
+    """The program in the calling convention, exported with arguments of an example's sizes. Raises
+    CaptureError."""
     dims = _dims(signature)
     shapes: list[dict[int, Any] | None] = []
     for i, argument in enumerate(signature.arguments):
@@ -171,21 +179,21 @@ def export_convention(
             shapes.append({0: dims[argument.rows]})
     stacks = stacks_of(signature)
     wrapped = SoaProgram(model, signature, frozenset(stack.block for stack in stacks))
-    given = tuple(stack_arguments(arguments, stacks, lambda columns: torch.stack(columns, 1)))
+    stacked = tuple(stack_arguments(arguments, stacks, lambda columns: torch.stack(columns, 1)))
     shapes = stack_arguments(shapes, stacks, lambda columns: columns[0])
     with quiet_torch(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
         try:
             # Functional form: torch 2.13 cannot save a program that returns nothing, and here the
             # written outputs are the program's results.
             exported = torch.export.export(
-                wrapped, given, dynamic_shapes=(tuple(shapes),), strict=False
+                wrapped, stacked, dynamic_shapes=(tuple(shapes),), strict=False
             )
             functional = with_columns(exported.run_decompositions({}), stacks, arguments)
-            _keep_apart(functional)
+            _unstack(functional)
             return functional
         except Exception as error:
             if "data-dependent" in str(error):  # from state that changes, such as a counter
-                why = why_not_exported(wrapped, list(given), (tuple(shapes),), error)
+                why = why_not_exported(wrapped, list(stacked), (tuple(shapes),), error)
                 raise CaptureError(why) from error
             raise CaptureError(
                 "the model exports alone, but not in the calling convention "
@@ -193,14 +201,15 @@ def export_convention(
             ) from error
 
 
-def _keep_apart(program: ExportedProgram) -> None:
-    """Remove stacks of columns that the graph splits again, because they would be copied."""
+def _unstack(program: ExportedProgram) -> None:
+    """Remove stacks of columns that the graph splits again, because they would be copied. The graph
+    is changed in place."""
     aten: Any = torch.ops.aten
     for node in program.graph.nodes:
         if node.target is not aten.select.int:
             continue
         stack, *axis, index = node.args
-        if stack.target is aten.stack.default and [*stack.args[1:]] == axis:
+        if stack.target is aten.stack.default and list(stack.args[1:]) == axis:
             columns = stack.args[0]
             node.replace_all_uses_with(columns[index])
     program.graph.eliminate_dead_code()
@@ -214,4 +223,5 @@ def _least_padded(signature: Signature, argument: Argument) -> int:
     """
     rows = signature.ranges[argument.rows]
     line = signature.layouts[argument.collection].alignment // itemsize(argument.dtype)
-    return max(rows.min + (rows.min == rows.max), line, 4)
+    least = rows.min + 1 if rows.min == rows.max else rows.min
+    return max(least, line, 4)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from types import CodeType, FunctionType
+from typing import Any
 
 import torch
 
@@ -39,17 +40,19 @@ def rows_differ(model: torch.nn.Module, signature: Signature, inputs: Arrays) ->
     rows = signature.ranges[dim]
     generator = torch.Generator().manual_seed(1)
     whole = eager_answers(model, signature, inputs, {dim: rows.proven})
-    allowed = {name: default_tolerance(dtype_name(each.dtype)) for name, each in whole.items()}
+    allowed = {
+        name: default_tolerance(dtype_name(answers.dtype)) for name, answers in whole.items()
+    }
     for n in _numbers_of_rows(model, max(rows.min, 1), rows.proven):
         chosen = torch.randperm(rows.proven, generator=generator)[:n]
-        for kept in dict.fromkeys((n, 1 + n // 8)):
-            given = _scaled(taken(signature, inputs, {dim: chosen}), kept)
+        for unscaled in dict.fromkeys((n, 1 + n // 8)):  # all rows, then an eighth of them
+            arrays = _scaled(taken(signature, inputs, {dim: chosen}), unscaled)
             try:
-                answers = eager_answers(model, signature, given, {dim: n})
+                answers = eager_answers(model, signature, arrays, {dim: n})
             except CaptureError as error:
                 return first_line(error)
-            if why := _difference(answers, whole, chosen[:kept], allowed):
-                beside = "" if kept == n else " beside rows with other values"
+            if why := _difference(answers, whole, chosen[:unscaled], allowed):
+                beside = "" if unscaled == n else " beside rows with other values"
                 return f"{why} among {n} rows{beside}"
     return None
 
@@ -67,41 +70,40 @@ def rows_are_independent(
         return False
     (dim,) = signature.dims
     low, high = signature.ranges[dim].min, min(signature.ranges[dim].max, _ROWS)
-    some = max(low, high // 3, 1)
-    if some >= high:  # no part of the rows can be tried
+    part = max(low, high // 3, 1)
+    if part >= high:  # no part of the rows can be tried
         return False
 
     def answers(rows: torch.Tensor) -> dict[str, torch.Tensor]:
         return session_answers(session, taken(signature, inputs, {dim: rows}), {dim: len(rows)})
 
-    every = torch.arange(high)
+    in_order = torch.arange(high)
     shuffled = torch.randperm(high, generator=torch.Generator().manual_seed(1))
-    whole = answers(every)
-    trials = [shuffled[:some], shuffled, every[-some:], shuffled[-some:]]
+    whole = answers(in_order)
+    trials = [shuffled[:part], shuffled, in_order[-part:], shuffled[-part:]]
     return not any(_difference(answers(rows), whole, rows, tolerances) for rows in trials)
 
 
 def _numbers_of_rows(model: torch.nn.Module, low: int, high: int) -> list[int]:
     """All small numbers, numbers around powers of two, primes, the largest, and those around the
-    integers in the model's own code, where it may take another path."""
+    integers in the model's own code, where it may take another path. Ascending, from `low` to
+    `high`."""
     constants = sorted(_constants(model))[:_MOST_CONSTANTS]
-    powers = [2**k for k in range(6, high.bit_length() + 1)]
-    around = [n + more for n in (*powers, *constants, high) for more in (-1, 0, 1)]
+    powers = [2**exponent for exponent in range(6, high.bit_length() + 1)]
+    around = [n + step for n in (*powers, *constants, high) for step in (-1, 0, 1)]
     primes = (101, 257, 521, 1031, 2053, 4099, 8209, 16411, 32771)
-    every = {*range(low, _EVERY + 1), *around, *primes, *(2 * n for n in constants)}
-    return sorted(n for n in every if low <= n <= high)
+    numbers = {*range(low, _EVERY + 1), *around, *primes, *(2 * n for n in constants)}
+    return sorted(n for n in numbers if low <= n <= high)
 
 
 def _constants(model: torch.nn.Module) -> set[int]:
     """The integers above _EVERY in the model's code: in the methods of its own classes, in
     functions that its modules hold, and in the functions of their files that these call."""
-    modules = [each for each in model.modules() if not _is_torchs(type(each))]
-    held = [
-        each
-        for module in modules
-        for each in (*vars(type(module)).values(), *vars(module).values())
-    ]
-    functions = [each for each in held if isinstance(each, FunctionType)]
+    attributes: list[Any] = []
+    for module in model.modules():
+        if not _is_torchs(type(module)):
+            attributes += [*vars(type(module)).values(), *vars(module).values()]
+    functions = [value for value in attributes if isinstance(value, FunctionType)]
     seen: set[FunctionType] = set()
     constants: set[int] = set()
     while functions:
@@ -110,30 +112,32 @@ def _constants(model: torch.nn.Module) -> set[int]:
             continue
         seen.add(function)
         for code in _codes(function.__code__):
-            constants |= {c for c in code.co_consts if isinstance(c, int) and c > _EVERY}
+            integers = [value for value in code.co_consts if isinstance(value, int)]
+            constants |= {value for value in integers if value > _EVERY}
             called = [function.__globals__.get(name) for name in code.co_names]
-            functions += [each for each in called if isinstance(each, FunctionType)]
+            functions += [value for value in called if isinstance(value, FunctionType)]
     return constants
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
     """The code of a function, and of the functions that are defined in it."""
     yield code
-    for each in code.co_consts:
-        if isinstance(each, CodeType):
-            yield from _codes(each)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
 
 
 def _is_torchs(named: type | FunctionType) -> bool:
+    """Whether a class or function is torch's own."""
     return named.__module__.split(".")[0] == "torch"
 
 
-def _scaled(rows: Arrays, kept: int) -> Arrays:
-    """Scale the floats of all rows after the first `kept`, in place."""
+def _scaled(rows: Arrays, unscaled: int) -> Arrays:
+    """Scale the floats of all rows after the first `unscaled`, in place. Returns `rows`."""
     for columns in rows.values():
         for values in columns.values():
             if values.dim() and values.is_floating_point():
-                values[kept:] *= -3
+                values[unscaled:] *= -3
     return rows
 
 
@@ -143,7 +147,8 @@ def _difference(
     rows: torch.Tensor,
     tolerances: Mapping[str, Tolerance],
 ) -> str | None:
-    """How the first answers of `part` differ from those to these rows of the whole."""
+    """How the first answers of `part` differ from the answers to these rows of the `whole`; None if
+    they agree within the tolerances."""
     for name, answers in part.items():
         allowed = tolerances[name]
         compared = compare(answers[: len(rows)], whole[name][rows], allowed, classifier=False)

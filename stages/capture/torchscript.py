@@ -37,17 +37,20 @@ def torchscript(
     folder: Path,
     row_wise: bool = False,
 ) -> Script:
-    """Write model.ts by scripting, else by tracing.
+    """Write model.ts by scripting, else by tracing; or only by the `route` that is given. Raises
+    CaptureError if that one fails.
 
-    A `row_wise` model is not traced: the trace would keep the example's number of rows.
+    `arguments`: row-major, for the bare model; `soa_arguments`: in the calling convention. A
+    `row_wise` model is not traced: the trace would keep the example's number of rows.
     """
     if route == "none":
         return Script(None, "not wanted")
-    verbs: dict[str, Literal["scripted", "traced"]] = {"script": "scripted", "trace": "traced"}
     if isinstance(model, torch.jit.ScriptModule):
-        verbs, route = {"script": "scripted"}, "auto"
+        verbs, route = ["script"], "auto"
+    else:
+        verbs = ["script", "trace"] if route == "auto" else [route]
     notes: list[str] = []
-    for verb in verbs if route == "auto" else (route,):
+    for verb in verbs:
         try:
             with quiet_torch(), torch.no_grad():
                 core = _scripted(model) if verb == "script" else _traced(model, arguments, row_wise)
@@ -59,13 +62,14 @@ def torchscript(
                 raise CaptureError(f"the model {notes[-1]} (torchscript_route: {verb})") from error
             continue
         write_buffered(folder / "model.ts", partial(torch.jit.save, program))
-        return Script(verbs[verb], "; ".join(notes) or None)
+        return Script("scripted" if verb == "script" else "traced", "; ".join(notes) or None)
     return Script(None, "; ".join(notes))
 
 
 def _traced(
     model: torch.nn.Module, arguments: list[torch.Tensor], row_wise: bool
 ) -> torch.nn.Module:
+    """The trace of the model on these arguments. CaptureError for a `row_wise` model."""
     if row_wise:
         raise CaptureError("it takes the number of rows as a plain number")
     traced: torch.nn.Module = torch.jit.trace(model, tuple(arguments), check_trace=False)

@@ -13,7 +13,7 @@ from engines.errors import first_line, full_disk
 from runtime.checked import Tolerance, poisoned_run
 from runtime.session import Session
 from soa.signature import Signature
-from stages.judging.sensitivity import Answers, in_float64, of_rows, rows
+from stages.judging.sensitivity import Answers, elements_by_row, in_float64, row_maxima
 from stages.reference import Edge
 
 Special = Literal["report", "refuse"]
@@ -56,25 +56,26 @@ def at_edge(
         return EdgeVerdict(f"the artifact failed: {type(error).__name__}: {first_line(error)}")
     if run.faults:
         return EdgeVerdict(run.faults[0])
-    answers = {}
+    answers: dict[str, Answers] = {}
     for name, expected in edge.outputs.items():
-        allowed = tolerances[name]
-        if edge.kind != "stress":
-            allowed = _for_large(expected, allowed)
+        plain = tolerances[name]
+        allowed = plain if edge.kind == "stress" else _for_large(expected, plain)
         answers[name] = Answers.of(run.outputs[name], expected, allowed)
-    bad = {name: _wrong(edge, each, special_values) for name, each in answers.items()}
+    bad = {name: _wrong(edge, answer, special_values) for name, answer in answers.items()}
     if edge.kind == "special" and special_values == "report":
         bad = _without_what_follows(session.signature, answers, bad)
-    if edge.kind == "stress" and program is not None and any(b.any() for b in bad.values()):
+    any_bad = any(elements.any() for elements in bad.values())
+    if edge.kind == "stress" and program is not None and any_bad:
         exact = in_float64(session.signature, program, edge.inputs, edge.case, answers)
         bad = bad if exact is None else dict(exact.unexplained)
-    differs = False
-    for name, each in answers.items():
+    verdict = EdgeVerdict()
+    for name, answer in answers.items():
         most = max(tolerances[name].max_outside, _ROUNDING)
         if _share(bad[name]) > most:
-            return EdgeVerdict(each.sentence(name, bad[name]) + _advice(edge), differs=True)
-        differs |= _share(each.outside) > most
-    return EdgeVerdict(differs=differs)
+            return EdgeVerdict(answer.sentence(name, bad[name]) + _advice(edge), differs=True)
+        if _share(answer.outside) > most:
+            verdict = EdgeVerdict(differs=True)
+    return verdict
 
 
 def _for_large(expected: torch.Tensor, allowed: Tolerance) -> Tolerance:
@@ -86,6 +87,7 @@ def _for_large(expected: torch.Tensor, allowed: Tolerance) -> Tolerance:
 
 
 def _share(elements: torch.Tensor) -> float:
+    """The fraction of bools that are true; 0 if there are none."""
     return float(elements.double().mean()) if elements.numel() else 0.0
 
 
@@ -101,23 +103,24 @@ def _wrong(edge: Edge, answers: Answers, special: Special) -> torch.Tensor:
 def _without_what_follows(
     signature: Signature, answers: Mapping[str, Answers], bad: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """`bad` without the integers and bools of rows in which a float is NaN or infinite on one side
-    only. An output that has one value for all rows says nothing about a row."""
-    unsure: dict[str, torch.Tensor] = {}
-    of_each_row = [bound for bound in signature.outputs if not bound.rowless]
-    for bound in of_each_row:
-        one = answers[bound.name]
-        own = of_rows(one.outside & ~one.finite)
-        unsure[bound.rows] = unsure.get(bound.rows, torch.zeros_like(own)) | own
-    kept = dict(bad)
-    for bound in of_each_row:
-        each = bad[bound.name]
-        if not answers[bound.name].found.is_floating_point():
-            kept[bound.name] = (rows(each) & ~unsure[bound.rows][:, None]).reshape(each.shape)
-    return kept
+    """`bad`, by output, without the integers and bools of rows in which a float is NaN or infinite
+    on one side only. An output that has one value for all rows says nothing about a row."""
+    unsure: dict[str, torch.Tensor] = {}  # the rows of each dimension, `(n,)`
+    outputs_with_rows = [bound for bound in signature.outputs if not bound.rowless]
+    for bound in outputs_with_rows:
+        own = answers[bound.name]
+        one_sided = row_maxima(own.outside & ~own.finite)
+        unsure[bound.rows] = unsure.get(bound.rows, torch.zeros_like(one_sided)) | one_sided
+    remaining = dict(bad)
+    for bound in outputs_with_rows:
+        if not answers[bound.name].artifact.is_floating_point():
+            elements = elements_by_row(bad[bound.name]) & ~unsure[bound.rows][:, None]
+            remaining[bound.name] = elements.reshape(bad[bound.name].shape)
+    return remaining
 
 
 def _advice(edge: Edge) -> str:
+    """What a user can do about a refusal, as the end of its sentence; empty if nothing."""
     if edge.kind != "integers":
         return ""
     return (

@@ -51,7 +51,10 @@ _FMA = {"x86_64": ("-mfma", "-mavx2")}
 
 @dataclass(frozen=True)
 class Emulator:
-    """Replaces a target's device: how `prove` is started, and for which machine and device."""
+    """Replaces a target's device: how `prove` is started, and for which machine and device.
+
+    `how`: a phrase for reports. `command`: what precedes the program; empty if it runs directly.
+    """
 
     how: str
     machine: str
@@ -69,11 +72,13 @@ def emulator_of(target: Target, artifact: Path, folder: Path) -> Emulator:
 def _driver(target: Target, artifact: Path, folder: Path) -> Emulator:
     """A driver on the CPU for a GPU's kernel, which is compiled as C++ for it."""
     machine = family(target)
-    words = compiler(machine)
-    kernel = [*words, *_KERNEL, *_FMA.get(machine, ()), "-I", str(HEADERS), "-x", "c++"]
-    out = folder / "kernel.so"
-    run_compiler([*kernel, str(artifact / "network.cu"), "-o", str(out)], folder, out)
-    library = _built(f"driver-{machine}", words, ("emulated/driver.cpp",), ("-shared", "-fPIC"))
+    compile_command = compiler(machine)
+    options = [*_KERNEL, *_FMA.get(machine, ()), "-I", str(HEADERS), "-x", "c++"]
+    source, out = str(artifact / "network.cu"), folder / "kernel.so"
+    run_compiler([*compile_command, *options, source, "-o", str(out)], folder, out)
+    library = _built(
+        f"driver-{machine}", compile_command, ("emulated/driver.cpp",), ("-shared", "-fPIC")
+    )
     (folder / _DRIVERS[target.device]).symlink_to(library)
     shutil.copyfile(artifact / "network.image", folder / "image")
     environment = {
@@ -89,6 +94,7 @@ def _architecture(arch: str) -> int:
     """The number that drivers give: 90 for sm_90, 94 for gfx942, 110 for gfx1100."""
     if arch.startswith("sm_"):
         return int(arch[3:].rstrip("abcdefgh"))
+    # gfx<major><minor><stepping>, the last two of one hexadecimal digit each.
     return 10 * int(arch[3:-2]) + int(arch[-2], 16)
 
 
@@ -127,9 +133,11 @@ def emulate_candidate(
     *,
     emulator: Emulator | None = None,
 ) -> ValidationReport:
-    """Run an artifact on the whole reference in a separate process. If there is no emulator for the
-    target, the report says that the artifact compiles, and what is missing. `emulator`: use this
-    one instead of the target's."""
+    """Run an artifact on the whole reference in a separate process. `folder` is for scratch files.
+
+    If there is no emulator for the target, the report says that the artifact compiles, and what is
+    missing. `emulator`: use this one instead of the target's.
+    """
     begun = time.monotonic()
     name = trial.engine
     folder.mkdir(parents=True, exist_ok=True)
@@ -146,9 +154,11 @@ def emulate_candidate(
         data = trial.to_dict()
         contract.write_text(json.dumps({key: data[key] for key in ("signature", "tolerances")}))
         cases: list[Mapping[str, int]] = list(Reference.load(trial.reference).cases)
-        asked = [program, _with_card(trial, Path(scratch)), emulator.device, contract,
-                 trial.reference.absolute(), cases.index(case_of_bits(cases)), answers]  # fmt: skip
-        command = [*emulator.command, *map(str, asked)]
+        arguments = [
+            _with_card(trial, Path(scratch)), emulator.device, contract,
+            trial.reference.absolute(), cases.index(case_of_bits(cases)), answers,
+        ]  # fmt: skip
+        command = [*emulator.command, str(program), *map(str, arguments)]
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=timeout_s, errors="replace",
@@ -183,9 +193,9 @@ def _with_card(trial: Trial, scratch: Path) -> Path:
     """A copy of an artifact with the card that packaging will give it."""
     artifact = scratch / "artifact"
     artifact.mkdir()
-    for each in trial.file.parent.iterdir():
-        if each.is_file():
-            shutil.copyfile(each, artifact / each.name)
+    for file in trial.file.parent.iterdir():
+        if file.is_file():
+            shutil.copyfile(file, artifact / file.name)
     (artifact / CARD).write_text(describe(trial.signature, trial.tile or None))
     return artifact
 
@@ -202,12 +212,13 @@ def _refused(
             return ValidationReport.refused(name, why, _CODES[error_code])
         code = NO_MEMORY if out_of_memory(RuntimeError(line)) else "candidate-failed"
         return ValidationReport.failed(name, f"{emulator.how}: {line[:_LONGEST]}", code=code)
-    number = -done.returncode if done.returncode < 0 else done.returncode - 128  # 128 + signal
+    # A signal ends the process itself (-signal), or qemu's guest (128 + signal, as in a shell).
+    number = -done.returncode if done.returncode < 0 else done.returncode - 128
     if number == signal.SIGKILL:
         why = f"killed by SIGKILL, as the kernel does where memory runs out: {MORE_MEMORY}"
         return ValidationReport.failed(name, f"{emulator.how}: {why}", code=NO_MEMORY)
     why = f"exit status {done.returncode}"
-    if number in {each.value for each in signal.Signals}:
+    if number in set(signal.Signals):
         why = f"killed by {signal.Signals(number).name}"
     why = f"{emulator.how}: {why}: {line[:_LONGEST]}"
     return ValidationReport.failed(name, why, code="candidate-crashed")
@@ -229,13 +240,17 @@ def _worst(lines: Sequence[str]) -> dict[str, Deviation]:
 
 
 def _program(machine: str) -> Path:
+    """The program `prove` for a machine, built if needed. Raises EngineError."""
     flags = ("-ldl", "-lpthread")
     return _built(f"prove-{machine}", compiler(machine), _SOURCES, flags)
 
 
-def _built(name: str, words: Sequence[str], sources: Sequence[str], flags: Sequence[str]) -> Path:
-    """A program or a library, built from our own sources once and kept in this host's cache."""
-    key = hashlib.sha256(" ".join(words).encode())
+def _built(
+    name: str, compile_command: Sequence[str], sources: Sequence[str], flags: Sequence[str]
+) -> Path:
+    """A program or a library, built from our own sources once and kept in this host's cache.
+    `sources` are relative to engines/native; all files there and the compiler make the key."""
+    key = hashlib.sha256(" ".join(compile_command).encode())
     for path in sorted((*_NATIVE.rglob("*.h"), *_NATIVE.rglob("*.hpp"), *_NATIVE.rglob("*.cpp"))):
         key.update(path.read_bytes())  # ours
     place = cache_root() / "emulators" / f"{name}-{key.hexdigest()[:16]}"
@@ -246,17 +261,19 @@ def _built(name: str, words: Sequence[str], sources: Sequence[str], flags: Seque
         if not place.is_file():
             out, whole = Path(scratch) / name, Path(scratch) / "whole.cpp"
             # One translation unit reads the headers once, and takes two thirds of the time.
-            whole.write_text("".join(f'#include "{_NATIVE / each}"\n' for each in sources))
-            include = [f"-I{_NATIVE / part}" for part in (".", "include", "library")]
-            given = [str(whole), "-o", str(out), *flags]
-            run_compiler([*words, "-std=c++17", "-O1", *include, *given], Path(scratch), out)
+            whole.write_text("".join(f'#include "{_NATIVE / source}"\n' for source in sources))
+            options = ["-std=c++17", "-O1"]
+            options += [f"-I{_NATIVE / folder}" for folder in (".", "include", "library")]
+            options += [str(whole), "-o", str(out), *flags]
+            run_compiler([*compile_command, *options], Path(scratch), out)
             os.replace(out, place)
     return place
 
 
 @contextlib.contextmanager
 def _in_turn(place: Path) -> Iterator[None]:
-    """Several targets are emulated at the same time, and need the same program: one builds it."""
+    """Inside, no other process builds the file `place`. Several targets are emulated at the same
+    time, and need the same program: one builds it."""
     with (place.parent / f".{place.name}.lock").open("w") as lock:
         with contextlib.suppress(OSError):  # a file system without locks: each builds it
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from runtime.checked import Tolerance
 from runtime.session import Session
 from soa.signature import Signature
 from stages.capture import dependence_of
-from stages.judging.sensitivity import Answers, distance, in_float64, of_rows
+from stages.judging.sensitivity import Answers, distance, in_float64, row_maxima
 from stages.reference import Arrays, Case, Edge, session_answers
 
 _CONFIDENCE = 0.95
@@ -27,14 +27,16 @@ def share_below(outside: int, tried: int) -> float:
     were seen (C. J. Clopper and E. S. Pearson, 1934)."""
     if outside >= tried:
         return 1.0
+    # It is the share at which the chance to see at most `outside` is 5 %: a sum of the binomial
+    # distribution, in logarithms so that nothing overflows, solved by bisection.
     seen = torch.arange(outside + 1, dtype=torch.float64)
     n = torch.tensor(float(tried), dtype=torch.float64)
-    ways = torch.lgamma(n + 1) - torch.lgamma(seen + 1) - torch.lgamma(n - seen + 1)
+    log_ways = torch.lgamma(n + 1) - torch.lgamma(seen + 1) - torch.lgamma(n - seen + 1)
     low, high = outside / tried, 1.0
-    for _ in range(60):
+    for _ in range(60):  # more than the bits of a double
         share = torch.tensor((low + high) / 2, dtype=torch.float64)
-        chances = ways + torch.xlogy(seen, share) + (n - seen) * torch.log1p(-share)
-        if float(chances.logsumexp(0).exp()) > 1 - _CONFIDENCE:
+        log_chances = log_ways + torch.xlogy(seen, share) + (n - seen) * torch.log1p(-share)
+        if float(log_chances.logsumexp(0).exp()) > 1 - _CONFIDENCE:
             low = float(share)
         else:
             high = float(share)
@@ -52,11 +54,12 @@ class _Piece:
 
     @property
     def count(self) -> int:
-        return sum(int(each.sum()) for each in self.outside.values())
+        """The number of rows outside."""
+        return sum(int(rows.sum()) for rows in self.outside.values())
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _BesideFloat64:
     """Of the rows outside: how many have the artifact, the eager model, or neither nearer to
     float64; and the elements, by output, that rounding does not explain."""
 
@@ -90,103 +93,110 @@ def tried_on(
             name: Answers.of(value, edge.outputs[name], tolerances[name])
             for name, value in session_answers(session, edge.inputs, edge.case).items()
         }
-        outside = _by_dim(signature, {k: of_rows(a.outside) for k, a in answers.items()})
+        outside_by_output = {name: row_maxima(answer.outside) for name, answer in answers.items()}
+        outside = _by_dim(signature, outside_by_output)
         piece = _Piece(edge.inputs, edge.case, answers, outside)
-        tried += sum(len(each) for each in outside.values())
-        differing += [piece] if piece.count else []
+        tried += sum(len(rows) for rows in outside.values())
+        if piece.count:
+            differing.append(piece)
     count = sum(piece.count for piece in differing)
     record = ManyRows(rows=tried, outside=count, below=share_below(count, tried))
     if not differing:
         return Tried(record)
-    return _looked_at(signature, differing, record, tolerances, program)
+    return _judged_by_float64(signature, differing, record, tolerances, program)
 
 
 def _by_dim(signature: Signature, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The largest value over the outputs, for each row of each dimension. An output without rows
-    is one row of its own."""
+    is one row of its own. `values`: `(n,)` for each output."""
     largest: dict[str, torch.Tensor] = {}
     for bound in signature.outputs:
-        mine, dim = values[bound.name], bound.rows
+        own, dim = values[bound.name], bound.rows
         if bound.rowless:
-            mine, dim = mine.amax(0, keepdim=True), bound.name
-        largest[dim] = torch.maximum(largest[dim], mine) if dim in largest else mine
+            own, dim = own.amax(0, keepdim=True), bound.name
+        largest[dim] = torch.maximum(largest[dim], own) if dim in largest else own
     return largest
 
 
-def _looked_at(
+def _judged_by_float64(
     signature: Signature,
     differing: Sequence[_Piece],
     record: ManyRows,
     tolerances: Mapping[str, Tolerance],
     program: Path,
 ) -> Tried:
-    """Compare rows outside, or the first of them, with the float64 model."""
-    alone = len(signature.dims) == 1 and not any(b.rowless for b in signature.outputs)
-    if alone and not signature.jagged and dependence_of(None, program) is None:
+    """Compare rows outside, or the first of them, with the float64 model. If rows are independent,
+    only they are run, else their whole pieces."""
+    plain_rows = len(signature.dims) == 1 and not signature.jagged
+    plain_rows = plain_rows and not any(bound.rowless for bound in signature.outputs)
+    if plain_rows and dependence_of(None, program) is None:
         pieces = [_joined(signature, differing)]
     else:
         pieces = list(differing[:_PIECES_LOOKED_AT])
-    seen = [_beside_float64(signature, piece, program) for piece in pieces]
+    compared = [_beside_float64(signature, piece, program) for piece in pieces]
     record = replace(
         record,
-        artifact=sum(each.artifact for each in seen),
-        eager=sum(each.eager for each in seen),
-        neither=sum(each.neither for each in seen),
+        artifact=sum(each.artifact for each in compared),
+        eager=sum(each.eager for each in compared),
+        neither=sum(each.neither for each in compared),
     )
-    for piece, each in zip(pieces, seen, strict=True):
-        for name, bad in each.unexplained.items():
-            if int(of_rows(bad).sum()) > tolerances[name].max_outside * record.rows:
+    for piece, beside in zip(pieces, compared, strict=True):
+        for name, bad in beside.unexplained.items():
+            if int(row_maxima(bad).sum()) > tolerances[name].max_outside * record.rows:
                 return Tried(record, piece.answers[name].sentence(name, bad))
     return Tried(record)
 
 
 def _joined(signature: Signature, differing: Sequence[_Piece]) -> _Piece:
-    """The rows outside, without the others; repeated if the model takes no such few rows."""
+    """One piece of the first `_LOOKED_AT` rows outside; repeated if the model takes no such few
+    rows. The signature has one row dimension."""
     (dim,) = signature.dims
-    places = [piece.outside[dim].nonzero()[:, 0] for piece in differing]
-    count = min(sum(map(len, places)), _LOOKED_AT)
+    indices = [piece.outside[dim].nonzero()[:, 0] for piece in differing]
+    count = min(sum(map(len, indices)), _LOOKED_AT)
     n = max(count, signature.ranges[dim].min)
 
-    def of_all(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        picked = [part[at] for part, at in zip(parts, places, strict=True)]
+    def rows_outside(values_of: Callable[[_Piece], torch.Tensor]) -> torch.Tensor:
+        picked = [values_of(piece)[rows] for piece, rows in zip(differing, indices, strict=True)]
         return torch.cat(picked)[torch.arange(n) % count]
 
-    first = differing[0]
-    inputs = {
-        name: {
-            key: of_all([piece.inputs[name][key] for piece in differing]) if values.ndim else values
-            for key, values in columns.items()
-        }
-        for name, columns in first.inputs.items()
-    }
-    answers = {
-        name: Answers(
-            found=of_all([piece.answers[name].found for piece in differing]),
-            wanted=of_all([piece.answers[name].wanted for piece in differing]),
-            band=of_all([piece.answers[name].band for piece in differing]),
-            apart=of_all([piece.answers[name].apart for piece in differing]),
+    def input_column(name: str, key: str) -> torch.Tensor:
+        values = differing[0].inputs[name][key]
+        return rows_outside(lambda piece: piece.inputs[name][key]) if values.ndim else values
+
+    def joined_answers(name: str) -> Answers:
+        return Answers(
+            artifact=rows_outside(lambda piece: piece.answers[name].artifact),
+            eager=rows_outside(lambda piece: piece.answers[name].eager),
+            band=rows_outside(lambda piece: piece.answers[name].band),
+            apart=rows_outside(lambda piece: piece.answers[name].apart),
         )
-        for name in first.answers
+
+    inputs = {
+        name: {key: input_column(name, key) for key in columns}
+        for name, columns in differing[0].inputs.items()
     }
+    answers = {name: joined_answers(name) for name in differing[0].answers}
     return _Piece(inputs, {dim: n}, answers, {dim: torch.arange(n) < count})
 
 
-def _beside_float64(signature: Signature, piece: _Piece, program: Path) -> _Seen:
+def _beside_float64(signature: Signature, piece: _Piece, program: Path) -> _BesideFloat64:
     """Compare both answers with the float64 model's. If the program does not run in float64,
-    nothing is nearer, and nothing is explained."""
+    nothing is nearer, and nothing is explained. A row counts by its largest deviation in
+    tolerances."""
     answers = piece.answers
     model = in_float64(signature, program, piece.inputs, piece.case, answers)
     if model is None:
-        unexplained = {name: each.outside for name, each in answers.items()}
-        return _Seen(0, 0, piece.count, unexplained)
-    mine, theirs = {}, {}
-    for name, each in answers.items():
-        mine[name] = of_rows(distance(each.found, model.exact[name]) / each.band)
-        theirs[name] = of_rows(distance(each.wanted, model.exact[name]) / each.band)
-    artifact = eager = 0
-    far = _by_dim(signature, theirs)
-    for dim, near in _by_dim(signature, mine).items():
-        rows_outside = piece.outside[dim]
-        artifact += int((rows_outside & (near < _NEARER * far[dim])).sum())
-        eager += int((rows_outside & (far[dim] < _NEARER * near)).sum())
-    return _Seen(artifact, eager, piece.count - artifact - eager, model.unexplained)
+        unexplained = {name: own.outside for name, own in answers.items()}
+        return _BesideFloat64(0, 0, piece.count, unexplained)
+    of_artifact, of_eager = {}, {}
+    for name, own in answers.items():
+        of_artifact[name] = row_maxima(distance(own.artifact, model.exact[name]) / own.band)
+        of_eager[name] = row_maxima(distance(own.eager, model.exact[name]) / own.band)
+    artifact_nearer = eager_nearer = 0
+    eager_by_dim = _by_dim(signature, of_eager)
+    for dim, artifact in _by_dim(signature, of_artifact).items():
+        eager, outside = eager_by_dim[dim], piece.outside[dim]
+        artifact_nearer += int((outside & (artifact < _NEARER * eager)).sum())
+        eager_nearer += int((outside & (eager < _NEARER * artifact)).sum())
+    neither = piece.count - artifact_nearer - eager_nearer
+    return _BesideFloat64(artifact_nearer, eager_nearer, neither, model.unexplained)

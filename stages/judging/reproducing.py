@@ -33,7 +33,8 @@ _LIMIT_S = 600.0
 
 
 def reproduce(opened: Opened, target: str, engine_name: str, folder: Path) -> Iterator[Bits]:
-    """A digest of an artifact's answers for each way to run it. `folder` is for scratch files."""
+    """A digest of an artifact's answers for each way to run it. `folder` is for scratch files.
+    Raises NotMeasuredError if a run ends for want of memory or time."""
     manifest = opened.bundle.manifest
     if Target.parse(target).device != "cpu":
         yield Bits(target, engine_name, "on a GPU", None, "only CPUs are compared")
@@ -41,20 +42,22 @@ def reproduce(opened: Opened, target: str, engine_name: str, folder: Path) -> It
     candidate = manifest.targets[target].candidates[engine_name]
     if candidate.bits is not None:
         yield Bits(target, engine_name, "where it was built", candidate.bits)
-    with held_files(opened, target, engine_name) as held:
+    with held_files(opened, target, engine_name) as files:
         job = {
             "engine": engine_name,
-            "file": str(held.file(candidate.files[0])),
+            "file": str(files.file(candidate.files[0])),
             "signature": manifest.signature,
-            "reference": str(held.file(manifest.reference)),
+            "reference": str(files.file(manifest.reference)),
         }
         tile = candidate.tile or 0
         function = "stages.judging.reproducing:bits_here"
         outcome = run_isolated(function, {**job, "tile": tile}, folder, _LIMIT_S)
         if outcome.killed:
             raise NotMeasuredError(f"the bits of {engine_name} on {target}: {outcome.error}")
-        ways = [Way(**each) for each in outcome.value] if outcome.ok else []
-        for way in ways or [Way("here", None, why=str(outcome.error))]:
+        ways = [Way("here", None, why=str(outcome.error))]
+        if outcome.ok:
+            ways = [Way(**fields) for fields in outcome.value]
+        for way in ways:
             yield Bits(target, engine_name, way.how, way.digest, way.why, every=way.every)
         for processor in PROCESSORS:
             way = _emulated(processor, job)
@@ -75,37 +78,41 @@ class Way:
 def bits_here(
     engine: str, file: str, signature: dict[str, Any], reference: str, tile: int
 ) -> list[dict[str, Any]]:
-    """Runs in the child process. Returns the fields of a `Way` for each way."""
-    kept, stored = Signature.from_dict(signature), Path(reference)
-    whole = not any(rows.unbounded for rows in kept.ranges.values())
+    """Runs in the child process. Returns the fields of a `Way` for each way, at least one.
+
+    `file` and `reference` are paths. Unbounded rows run in tiles only; `tile` 0: no tiles.
+    """
+    parsed, reference_file = Signature.from_dict(signature), Path(reference)
+    bounded = not any(rows.unbounded for rows in parsed.ranges.values())
     ways: list[Way] = []
     for threads in THREADS:
         torch.set_num_threads(threads)
         artifact = open_candidate(engine, Path(file), torch.device("cpu"), threads)
-        session = Session(kept, artifact)
+        session = Session(parsed, artifact)
         if threads == 1:
-            ways.append(Way("here", answer_bits(session, stored)))
-        if whole:
-            bits = answer_bits(session, stored, every=True)
+            ways.append(Way("here", answer_bits(session, reference_file)))
+        if bounded:
+            bits = answer_bits(session, reference_file, every=True)
             ways.append(Way(f"with {threads} threads", bits, every=True))
         if tile:
-            session = Session(kept, in_tiles(artifact, kept, tile, threads))
-            bits = answer_bits(session, stored, every=True)
+            session = Session(parsed, in_tiles(artifact, parsed, tile, threads))
+            bits = answer_bits(session, reference_file, every=True)
             how = f"in tiles of {tile} rows with {threads} threads"
             ways.append(Way(how, bits, every=True))
     return [asdict(way) for way in ways]
 
 
 def _emulated(processor: str, job: dict[str, Any]) -> Way:
-    """The digest on a processor that qemu emulates, or why there is none."""
+    """The digest on a processor that qemu emulates, or why there is none. `job`: the input of
+    runtime/opening/same_bits.py. Raises NotMeasuredError for want of memory or time."""
     how = f"on qemu's {processor}"
     qemu = shutil.which("qemu-x86_64")
     if qemu is None:
         return Way(how, None, why="qemu-x86_64 is not installed")
-    emulated = [qemu, "-cpu", processor, *command("runtime.opening.same_bits")]
+    command_line = [qemu, "-cpu", processor, *command("runtime.opening.same_bits")]
     try:
         done = subprocess.run(
-            emulated, input=json.dumps(job), capture_output=True, text=True, check=False,
+            command_line, input=json.dumps(job), capture_output=True, text=True, check=False,
             errors="replace", timeout=_LIMIT_S, env={**os.environ, "PYTHONPATH": search_path()},
         )  # fmt: skip
     except subprocess.TimeoutExpired:

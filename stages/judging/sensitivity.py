@@ -45,7 +45,9 @@ class _InDouble(TorchDispatchMode):
     def __init__(self, seed: int | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._generator = None if seed is None else torch.Generator().manual_seed(seed)
-        self._kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        # By id: each narrow tensor that was seen, and its float64. The first is stored so that no
+        # other tensor gets its id.
+        self._seen: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -57,14 +59,16 @@ class _InDouble(TorchDispatchMode):
         return result
 
     def _widened(self, value: Any) -> Any:
+        """An argument of an operation, with float64 for narrower floats: a tensor's or a dtype."""
         if isinstance(value, torch.Tensor) and value.dtype in _NARROW:
-            known = self._kept.get(id(value))
-            if known is None:  # the tensor is kept too, so that its id stays its own
-                known = self._kept[id(value)] = (value, self._from_outside(value.double()))
-            return known[1]
+            if id(value) not in self._seen:
+                self._seen[id(value)] = value, self._from_outside(value.double())
+            _, wide = self._seen[id(value)]
+            return wide
         return torch.float64 if value in _NARROW else value
 
     def _from_outside(self, wide: torch.Tensor) -> torch.Tensor:
+        """An input or a weight, changed if there is a seed."""
         if self._generator is None:
             return wide
         return torch.where(few_digits(wide), wide, self._changed(wide, CHANGE))
@@ -78,48 +82,53 @@ class _InDouble(TorchDispatchMode):
             result.copy_(torch.where(exact, result, self._changed(result, _ROUNDING)))
 
     def _changed(self, wide: torch.Tensor, most: float) -> torch.Tensor:
+        """The values changed at random by at most the fraction `most`, and rounded to float32."""
         share = torch.rand(wide.shape, generator=self._generator, dtype=torch.float64) * 2 - 1
         return (wide * (1 + most * share)).float().double()
 
 
 @dataclass(frozen=True)
 class Answers:
-    """An artifact's answers and the eager model's, in one shape, for one output.
+    """The answers of an artifact and of the eager model, of one output, in one shape.
 
-    `band`: the tolerance of each element. `apart`: how far the answers are from each other.
+    `band`: the tolerance of each element, > 0. `apart`: how far the answers are from each other.
     """
 
-    found: torch.Tensor
-    wanted: torch.Tensor
+    artifact: torch.Tensor
+    eager: torch.Tensor
     band: torch.Tensor
     apart: torch.Tensor
 
     @classmethod
-    def of(cls, found: torch.Tensor, expected: torch.Tensor, allowed: Tolerance) -> Answers:
-        """Compare answers with those of the eager model, `expected`."""
-        wanted = expected.reshape(found.shape).to(found.dtype)
-        apart = distance(found, wanted)
-        if not found.is_floating_point():  # different large int64 may be the same float64
-            apart = torch.where(found == wanted, 0.0, apart.clamp_min(1.0))
-        size = wanted.double().nan_to_num(0.0, 0.0, 0.0).abs()
+    def of(cls, artifact: torch.Tensor, expected: torch.Tensor, allowed: Tolerance) -> Answers:
+        """Compare answers with those of the eager model, `expected`, which may have another shape
+        and dtype."""
+        eager = expected.reshape(artifact.shape).to(artifact.dtype)
+        apart = distance(artifact, eager)
+        if not artifact.is_floating_point():  # different large int64 may be the same float64
+            apart = torch.where(artifact == eager, 0.0, apart.clamp_min(1.0))
+        size = eager.double().nan_to_num(0.0, 0.0, 0.0).abs()
         # A tolerance of 0 is made positive, since deviations are divided by it.
         band = (allowed.atol + allowed.rtol * size).clamp_min(1e-300)
-        return cls(found, wanted, band, apart)
+        return cls(artifact, eager, band, apart)
 
     @property
     def outside(self) -> torch.Tensor:
+        """Where the answers are further apart than the tolerance."""
         return self.apart > self.band
 
     @property
     def finite(self) -> torch.Tensor:
         """Where both answers are finite. Integers and bools always are."""
-        return self.found.isfinite() & self.wanted.isfinite()
+        return self.artifact.isfinite() & self.eager.isfinite()
 
     def sentence(self, name: str, bad: torch.Tensor) -> str:
-        row = int(of_rows(bad).double().argmax())
-        at = int(rows(bad)[row].double().argmax())
-        mine, eager = (number(float(rows(each)[row, at])) for each in (self.found, self.wanted))
-        return f"output {name!r} differs from eager, row {row}: {mine}, eager has {eager}"
+        """How the output `name` differs at the first element for which `bad` is true."""
+        row = int(row_maxima(bad).double().argmax())
+        element = int(elements_by_row(bad)[row].double().argmax())
+        artifact = number(float(elements_by_row(self.artifact)[row, element]))
+        eager = number(float(elements_by_row(self.eager)[row, element]))
+        return f"output {name!r} differs from eager, row {row}: {artifact}, eager has {eager}"
 
 
 @dataclass(frozen=True)
@@ -138,19 +147,19 @@ def in_float64(
     nothing is explained, and the error is in the log."""
     try:
         model = open_candidate("exported", program, torch.device("cpu"))
-        exact = _answers(model, signature, inputs, case, None)
+        exact = _answers_in_double(model, signature, inputs, case, None)
         others = [session_answers(Session(signature, model), inputs, case)]
-        others += [_answers(model, signature, inputs, case, seed) for seed in range(_TRIES)]
+        others += [
+            _answers_in_double(model, signature, inputs, case, seed) for seed in range(_TRIES)
+        ]
     except Exception:  # torch raises many types
         log.info("the program does not run in float64", exc_info=True)
         return None
-    return InFloat64(
-        exact,
-        {
-            name: _unexplained(each, exact[name], [other[name] for other in others])
-            for name, each in answers.items()
-        },
-    )
+    unexplained = {
+        name: _unexplained(own, exact[name], [other[name] for other in others])
+        for name, own in answers.items()
+    }
+    return InFloat64(exact, unexplained)
 
 
 def _unexplained(
@@ -158,33 +167,41 @@ def _unexplained(
 ) -> torch.Tensor:
     """The elements outside the tolerance, except those of rows in which the other ways to compute
     the answers are as far from the exact ones."""
-    moved = torch.stack([of_rows(distance(other, exact) / answers.band) for other in others])
-    most = moved.amax(0)
-    deviation = of_rows(answers.apart / answers.band)
+    moved = torch.stack([row_maxima(distance(other, exact) / answers.band) for other in others])
+    most = moved.amax(0)  # by row, in tolerances
+    deviation = row_maxima(answers.apart / answers.band)
     explained = (deviation <= 1 + _FACTOR * most) | (most.isinf() & deviation.isinf())
-    return answers.outside & ~explained.reshape(-1, *[1] * (answers.apart.ndim - 1))
+    over_elements = explained.reshape(-1, *[1] * (answers.apart.ndim - 1))
+    return answers.outside & ~over_elements
 
 
-def _answers(
+def _answers_in_double(
     program: Executable, signature: Signature, inputs: Arrays, case: Case, seed: int | None
 ) -> dict[str, torch.Tensor]:
-    """The program's answers in float64 arithmetic, as float64. `seed`: see `_InDouble`."""
-    given, high = filled_collections(signature, inputs, case, torch.device("cpu"))
-    _, low = filled_collections(signature, inputs, case, torch.device("cpu"))
-    arguments = argument_tensors(signature, {**given, **high}, case)
-    rest = argument_tensors(signature, {**given, **low}, case)
+    """The program's answers in float64 arithmetic, as float64. `seed`: see `_InDouble`.
+
+    The layouts may have columns of narrower floats. Two of them hold a double: in the collections
+    `high` the rounded number, in `low` what rounding took.
+    """
+    cpu = torch.device("cpu")
+    sources, high = filled_collections(signature, inputs, case, cpu)
+    _, low = filled_collections(signature, inputs, case, cpu)
+    arguments = argument_tensors(signature, {**sources, **high}, case)
+    remainders = argument_tensors(signature, {**sources, **low}, case)
     floats = [
-        k
-        for k, argument in enumerate(signature.arguments)
-        if argument.role == "output" and arguments[k].is_floating_point()
+        i
+        for i, argument in enumerate(signature.arguments)
+        if argument.role == "output" and arguments[i].is_floating_point()
     ]
-    doubles = [each.double() if k in floats else each for k, each in enumerate(arguments)]
+    doubles = list(arguments)
+    for i in floats:
+        doubles[i] = arguments[i].double()
     with _InDouble(seed):
         program(doubles)
-    # Two columns of the narrow dtype hold a double: the number, and what rounding took.
-    for k in floats:
-        arguments[k].copy_(doubles[k])
-        rest[k].copy_((doubles[k] - arguments[k].double()).nan_to_num(0.0, 0.0, 0.0))
+    for i in floats:
+        arguments[i].copy_(doubles[i])
+        remainder = doubles[i] - arguments[i].double()
+        remainders[i].copy_(remainder.nan_to_num(0.0, 0.0, 0.0))
     answers = {}
     for bound in signature.outputs:
         value = read_block(bound, high[bound.block.collection])
@@ -194,20 +211,20 @@ def _answers(
     return answers
 
 
-def rows(values: torch.Tensor) -> torch.Tensor:
+def elements_by_row(values: torch.Tensor) -> torch.Tensor:
     """The elements of each row: `(n, elements of a row)`."""
     return values.reshape(len(values), -1) if values.ndim else values.reshape(1, 1)
 
 
-def of_rows(values: torch.Tensor) -> torch.Tensor:
+def row_maxima(values: torch.Tensor) -> torch.Tensor:
     """The largest of each row's elements, `(n,)`."""
-    return rows(values).amax(1)
+    return elements_by_row(values).amax(1)
 
 
-def distance(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """|one - other|; 0 for equal infinities and for NaN in both, else infinity if one is not
-    finite."""
-    one, other = one.double(), other.double()
-    same = (one == other) | (one.isnan() & other.isnan())
-    finite = one.isfinite() & other.isfinite()
-    return torch.where(same, 0.0, torch.where(finite, (one - other).abs(), torch.inf))
+def distance(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """|first - second|, as float64; 0 for equal infinities and for NaN in both, else infinity if
+    one is not finite."""
+    first, second = first.double(), second.double()
+    equal = (first == second) | (first.isnan() & second.isnan())
+    finite = first.isfinite() & second.isfinite()
+    return torch.where(equal, 0.0, torch.where(finite, (first - second).abs(), torch.inf))

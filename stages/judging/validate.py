@@ -94,14 +94,16 @@ class Trial:
 
     def to_dict(self) -> dict[str, Any]:
         """The trial as JSON data, for another process."""
-        data = {each.name: getattr(self, each.name) for each in fields(self)}
+        data = {field.name: getattr(self, field.name) for field in fields(self)}
         # Links are not resolved: a held file (`Pinned`) is opened through its link.
-        files = {k: str(path.absolute()) for k, path in data.items() if isinstance(path, Path)}
+        files = {
+            name: str(path.absolute()) for name, path in data.items() if isinstance(path, Path)
+        }
         return {
             **data,
             **files,
             "signature": self.signature.to_dict(),
-            "tolerances": {key: asdict(t) for key, t in self.tolerances.items()},
+            "tolerances": {output: asdict(own) for output, own in self.tolerances.items()},
             "classifiers": sorted(self.classifiers),
         }
 
@@ -110,12 +112,12 @@ class Trial:
         """The trial from what `to_dict` returned."""
         names = ("file", "reference", "program", "more", "many")
         files = {name: Path(data[name]) for name in names if data.get(name) is not None}
-        read = {
+        parsed = {
             "signature": Signature.from_dict(data["signature"]),
-            "tolerances": {key: Tolerance(**t) for key, t in data["tolerances"].items()},
+            "tolerances": {output: Tolerance(**own) for output, own in data["tolerances"].items()},
             "classifiers": frozenset(data["classifiers"]),
         }
-        return cls(**{**data, **files, **read})
+        return cls(**{**data, **files, **parsed})
 
 
 def validate_candidate(
@@ -141,17 +143,18 @@ def validate_candidate(
         payload["keep_memory"] = False
         outcome = run_isolated(_HERE, payload, folder, left_s, imports)
     if not outcome.ok:
-        why = outcome.error
+        why = str(outcome.error)
         if why in ("killed by SIGSEGV", "killed by SIGBUS"):
             why = f"{why} {_last_case(outcome.log)}"
-        return ValidationReport.failed(trial.engine, f"{why}", outcome.trace, outcome.code)
+        return ValidationReport.failed(trial.engine, why, outcome.trace, outcome.code)
     return ValidationReport.from_dict(outcome.value)
 
 
 def _last_case(log: Path) -> str:
-    """The case at which the child was killed, from the last such line of its log."""
-    written = log.read_text(errors="replace").splitlines()  # ours
-    cases = [line for line in written if line[:3] == "at "]
+    """The case at which the child was killed, from the last such line of its log (see `say` in
+    `validate_session`)."""
+    lines = log.read_text(errors="replace").splitlines()  # ours
+    cases = [line for line in lines if line.startswith("at ")]
     if not cases:
         return "before its first run"
     return f"{cases[-1]}: it may have reached beyond the memory that it was given"
@@ -160,7 +163,8 @@ def _last_case(log: Path) -> str:
 def validate_here(
     trial: Mapping[str, Any], device: str = "cpu", keep_memory: bool = True
 ) -> dict[str, Any]:
-    """Runs in the child process. Raises MemoryError if memory ran out with `keep_memory`."""
+    """Validate in the child process. `trial` and the report are JSON data. Raises MemoryError if
+    memory ran out with `keep_memory`, so that the parent process tries again without it."""
     if keep_memory:
         keep_freed_memory()
     torch.set_num_threads(1)
@@ -180,7 +184,8 @@ def validate_here(
 
 
 def _with_reference(session: Session, trial: Trial) -> ValidationReport:
-    """Compare a session with the references of a trial."""
+    """Compare a session with the references of a trial; many rows come last, since they take the
+    longest."""
     known = Reference.load(trial.reference, trial.signature)
     if trial.tile and not rows_are_independent(session, known.inputs, trial.tolerances):
         return ValidationReport.refused(trial.engine, SEE_EACH_OTHER, "candidate-rows")
@@ -221,8 +226,10 @@ def validate_session(
 ) -> ValidationReport:
     """Run every case of the reference, and the windows of `more`, in this process.
 
-    `program`: the captured program. With it, an artifact is not refused for stress rows in which
-    the model's own answers move as far under changes as small as a rounding.
+    `name`: the engine in the report. `classifiers`: the outputs whose classes are compared too.
+    `say` gets a line before each case. `program`: the captured program. With it, an artifact is not
+    refused for stress rows in which the model's own answers move as far under changes as small as a
+    rounding.
     """
     begun = time.monotonic()
     cases: list[CaseReport] = []
@@ -232,14 +239,14 @@ def validate_session(
             _validate_case(session, reference.inputs, case, outputs, tolerances, classifiers)
         )
     if more is not None:
-        parts = windows(session.signature, more.inputs)
-        for (rows, case), outputs in zip(parts, more.outputs, strict=True):
+        pieces = windows(session.signature, more.inputs)
+        for (rows, case), outputs in zip(pieces, more.outputs, strict=True):
             say(f"at {label(case)} of the further rows")
             cases.append(_validate_case(session, rows, case, outputs, tolerances, classifiers))
     report = _judged(name, cases, tolerances, begun)
     if not report.valid:
         return report
-    differ = []
+    differing: list[str] = []
     for edge in reference.edges:
         say(f"at {label(edge.case)} of {edge.what}")
         judged = at_edge(session, edge, tolerances, program, special_values)
@@ -248,12 +255,13 @@ def validate_session(
             seconds = time.monotonic() - begun
             return replace(report, valid=False, reason=why, seconds=seconds, code="candidate-edge")
         if judged.differs:
-            differ.append(edge.what)
-    return replace(report, edges=tuple(differ), seconds=time.monotonic() - begun)
+            differing.append(edge.what)
+    return replace(report, edges=tuple(differing), seconds=time.monotonic() - begun)
 
 
 def _with_program(session: Session, trial: Trial) -> ValidationReport:
-    """Compare a session with the portable program, on one window of the inputs after the other."""
+    """Compare a session with the portable program, on one window of the inputs after the other. The
+    report is a failure if the program's answers prove nothing."""
     assert trial.program is not None and trial.set_nonfinite is not None
     inputs = read_set(trial.signature, trial.reference)
     session = tiled(session, trial.tile)
@@ -277,9 +285,9 @@ def _unproven(counts: Sequence[Nonfinite], most: float) -> str:
     """Which output of the portable program has a larger share than `most` of NaN or infinite
     values; empty if none has. `counts`: of each output in each window."""
     values, nonfinite = Counter[str](), Counter[str]()
-    for each in counts:
-        values[each.output] += each.values
-        nonfinite[each.output] += each.count
+    for window in counts:
+        values[window.output] += window.values
+        nonfinite[window.output] += window.count
     for output, total in values.items():
         share = nonfinite[output] / max(1, total)
         if share > most:
@@ -304,7 +312,7 @@ def _judged(
         refusal is None,
         reason=None if refusal is None else refusal.reason,
         cases=tuple(cases),
-        worst={output: combine(parts) for output, parts in deviations.items() if parts},
+        worst={output: combine(by_case) for output, by_case in deviations.items() if by_case},
         seconds=time.monotonic() - begun,
         window=next((case.window for case in cases if case.window), ""),
         code="" if refusal is None else refusal.code,
@@ -313,6 +321,8 @@ def _judged(
 
 @dataclass(frozen=True)
 class _Refusal:
+    """Why an artifact is refused, and the code of it (docs/reference/refusals.md)."""
+
     reason: str
     code: str
 
@@ -322,25 +332,26 @@ def _verdict(cases: Sequence[CaseReport], tolerances: Mapping[str, Tolerance]) -
     for case in cases:
         if case.faults:
             return _Refusal(f"at {label(case.rows)}: {case.faults[0]}", case.code)
-    share_of_text: dict[str, float] = {}
+    worst: _Refusal | None = None
+    worst_share = 0.0
     for case in cases:
-        for output, found in case.outputs.items():
-            if found.outside > tolerances[output].max_outside:
+        for output, deviation in case.outputs.items():
+            if deviation.outside > max(tolerances[output].max_outside, worst_share):
                 where = f"output {output!r} at {label(case.rows)}"
-                share_of_text[_deviates(where, found, tolerances[output])] = found.outside
-    if not share_of_text:
-        return None
-    return _Refusal(max(share_of_text, key=share_of_text.__getitem__), "candidate-deviates")
+                reason = _deviates(where, deviation, tolerances[output])
+                worst, worst_share = _Refusal(reason, "candidate-deviates"), deviation.outside
+    return worst
 
 
-def _deviates(where: str, found: Deviation, allowed: Tolerance) -> str:
+def _deviates(where: str, deviation: Deviation, allowed: Tolerance) -> str:
     """A sentence about an output that deviates too much."""
-    what = f"max abs deviation {number(found.max_abs)}"
-    if found.nonfinite_mismatches:
-        what = f"{found.nonfinite_mismatches} NaN or Inf where the reference has none"
+    how = f"max abs deviation {number(deviation.max_abs)}"
+    if deviation.nonfinite_mismatches:
+        how = f"{deviation.nonfinite_mismatches} NaN or Inf where the reference has none"
     return (
-        f"{where}, row {found.worst_row}: {what}, {found.outside:.2%} of its elements outside atol "
-        f"{allowed.atol:g} + rtol {allowed.rtol:g} (allowed: {allowed.max_outside:.2%})"
+        f"{where}, row {deviation.worst_row}: {how}, {deviation.outside:.2%} of its elements "
+        f"outside atol {allowed.atol:g} + rtol {allowed.rtol:g} "
+        f"(allowed: {allowed.max_outside:.2%})"
     )
 
 
@@ -352,7 +363,11 @@ def _validate_case(
     tolerances: Mapping[str, Tolerance],
     classifiers: frozenset[str],
 ) -> CaseReport:
-    """Run a case on poisoned memory in several ways, and compare the answers with `expected`."""
+    """Run a case on poisoned memory in several ways, and compare the answers with `expected`.
+
+    All ways must give the same bits, apart from one in memory with spare rows: its columns have
+    other strides. Windows are tried last.
+    """
     signature = session.signature
     inputs = inputs_at(signature, inputs, case)
     try:
@@ -380,10 +395,10 @@ def _validate_case(
             for bound in signature.outputs
         }
 
-    parts = compared(first), compared(roomy)
+    tight, spare = compared(first), compared(roomy)
     deviations = {
-        bound.name: max((part[bound.name] for part in parts), key=lambda d: (d.outside, d.max_abs))
-        for bound in signature.outputs
+        name: max(tight[name], spare[name], key=lambda own: (own.outside, own.max_abs))
+        for name in tight
     }
     if faults:  # an artifact that writes elsewhere must not run on windows
         reasons = tuple(dict.fromkeys(fault.reason for fault in faults))
@@ -403,7 +418,8 @@ def _on_windows(
     case: Case,
     compared: Callable[[PoisonedRun], dict[str, Deviation]],
 ) -> CaseReport:
-    """The report of a run on windows of larger collections, which may start at any row."""
+    """The report of a run on windows of larger collections, which may start at any row. `compared`
+    returns the deviations of a run by output."""
     try:
         free = Session(session.signature, session.executable, session.device, any_start=True)
         moved = poisoned_run(free, inputs, case, _ORDINARY, _NAN, moved=True)
@@ -422,7 +438,10 @@ def _broken(case: Case, error: Exception) -> CaseReport:
 
 
 def _why_poison_shows(session: Session, inputs: Arrays, case: Case, first: PoisonedRun) -> _Refusal:
-    """Which pattern shows in the answers: the one in the inputs' padding, or in the outputs."""
+    """Which pattern shows in the answers: the one in the inputs' padding, or in the outputs.
+
+    `first` had the same pattern in both. Another one in the padding alone tells which.
+    """
     padded = poisoned_run(session, inputs, case, pad=_ORDINARY, poison=_NAN)
     if not same_answers(first, padded):
         why = "the answers depend on what lies in the padding of the inputs"

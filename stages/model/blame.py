@@ -27,7 +27,8 @@ from soa.signature import Signature
 def state_written(exported: ExportedProgram) -> list[str]:
     """The names of the buffers and parameters that a program changes."""
     signature = exported.graph_signature
-    changed = [str(s.target) for s in signature.output_specs if "MUTATION" in s.kind.name]
+    specs = [spec for spec in signature.output_specs if "MUTATION" in spec.kind.name]
+    changed = [str(spec.target) for spec in specs]
     return [name for name in changed if name not in signature.user_inputs]
 
 
@@ -50,22 +51,23 @@ def why_not_run(
 ) -> str:
     """Why the eager model fails on its reference inputs; for a clash of dtypes, which ones
     clash."""
-    said = first_line(error)
-    text = f"the model fails on its reference inputs ({where_raised(error)}): {said}"
-    if not re.search(r"dtype|scalar type|Input type", said):
+    reason = first_line(error)
+    text = f"the model fails on its reference inputs ({where_raised(error)}): {reason}"
+    if not re.search(r"dtype|scalar type|Input type", reason):
         return text
-    layers = {v.dtype: name for name, v in model.named_parameters() if v.is_floating_point()}
-    if len(layers) > 1:
-        listed = " and ".join(f"{name} is {dtype_name(dtype)}" for dtype, name in layers.items())
-        return f"{text}. Its own layers differ: {listed}; convert the model to one (.float())"
+    parameters = [(name, p.dtype) for name, p in model.named_parameters() if p.is_floating_point()]
+    layer_of = {dtype: name for name, dtype in parameters}  # the last layer of each dtype
+    if len(layer_of) > 1:
+        layers = " and ".join(f"{name} is {dtype_name(dtype)}" for dtype, name in layer_of.items())
+        return f"{text}. Its own layers differ: {layers}; convert the model to one (.float())"
     inputs = list(zip(signature.inputs, arguments, strict=True))
     inputs.sort(key=lambda pair: not pair[1].is_floating_point())  # an integer may be an index
-    for dtype, name in layers.items():
+    for dtype, layer in layer_of.items():
         for bound, tensor in inputs:
             if tensor.dtype != dtype:
                 own_name = dtype_name(dtype)
                 return (
-                    f"{text}. It computes in {own_name} ({name}) and gets the input "
+                    f"{text}. It computes in {own_name} ({layer}) and gets the input "
                     f"{bound.name!r} as {dtype_name(tensor.dtype)}: write dtype: {own_name} there, "
                     "or convert one of the two in the model"
                 )
@@ -75,44 +77,46 @@ def why_not_run(
 def why_not_exported(
     model: torch.nn.Module, arguments: list[torch.Tensor], shapes: Any, error: Exception
 ) -> str:
-    """Why export refused the model, and where: from the error, else from draft_export."""
+    """Why torch.export refused the model with `error`, where, and what to do about it. `shapes` are
+    the dynamic shapes of that export."""
     text = str(error)
     blamed = _Blamed(_user_frame(text))
     if not blamed.place:
         blamed = _blamed_by_draft(model, arguments, shapes)
     where = f" at {blamed.place}" if blamed.place else ""
     if "data-dependent" in text or "DataDependent" in type(error).__name__:
-        cure = next((said for file, said in _KNOWN.items() if file in blamed.place), _IN_TENSORS)
+        cures = [advice for file, advice in _KNOWN.items() if file in blamed.place]
+        cure = cures[0] if cures else _IN_TENSORS
         return (
             f"the model takes a path that depends on the data{where}: a value out of a tensor "
             "decides there (by if, int(), .item(), a loop or a size), and an artifact is one graph "
             f"for all data. {cure}"
         )
     if "Constraints violated" in text or "specialized" in text:
-        detail = re.search(r"specialized it to be a constant \((\d+)\)", text)
-        guard = re.search(r"generated guard (.+?)\.?$", text, re.MULTILINE)
-        broken = f"the model does not work at every row count{where}: "
-        if detail and blamed.as_number:
-            return (
-                f"{broken}Python takes the row count for a plain number there (in a loop over "
-                f"rows, len(), int() or math), which fixes it to {detail[1]}. Work on all rows at "
-                "once, with tensor operations and with x.shape[0] as it is (x.shape[0] ** 0.5 for "
-                "math.sqrt)"
-            )
-        cause = (
-            f"it fixes the row count to {detail[1]}"
-            if detail
-            else f"it takes another path unless {_readable(guard[1])}"
-            if guard
-            else "it depends on the row count"
-        )
-        return (
-            f"{broken}{cause}. "
-            "Take sizes from the input (x.shape[0]), or narrow rows: in the config"
-        )
+        why = _why_rows_are_fixed(text, blamed.as_number)
+        return f"the model does not work at every row count{where}: {why}"
     cure = f". {_PADDED}" if _of_packed_sequence(error) else ""
     place = where or f" ({where_raised(error)})"
     return f"the model does not export{place}: {first_line(error)}{cure}"
+
+
+def _why_rows_are_fixed(text: str, as_number: bool) -> str:
+    """How the model depends on the row count, from the text of torch's error, and what to do.
+    `as_number`: see `_Blamed`."""
+    constant = re.search(r"specialized it to be a constant \((\d+)\)", text)
+    guard = re.search(r"generated guard (.+?)\.?$", text, re.MULTILINE)
+    if constant and as_number:
+        return (
+            "Python takes the row count for a plain number there (in a loop over rows, len(), "
+            f"int() or math), which fixes it to {constant[1]}. Work on all rows at once, with "
+            "tensor operations and with x.shape[0] as it is (x.shape[0] ** 0.5 for math.sqrt)"
+        )
+    cause = "it depends on the row count"
+    if constant:
+        cause = f"it fixes the row count to {constant[1]}"
+    elif guard:
+        cause = f"it takes another path unless {_readable(guard[1])}"
+    return f"{cause}. Take sizes from the input (x.shape[0]), or narrow rows: in the config"
 
 
 _IN_TENSORS = (
@@ -153,19 +157,21 @@ def _blamed_by_draft(model: torch.nn.Module, arguments: list[torch.Tensor], shap
             draft = torch.export.draft_export(model, tuple(arguments), dynamic_shapes=shapes)
     except Exception as error:
         return _Blamed(_user_frame(str(error)))
-    names = {number: name for name, number in INTERN_TABLE.items()}
+    name_of = {number: name for name, number in INTERN_TABLE.items()}
 
     def file_of(frame: dict[str, Any]) -> str:
-        return str(names.get(frame["filename"], frame["filename"]))
+        return str(name_of.get(frame["filename"], frame["filename"]))
 
     for finding in getattr(getattr(draft, "_report", None), "failures", []):
         stack = finding.data.get("stack") or []
         frames = finding.data.get("user_stack") or stack
-        own = [frame for frame in frames if not _is_library(file_of(frame))]
-        if own:
+        of_model = [frame for frame in frames if not _is_library(file_of(frame))]
+        if of_model:
+            innermost = of_model[-1]
+            # A loop over a tensor calls unbind; else the model's own line asked for the number.
             unbound = any(frame.get("name") == "unbind" for frame in stack)
             as_number = bool(stack) and (unbound or not _is_library(file_of(stack[-1])))
-            return _Blamed(_place(file_of(own[-1]), own[-1]), as_number)
+            return _Blamed(_place(file_of(innermost), innermost), as_number)
     return _Blamed("")
 
 
@@ -181,20 +187,20 @@ def _logs_closed() -> Iterator[None]:
 
     torch does neither. If TORCH_TRACE is set, the user wants the log in that folder and it stays.
     """
-    from torch.export import _draft_export as torchs
+    from torch.export import _draft_export as draft_module
 
     logs: list[Any] = []
-    plain: Any = torchs.CaptureStructuredTrace
+    open_log: Any = draft_module.CaptureStructuredTrace
 
-    def kept() -> Any:
-        logs.append(plain())
+    def open_and_remember() -> Any:
+        logs.append(open_log())
         return logs[-1]
 
-    torchs.CaptureStructuredTrace = kept  # type: ignore[misc,assignment]
+    draft_module.CaptureStructuredTrace = open_and_remember  # type: ignore[misc,assignment]
     try:
         yield
     finally:
-        torchs.CaptureStructuredTrace = plain  # type: ignore[misc]
+        draft_module.CaptureStructuredTrace = open_log  # type: ignore[misc]
         for log in logs:
             path = log._stream_path
             log.close()
@@ -203,6 +209,7 @@ def _logs_closed() -> Iterator[None]:
 
 
 def _readable(guard: str) -> str:
+    """One of torch's guards with words for the sizes in it."""
     return re.sub(r"L\[['\"](\w+)['\"]\]\.size\(\)\[0\]", r"the row count of \1", guard)
 
 
@@ -213,7 +220,7 @@ _FRAME = re.compile(r'File "?([^",\n]+)"?, (?:line|lineno) (\d+), in (\w+)(?:\n\
 
 def _user_frame(text: str) -> str:
     """`file:line (code)` of the last frame in `text` that is not torch's own."""
-    frames = [m for m in _FRAME.finditer(text) if not _is_library(m[1])]
+    frames = [frame for frame in _FRAME.finditer(text) if not _is_library(frame[1])]
     if not frames:
         return ""
     file, line, _, code = frames[-1].groups()
@@ -222,7 +229,8 @@ def _user_frame(text: str) -> str:
 
 
 class _Result(NamedTuple):
-    """The digest of an operation's result, and the place in the model that called it."""
+    """An operation of torch, the digest of its result, and the place in the model that called
+    it."""
 
     operation: str
     digest: str
@@ -245,26 +253,27 @@ class _Operations(TorchDispatchMode):
         if plain and "empty" not in func.name():  # an empty tensor has arbitrary content
             content = result.contiguous().flatten().view(torch.uint8).numpy()
             digest = hashlib.sha256(content.data).hexdigest()
-            self.results.append(_Result(func.name(), digest, self._asked_by()))
+            self.results.append(_Result(func.name(), digest, self._caller()))
         return result
 
-    def _asked_by(self) -> str:
+    def _caller(self) -> str:
         """The layer and the line of the model from which an operation was called."""
         layer = line = ""
-        frame: FrameType | None = sys._getframe(2)
+        frame: FrameType | None = sys._getframe(2)  # beyond this method and __torch_dispatch__
         while frame is not None and not (layer and line):
             code = frame.f_code
             if not line and not _is_library(code.co_filename):
                 line = f" at {code.co_filename}:{frame.f_lineno}"
-            own = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
-            if not layer and id(own) in self.layers:
-                layer = f"layer {self.layers[id(own)]!r} ({type(own).__name__})"
+            first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+            if not layer and id(first) in self.layers:  # it is the `self` of a layer's method
+                layer = f"layer {self.layers[id(first)]!r} ({type(first).__name__})"
             frame = frame.f_back
         return f"{layer or 'the model itself'}{line}"
 
 
 def what_differs(model: torch.nn.Module, ask: Callable[[], object]) -> str:
-    """The first operation whose result differs when the model runs a second time."""
+    """A sentence about the first operation whose result differs when the model runs a second time.
+    `ask` runs the model."""
     runs = []
     for _ in range(2):
         with _Operations(model) as run, torch.no_grad():
@@ -277,11 +286,12 @@ def what_differs(model: torch.nn.Module, ask: Callable[[], object]) -> str:
 
 
 def _is_library(file: str) -> bool:
+    """Whether a file of code is torch's or ours, or no file."""
     return file.startswith(_NOT_THE_MODEL)
 
 
 def where_raised(error: Exception) -> str:
-    """`file:line` of the innermost frame of the model's own code."""
+    """`file:line` of the innermost frame of the model's own code; "in the model" without such."""
     place = "in the model"
     for frame, line in walk_tb(error.__traceback__):
         if not _is_library(frame.f_code.co_filename):

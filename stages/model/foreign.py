@@ -40,7 +40,8 @@ def is_program(path: Path) -> bool:
 
 
 def instead(path: Path) -> str:
-    """What a file is that is no model by itself, and what to do; "" if that is not known."""
+    """What a file is that is no model by itself, and what to do; "" if that is not known. The kind
+    is told by the suffix, or by the files in an archive."""
     if path.name.endswith(".weights.h5"):
         return (
             f"{path} has Keras's weights alone: load them into their network (model.load_weights), "
@@ -49,8 +50,8 @@ def instead(path: Path) -> str:
     for suffixes, text in _OTHERS.items():
         if path.suffix in suffixes.split():
             return f"{path} {text.format(path=path, stem=path.stem)}"
-    torch_file = any(name.endswith("data.pkl") for name in _members(path))
-    if not torch_file and path.suffix != ".safetensors":
+    by_torch_save = any(name.endswith("data.pkl") for name in _members(path))
+    if not by_torch_save and path.suffix != ".safetensors":
         return ""
     try:
         state = read_state(path)
@@ -70,6 +71,7 @@ def instead(path: Path) -> str:
 
 
 def _members(path: Path) -> list[str]:
+    """The names of the files in a zip archive; empty for any other file."""
     try:
         with zipfile.ZipFile(path) as archive:
             return archive.namelist()

@@ -65,7 +65,8 @@ class Reduced(InFront):
 
 
 def in_precision(model: torch.nn.Module, precision: Precision) -> torch.nn.Module:
-    """The model itself, or a copy in `precision`; the preparation of its inputs is not changed."""
+    """The model itself, or a copy with its weights in `precision`. The preparation of its inputs is
+    not changed. TF32 is no dtype: see `tf32_switches`."""
     if DTYPES[precision] == "float32":
         return model
     if isinstance(model, InFront):

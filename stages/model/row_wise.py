@@ -39,43 +39,50 @@ class RowWise(torch.nn.Module):
         self.training = False
         self.shared = [bound.rowless for bound in signature.inputs]
         one_row = tuple(
-            each if shared else each[:1].clone()
-            for each, shared in zip(arguments, self.shared, strict=True)
+            argument if shared else argument[:1].clone()
+            for argument, shared in zip(arguments, self.shared, strict=True)
         )
-        program = _exported(_InOrder(model, signature), one_row)
+        program = _exported_at_one_row(_InOrder(model, signature), one_row)
         tensors = {**program.state_dict, **program.constants}
-        specs = [s for s in program.graph_signature.input_specs if s.kind.name != "USER_INPUT"]
+        all_specs = program.graph_signature.input_specs
+        specs = [spec for spec in all_specs if spec.kind.name != "USER_INPUT"]
         self.weights = [f"weight_{i}" for i in range(len(specs))]
         for name, spec in zip(self.weights, specs, strict=True):
             self.register_buffer(name, tensors[str(spec.target)].detach())
         self._one_row = (program.graph_module,)  # in a tuple: not a part of this module
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Torch's map operator calls `one_row` with a row of each input that has rows, and then
+        with all other tensors whole: it takes no tensors from around the function."""
         weights = [self.get_buffer(name) for name in self.weights]
-        of_all = [each for each, shared in zip(inputs, self.shared, strict=True) if shared]
-        of_rows = [each for each, shared in zip(inputs, self.shared, strict=True) if not shared]
+        with_sharing = list(zip(inputs, self.shared, strict=True))
+        whole = [tensor for tensor, shared in with_sharing if shared]
+        with_rows = [tensor for tensor, shared in with_sharing if not shared]
+        first_weight = len(inputs)
 
         def one_row(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            of_row = iter(tensors[: len(of_rows)])
-            common = iter(tensors[len(of_rows) : len(tensors) - len(weights)])
+            """The answers to one row: `tensors` are its values, whole inputs, and weights."""
+            row_values = iter(tensors[: len(with_rows)])
+            whole_values = iter(tensors[len(with_rows) : first_weight])
             arguments = [
-                next(common) if shared else next(of_row).unsqueeze(0) for shared in self.shared
+                next(whole_values) if shared else next(row_values).unsqueeze(0)
+                for shared in self.shared
             ]
             with traceback.preserve_node_meta():  # keeps the lines of the model
-                answers = Interpreter(self._one_row[0]).run(
-                    *tensors[len(tensors) - len(weights) :], *arguments
-                )
-            return tuple(each.squeeze(0).clone() for each in answers)
+                answers = Interpreter(self._one_row[0]).run(*tensors[first_weight:], *arguments)
+            return tuple(answer.squeeze(0).clone() for answer in answers)
 
         answers_of_rows: tuple[torch.Tensor, ...] = torch.ops.higher_order.map_impl(
-            one_row, of_rows, [*of_all, *weights]
+            one_row, with_rows, [*whole, *weights]
         )
         return answers_of_rows
 
 
-def _exported(
+def _exported_at_one_row(
     model: torch.nn.Module, one_row: tuple[torch.Tensor, ...]
 ) -> torch.export.ExportedProgram:
+    """The functional program of a model for inputs of one row. Raises CaptureError if it keeps
+    state, or an error of torch.export."""
     exported = torch.export.export(model, one_row, strict=False)
     program: torch.export.ExportedProgram = exported.run_decompositions({})
     if state_written(program):
@@ -93,12 +100,12 @@ class _InOrder(torch.nn.Module):
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         outputs = outputs_in_order(self.model(*inputs), self.signature)
-        if any(each.dim() == 0 or each.shape[0] != 1 for each in outputs):
+        if any(output.dim() == 0 or output.shape[0] != 1 for output in outputs):
             raise CaptureError("an output does not have one answer for each row")
         return tuple(outputs)
 
 
-class _Off:
+class _ChecksOff:
     """Stands for `Distribution._validate_args`: false, and remembers if it was read."""
 
     read = False
@@ -109,15 +116,16 @@ class _Off:
 
 
 @contextmanager
-def checks_off() -> Iterator[_Off]:
-    """Inside the block torch.distributions does not check its arguments.
+def checks_off() -> Iterator[_ChecksOff]:
+    """Inside the block torch.distributions does not check its arguments; the value's `read` tells
+    whether it would have.
 
     The checks branch on values ("is the variance positive?"), so that a model which uses them has
     no graph. They are no part of an answer. Not thread-safe.
     """
-    as_found, off = Distribution._validate_args, _Off()
+    before, off = Distribution._validate_args, _ChecksOff()
     Distribution._validate_args = off  # type: ignore[assignment]
     try:
         yield off
     finally:
-        Distribution._validate_args = as_found
+        Distribution._validate_args = before

@@ -27,8 +27,9 @@ class Replayed(torch.nn.Module):
 
 
 def exports(model: torch.nn.Module, arguments: list[torch.Tensor]) -> torch.nn.Module:
-    """A model that torch.export accepts. TorchScript goes through torch's own converter, which
-    keeps the number of rows free; code that it does not know is replayed."""
+    """A model that torch.export accepts, for these example `arguments`. TorchScript goes through
+    torch's own converter, which keeps the number of rows free; code that it does not know is
+    replayed (`Replayed`)."""
     if isinstance(model, InFront):
         return model.around(exports(model.model, model.prepare(arguments)))
     if not isinstance(model, torch.jit.ScriptModule):

@@ -35,7 +35,11 @@ class SoaProgram(torch.nn.Module):
         signature: Signature,
         stacked: frozenset[int] = frozenset(),
     ) -> None:
-        """`stacked`: indices of input blocks whose columns come as one tensor (n, columns)."""
+        """`stacked`: indices of input blocks whose columns come as one tensor (n, columns).
+
+        The buffer `order_<i>` holds the order of the rows of a matrix: input blocks are counted
+        first, then output blocks.
+        """
         super().__init__()
         self.stacked = stacked
         self.training = False  # not by eval(): an exported model refuses a second call of it
@@ -49,54 +53,59 @@ class SoaProgram(torch.nn.Module):
                 self.register_buffer(f"order_{i}", order)
 
     def forward(self, *arguments: torch.Tensor) -> tuple[()]:
+        """Read the inputs, run the model, and write its outputs into the last arguments. The first
+        arguments, one for each dimension, only tell its number of rows."""
         signature = self.signature
         rows = {dim: arguments[i].shape[0] for i, dim in enumerate(signature.dims)}
-        at = len(signature.dims)
+        first = len(signature.dims)  # the first argument of the next block
         inputs: list[torch.Tensor] = []
         for i, bound in enumerate(signature.inputs):
-            count = 1 if i in self.stacked else _count(bound.plan)
-            inputs.append(self._read(i, bound, arguments[at : at + count], rows[bound.rows]))
-            at += count
+            end = first + (1 if i in self.stacked else _argument_count(bound.plan))
+            inputs.append(self._read(i, bound, arguments[first:end], rows[bound.rows]))
+            first = end
         outputs = outputs_in_order(self.model(*inputs), signature)
-        wrong = self._rows_without_answer(inputs, rows)
-        for i, (bound, value) in enumerate(zip(signature.outputs, outputs, strict=True)):
-            count = _count(bound.plan)
-            place = len(signature.inputs) + i
-            for dim, where in wrong:
-                value = without_answer(value, where, by_row=dim == bound.rows and not bound.rowless)
-            self._write(place, bound, value, arguments[at : at + count], rows[bound.rows])
-            at += count
+        unanswered = self._unanswered(inputs, rows)
+        blocks = zip(signature.outputs, outputs, strict=True)
+        for i, (bound, value) in enumerate(blocks, start=len(signature.inputs)):
+            for wrong in unanswered:
+                by_row = wrong.dim == bound.rows and not bound.rowless
+                value = without_answer(value, wrong.where, by_row)
+            end = first + _argument_count(bound.plan)
+            self._write(i, bound, value, arguments[first:end], rows[bound.rows])
+            first = end
         return ()
 
-    def _rows_without_answer(
+    def _unanswered(
         self, inputs: Sequence[torch.Tensor], rows: dict[str, int]
     ) -> list[_Unanswered]:
-        """Where the offsets of jagged inputs are wrong.
+        """Where the offsets of jagged inputs are wrong; `rows`: the number of rows by dimension.
 
         The model's answer for such a row would look like any other answer.
         """
-        wrong = []
+        unanswered = []
         for collection in self.signature.jagged:
             count = rows[self.signature.rows_of[collection]]
-            for bound, given in zip(self.signature.inputs, inputs, strict=True):
+            for bound, offsets in zip(self.signature.inputs, inputs, strict=True):
                 if bound.block.collection == offsets_of(collection):
-                    begin, end = begin_and_end(given)
-                    wrong.append(_Unanswered(bound.rows, wrong_offsets(begin, end, count)))
-        return wrong
+                    begin, end = begin_and_end(offsets)
+                    unanswered.append(_Unanswered(bound.rows, wrong_offsets(begin, end, count)))
+        return unanswered
 
     def _read(
-        self, i: int, bound: BoundBlock, given: Sequence[torch.Tensor], n: int
+        self, i: int, bound: BoundBlock, arguments: Sequence[torch.Tensor], n: int
     ) -> torch.Tensor:
-        """The tensor that the model gets for an input block, made of its arguments."""
+        """The tensor that the model gets for input block `i`, made of its own arguments: columns
+        `(n,)`, scalars `(1,)`, or one matrix `(columns, S)` of which the first n places count."""
         plan = bound.plan
         dtype = torch_dtype(plan.dtype)
         if plan.kind == "scalars":
-            values = torch.cat([a.to(dtype) for a in given]).view(plan.feature_shape)
+            values = torch.cat([scalar.to(dtype) for scalar in arguments]).view(plan.feature_shape)
             return values if bound.rowless else values.expand(n, *plan.feature_shape)
         if plan.kind == "columns":
-            block = given[0] if i in self.stacked else torch.stack(_cast(given, dtype), dim=1)
+            stacked = i in self.stacked
+            block = arguments[0] if stacked else torch.stack(_cast(arguments, dtype), dim=1)
         else:
-            block = given[0].narrow(1, 0, n)
+            block = arguments[0].narrow(1, 0, n)
             if _is_eigen(bound):
                 rows, cols = plan.feature_shape
                 split: torch.Tensor = block.unflatten(0, (cols, rows))
@@ -112,28 +121,29 @@ class SoaProgram(torch.nn.Module):
         return shaped
 
     def _write(
-        self, i: int, bound: BoundBlock, value: torch.Tensor, given: Sequence[torch.Tensor], n: int
+        self, i: int, bound: BoundBlock, value: torch.Tensor, into: Sequence[torch.Tensor], n: int
     ) -> None:
-        """Write the model's value of an output block into its arguments."""
+        """Write the model's value of an output block `into` its arguments, which are as in `_read`.
+        `i`: its index among all blocks, the inputs first."""
         plan = bound.plan
         if plan.kind == "scalars":
             flat = value.reshape(-1)
-            for k, argument in enumerate(given):
-                argument.copy_(flat.narrow(0, k, 1))
+            for place, argument in enumerate(into):
+                argument.copy_(flat.narrow(0, place, 1))
             return
         if plan.kind == "matrix" and _is_eigen(bound):
             block = value.permute(2, 1, 0).flatten(0, 1)
-            given[0].narrow(1, 0, n).copy_(block)
+            into[0].narrow(1, 0, n).copy_(block)
             return
         block = value.unsqueeze(1) if value.dim() == 1 else value.flatten(1)
         if plan.kind == "columns":
-            for k, argument in enumerate(given):
-                argument.copy_(block.select(1, k))
+            for place, argument in enumerate(into):
+                argument.copy_(block.select(1, place))
             return
         block = block.transpose(0, 1)
         if not plan.identity:
             block = block.index_select(0, self.get_buffer(f"order_{i}"))
-        given[0].narrow(1, 0, n).copy_(block)
+        into[0].narrow(1, 0, n).copy_(block)
 
 
 class TracedProgram(torch.nn.Module):
@@ -152,7 +162,8 @@ class TracedProgram(torch.nn.Module):
 def without_answer(value: torch.Tensor, where: torch.Tensor, by_row: bool) -> torch.Tensor:
     """Put NaN in the rows without an answer; if not `by_row`, in all rows if there is such a row.
 
-    Integers get -1, unsigned ones the largest value, and bools get false.
+    `where`: a bool for each row, true without an answer. Integers get -1, unsigned ones the largest
+    value, and bools get false.
     """
     number = torch.nan if value.is_floating_point() else -1
     if value.dtype is torch.bool:
@@ -194,12 +205,13 @@ def outputs_in_order(result: Any, signature: Signature) -> list[torch.Tensor]:
     return values
 
 
-def _cast(given: Sequence[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+def _cast(columns: Sequence[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
     """The columns in a dtype. A cast costs export 20 ms also if it changes nothing."""
-    return [a if a.dtype == dtype else a.to(dtype) for a in given]
+    return [column if column.dtype == dtype else column.to(dtype) for column in columns]
 
 
-def _count(plan: Plan) -> int:
+def _argument_count(plan: Plan) -> int:
+    """How many arguments a block has: one for a matrix, else one for each component."""
     return 1 if plan.kind == "matrix" else len(plan.components)
 
 

@@ -59,31 +59,32 @@ class ModelSource:
 
         The imports of a factory's file are known only after it has run: see `loaded_sources`.
         """
-        parts: dict[str, str] = {"kwargs": repr(sorted(self.kwargs.items()))}
+        digests: dict[str, str] = {"kwargs": repr(sorted(self.kwargs.items()))}
         if self.factory is not None:
-            parts["factory"] = self.factory.rpartition("/")[2]
-            file, _, _ = self.factory.rpartition(":")
-            if file.endswith(".py"):
-                parts["code"] = _digest_of(Path(file))
+            digests["factory"] = self.factory.rpartition("/")[2]
+            file_or_module, _, _ = self.factory.rpartition(":")
+            if file_or_module.endswith(".py"):
+                digests["code"] = _digest_of(Path(file_or_module))
             else:
-                parts["code"] = _module_fingerprint(file)
+                digests["code"] = _module_fingerprint(file_or_module)
         for name in ("program", "torchscript", "trees", "weights"):
             path = getattr(self, name)
             if path is not None:
-                parts[name] = _digest_of(path)
+                digests[name] = _digest_of(path)
         if self.onnx is not None:
-            parts |= {f"onnx/{path.name}": _digest_of(path) for path in onnx_files(self.onnx)}
-        parts["weights_prefix"] = self.weights_prefix
+            digests |= {f"onnx/{path.name}": _digest_of(path) for path in onnx_files(self.onnx)}
+        digests["weights_prefix"] = self.weights_prefix
         if any(self.preprocess):
-            parts["preprocess"] = repr(self.preprocess)
+            digests["preprocess"] = repr(self.preprocess)
         if self.padding:
-            parts["padding"] = repr(self.padding)
+            digests["padding"] = repr(self.padding)
         if self.arrangement is not None and not self.arrangement.plain:
-            parts["arrangement"] = repr(self.arrangement)
-        return parts
+            digests["arrangement"] = repr(self.arrangement)
+        return digests
 
 
 def _digest_of(path: Path) -> str:
+    """The digest of a file. Raises SourceError if it cannot be read."""
     try:
         return digest_of(path)
     except OSError as error:
@@ -97,7 +98,7 @@ def loaded_sources() -> dict[str, str]:
     (their versions count instead), and so are our own packages.
     """
     ours = Path(__file__).resolve().parents[2]
-    libraries = tuple({f"{Path(p).resolve()}{os.sep}" for p in sysconfig.get_paths().values()})
+    libraries = tuple({f"{Path(at).resolve()}{os.sep}" for at in sysconfig.get_paths().values()})
     digests: dict[str, str] = {}
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
@@ -123,13 +124,14 @@ def load_callable(spec: str) -> Callable[..., Any]:
     if not where:
         raise SourceError(f"{spec!r} is not 'module:callable' or 'file.py:callable'")
     try:
-        module = (
-            _load_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
-        )
+        if where.endswith(".py"):
+            module = _load_file(Path(where))
+        else:
+            module = importlib.import_module(where)
     except ImportError as error:
         raise SourceError(f"{where} cannot be imported: {error}") from error
     except SyntaxError as error:
-        file = error.filename or where
+        file = error.filename or where  # the error may be in a file that it imports
         raise SourceError(f"{file}, line {error.lineno}: {error.msg}") from error
     except SourceError:
         raise
@@ -149,28 +151,30 @@ def build_model(
     `note` is told which layers came in train mode and give other answers in eval mode, and which
     outputs have numbers in place of text. Raises SourceError.
     """
-    model = _given(source)
+    model = _user_model(source)
     if isinstance(model, OnnxModel):
-        for each in model.notes:
-            note(each)
-    for each in in_eval_mode(model):
-        note(each)
+        for text in model.notes:
+            note(text)
+    for text in in_eval_mode(model):
+        note(text)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     return with_fronts(model, source)
 
 
 def in_eval_mode(model: torch.nn.Module) -> tuple[str, ...]:
-    """Put a model into eval mode. Returns a note if layers then give other answers."""
-    if isinstance(model, torch.fx.GraphModule):
+    """Put a model into eval mode, in place. Returns a note if layers then give other answers, else
+    nothing."""
+    if isinstance(model, torch.fx.GraphModule):  # exported: its mode is part of the graph
         return ()
     training = list(_in_training(model))
     if hasattr(model, "training"):  # torch.jit.freeze takes it away
         model.eval()
     if not training:
         return ()
-    more = f" and {len(training) - 3} more" if len(training) > 3 else ""
-    layers = ", ".join(training[:3]) + more
+    layers = ", ".join(training[:3])
+    if len(training) > 3:
+        layers += f" and {len(training) - 3} more"
     return (f"the model comes in train mode, and is exported in eval mode: {layers}",)
 
 
@@ -183,8 +187,8 @@ def with_fronts(model: torch.nn.Module, source: ModelSource) -> torch.nn.Module:
     return Preprocessed(model, source.preprocess) if any(source.preprocess) else model
 
 
-def _given(source: ModelSource) -> torch.nn.Module:
-    """The user's own model, unchanged. Raises SourceError."""
+def _user_model(source: ModelSource) -> torch.nn.Module:
+    """The user's own model with its weights, as it comes. Raises SourceError."""
     if source.factory is not None:
         model = _call_factory(source)
         if source.weights is not None:
@@ -192,12 +196,12 @@ def _given(source: ModelSource) -> torch.nn.Module:
         return model
     if source.program is not None:
         path = source.program
-        what = "an ExportedProgram, which torch.export.save writes"
-        return _loaded(path, what, lambda: torch.export.load(path).module(check_guards=True))
+        kind = "an ExportedProgram, which torch.export.save writes"
+        return _load(path, kind, lambda: torch.export.load(path).module(check_guards=True))
     if source.torchscript is not None:
         script = source.torchscript
-        what = "TorchScript, which torch.jit.save writes"
-        return _loaded(script, what, lambda: torch.jit.load(script, map_location="cpu"))
+        kind = "TorchScript, which torch.jit.save writes"
+        return _load(script, kind, lambda: torch.jit.load(script, map_location="cpu"))
     if source.onnx is not None:
         return OnnxModel(source.onnx)
     if source.trees is not None:
@@ -214,7 +218,10 @@ def _in_training(model: torch.nn.Module) -> Iterator[str]:
 
 
 def _reads_training(layer: torch.nn.Module) -> bool:
-    """Whether forward reads `self.training`, as dropout and batch norm do, and it has an effect."""
+    """Whether forward reads `self.training`, as dropout and batch norm do, and it has an effect.
+
+    It has none at a dropout rate of 0, and in a norm that keeps no statistics.
+    """
     rates = [getattr(layer, name, None) for name in ("p", "dropout")]
     rates = [rate for rate in rates if isinstance(rate, float | int)]
     if 0 in rates or getattr(layer, "track_running_stats", None) is False:
@@ -246,26 +253,27 @@ def _call_factory(source: ModelSource) -> torch.nn.Module:
     return model
 
 
-def _loaded(path: Path, what: str, load: Callable[[], Any]) -> torch.nn.Module:
-    """Load the module in a file. The SourceError says that the file is not `what`, or, for a file
-    of another known kind, what to do with it."""
+def _load(path: Path, kind: str, load: Callable[[], Any]) -> torch.nn.Module:
+    """Load the module in a file. The SourceError says that the file is not of this `kind` or, for a
+    file of another known kind, what to do with it."""
     with quiet_torch():
         try:
             check_zip(path)
             module: torch.nn.Module = load()
         except Exception as error:
             why = first_line(error).partition(". ")[0]
-            raise SourceError(instead(path) or f"{path} is not {what}: {why}") from error
+            raise SourceError(instead(path) or f"{path} is not {kind}: {why}") from error
     return module
 
 
 def _load_file(path: Path) -> Any:
-    """The module of a Python file. It is loaded once for each content."""
+    """The module of a Python file. It is loaded once for each content. Raises SourceError if there
+    is no such file, or what the file raises."""
     if not path.is_file():
         raise SourceError(f"no such file: {path}")
     # One module object per file and content. Its name cannot hide an installed module.
-    what = str(path.resolve()).encode() + b"\0" + path.read_bytes()  # ours
-    name = f"_soa_model_{hashlib.sha256(what).hexdigest()[:16]}"
+    identity = str(path.resolve()).encode() + b"\0" + path.read_bytes()  # ours
+    name = f"_soa_model_{hashlib.sha256(identity).hexdigest()[:16]}"
     if name in sys.modules:
         return sys.modules[name]
     folder = str(path.parent.resolve())
@@ -284,9 +292,10 @@ def _load_file(path: Path) -> Any:
 
 
 def _module_fingerprint(module: str) -> str:
-    """The version of the package that a module is from, else the digest of its file."""
-    top = module.partition(".")[0]
-    for distribution in packages_distributions().get(top, []):
+    """The version of the package that a module is from, else the digest of its file. Raises
+    SourceError if there is no such module."""
+    top_level = module.partition(".")[0]
+    for distribution in packages_distributions().get(top_level, []):
         try:
             return f"{distribution}=={version(distribution)}"
         except PackageNotFoundError:

@@ -6,7 +6,7 @@ tensor that they are stacked to; then its placeholder is replaced by one for eac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,22 +31,25 @@ class Stack:
 
 
 def stacks_of(signature: Signature) -> list[Stack]:
-    """The blocks that need no cast of their columns, and have more than one."""
+    """The input blocks that need no cast of their columns, and have more than one; in order."""
     stacks: list[Stack] = []
-    at = len(signature.dims)
+    first = len(signature.dims)
     for i, bound in enumerate(signature.inputs):
         count = 1 if bound.plan.kind == "matrix" else len(bound.plan.components)
-        own = {argument.dtype for argument in signature.arguments[at : at + count]}
-        if bound.plan.kind == "columns" and count > 1 and own == {bound.plan.dtype}:
-            stacks.append(Stack(i, at, count))
-        at += count
+        dtypes = {argument.dtype for argument in signature.arguments[first : first + count]}
+        if bound.plan.kind == "columns" and count > 1 and dtypes == {bound.plan.dtype}:
+            stacks.append(Stack(i, first, count))
+        first += count
     return stacks
 
 
-def stack_arguments(given: Sequence[Any], stacks: Sequence[Stack], join: Any) -> list[Any]:
-    """`given` with `join(columns)` in place of the columns of each stack."""
-    stacked = list(given)
-    for stack in reversed(stacks):
+def stack_arguments(
+    arguments: Sequence[Any], stacks: Sequence[Stack], join: Callable[[list[Any]], Any]
+) -> list[Any]:
+    """`arguments`, or other values of them, with `join(columns)` in place of the columns of each
+    stack. `stacks` are in order."""
+    stacked = list(arguments)
+    for stack in reversed(stacks):  # from the end, so that the places of the others stay
         end = stack.first + stack.count
         stacked[stack.first : end] = [join(stacked[stack.first : end])]
     return stacked
@@ -55,24 +58,37 @@ def stack_arguments(given: Sequence[Any], stacks: Sequence[Stack], join: Any) ->
 def with_columns(
     program: ExportedProgram, stacks: Sequence[Stack], arguments: Sequence[torch.Tensor]
 ) -> ExportedProgram:
-    """The program with one argument for each column; `arguments` are those of its example."""
+    """The program with one argument for each column. Its graph is changed in place.
+
+    `arguments` are those of its example, one for each column.
+    """
     if not stacks:
         return program
     graph, signature = program.graph, program.graph_signature
     nodes = {node.name: node for node in graph.find_nodes(op="placeholder")}
-    names = stack_arguments(range(len(arguments)), stacks, lambda columns: columns[0])
-    placeholders = dict(zip(names, signature.user_inputs, strict=True))
-    columns: dict[str, list[str]] = {}
+    places = stack_arguments(range(len(arguments)), stacks, lambda columns: columns[0])
+    name_of = dict(zip(places, signature.user_inputs, strict=True))
+    columns: dict[str, list[str]] = {}  # by the name of the stack that they replace
     for stack in stacks:
-        name = str(placeholders[stack.first])
+        name = str(name_of[stack.first])
         columns[name] = _spread(graph, nodes[name], stack)
-    specs = [
-        InputSpec(InputKind.USER_INPUT, TensorArgument(name), None) if name else spec
-        for spec in signature.input_specs
-        for name in columns.get(getattr(spec.arg, "name", ""), [""])
-    ]
+    specs: list[InputSpec] = []
+    for spec in signature.input_specs:
+        names = columns.get(getattr(spec.arg, "name", ""))
+        if names is None:
+            specs.append(spec)
+        else:
+            specs += [InputSpec(InputKind.USER_INPUT, TensorArgument(name), None) for name in names]
     graph.lint()
     program.graph_module.recompile()
+    return _with_inputs(program, specs, arguments)
+
+
+def _with_inputs(
+    program: ExportedProgram, specs: list[InputSpec], arguments: Sequence[torch.Tensor]
+) -> ExportedProgram:
+    """The program with the inputs that its graph has now: `specs` describe them, and `arguments`
+    are the example."""
     entry, *others = program.module_call_graph
     assert entry.signature is not None
     inputs = [spec.arg for spec in specs if spec.kind is InputKind.USER_INPUT]
@@ -84,8 +100,8 @@ def with_columns(
     )
     return ExportedProgram(
         root=program.graph_module,
-        graph=graph,
-        graph_signature=replace(signature, input_specs=specs),
+        graph=program.graph,
+        graph_signature=replace(program.graph_signature, input_specs=specs),
         state_dict=program.state_dict,
         range_constraints=program.range_constraints,
         module_call_graph=[replace(entry, signature=called), *others],
@@ -98,16 +114,16 @@ def with_columns(
 def _spread(graph: Graph, whole: Node, stack: Stack) -> list[str]:
     """Replace a placeholder by one for each column, and their stack. Returns their names."""
     value = whole.meta["val"]
-    parts: list[Node] = []
+    columns: list[Node] = []
     with graph.inserting_before(whole):
-        for k in range(stack.count):
-            part = graph.placeholder(f"arguments_{stack.first}_{k}")
-            part.meta["val"] = value.new_empty(value.shape[:1])
-            parts.append(part)
+        for i in range(stack.count):
+            column = graph.placeholder(f"arguments_{stack.first}_{i}")
+            column.meta["val"] = value.new_empty(value.shape[:1])
+            columns.append(column)
     body = next(node for node in graph.nodes if node.op != "placeholder")
     with graph.inserting_before(body):
-        stacked = graph.call_function(aten.stack.default, (parts, 1))
+        stacked = graph.call_function(aten.stack.default, (columns, 1))
         stacked.meta["val"] = value
     whole.replace_all_uses_with(stacked)
     graph.erase_node(whole)
-    return [part.name for part in parts]
+    return [column.name for column in columns]

@@ -109,13 +109,14 @@ class Trees(torch.nn.Module):
         joined = _joined(trees, features)
         order = np.argsort(outputs, kind="stable")  # put the trees of one output side by side
         groups = len(base) // math.prod(joined.nodes.value.shape[1:])
-        each = np.repeat(np.arange(groups), len(trees) // groups)
-        if not np.array_equal(np.asarray(outputs)[order], each):
+        output_of_tree = np.repeat(np.arange(groups), len(trees) // groups)
+        if not np.array_equal(np.asarray(outputs)[order], output_of_tree):
             raise ValueError("its outputs have different numbers of trees")
         numbered = _numbered(joined.nodes, joined.roots[order])
         columns = _columns(numbered, self._equal)
         self.groups, self.depth, self.inner = groups, numbered.depth, numbered.inner
-        nodes, leaves = numbered.nodes, len(numbered.nodes.value) - numbered.inner
+        nodes = numbered.nodes
+        leaves = len(nodes.value) - numbered.inner
         real = nodes.threshold.dtype
         for name, array, dtype in (
             ("columns", columns.feature, np.int64),
@@ -136,6 +137,7 @@ class Trees(torch.nn.Module):
         return self.zero is not None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Raises CaptureError if the rows do not have as many features as the trees."""
         if x.dim() != 2 or x.shape[1] != self.features:
             shape = ", ".join(map(str, x.shape[1:]))
             raise CaptureError(f"the trees take (n, {self.features}); the block is (n, {shape})")
@@ -147,9 +149,10 @@ class Trees(torch.nn.Module):
         x = x[:, self.columns]
         x = torch.where(x.isnan(), self.replaced.to(x.dtype), x)
         # `lanes` has code for the operator; torch's scripts are written with torch's operators.
-        leaves = torch.ops.soa_pipeline.leaves if torch.compiler.is_exporting() else walk
+        exporting = torch.compiler.is_exporting()
+        find_leaves = torch.ops.soa_pipeline.leaves if exporting else walk
         leaf = self.value[
-            leaves(
+            find_leaves(
                 x, self.feature, threshold, self.below, self.roots,
                 self.inner, self.depth, self._equal,
             )
@@ -168,11 +171,13 @@ class _Joined(NamedTuple):
 
 
 def _joined(trees: Sequence[Tree], features: int) -> _Joined:
-    """The nodes of all trees, one tree after the other. Raises ValueError if they are no trees."""
+    """The nodes of all trees, one tree after the other; their children are numbered likewise.
+    Raises ValueError if they are no trees."""
     nodes = Tree(*map(np.concatenate, zip(*trees, strict=True)))
     counts = np.array([len(tree.value) for tree in trees])
-    starts, most = np.cumsum(counts) - counts, np.repeat(counts, counts)[:, None]
-    inside = ((nodes.children >= 0) & (nodes.children < most)).all(axis=1)
+    starts = np.cumsum(counts) - counts
+    count_of_tree = np.repeat(counts, counts)[:, None]  # for each node
+    inside = ((nodes.children >= 0) & (nodes.children < count_of_tree)).all(axis=1)
     if not (inside & (nodes.feature >= 0) & (nodes.feature < features)).all():
         raise ValueError("a node names a child or a feature that is not there")
     if not (nodes.threshold > -np.inf).all():
@@ -182,7 +187,8 @@ def _joined(trees: Sequence[Tree], features: int) -> _Joined:
 
 
 class _Numbered(NamedTuple):
-    """Nodes as the operator takes them: the `inner` ones, then the leaves from left to right."""
+    """Nodes as the operator takes them: the `inner` ones, then the leaves from left to right.
+    `depth`: the number of levels below the roots."""
 
     nodes: Tree
     roots: Array
@@ -192,39 +198,45 @@ class _Numbered(NamedTuple):
 
 def _numbered(nodes: Tree, roots: Array) -> _Numbered:
     """The nodes that rows reach from the roots, numbered anew. ValueError if they are no trees."""
-    below = nodes.children
-    leaf = (below == np.arange(len(below))[:, None]).all(axis=1)
-    levels, count = [roots], len(roots)
-    while len(last := levels[-1][~leaf[levels[-1]]]):
-        levels.append(below[last].reshape(-1))
-        count += len(levels[-1])
-        if count > len(below):
-            raise ValueError("the nodes of a tree go in a circle")
-    reached = np.concatenate(levels)
-    if len(np.unique(reached)) < len(reached):
-        raise ValueError("two nodes of a tree have the same child")
-    leaves = leaf.astype(np.int64)  # below each node
-    for level in levels[::-1]:
-        at = level[~leaf[level]]
-        leaves[at] = leaves[below[at]].sum(axis=1)
-    number = np.zeros(len(below), np.int64)  # of the first leaf below each node
-    number[roots] = np.cumsum(leaves[roots]) - leaves[roots]
-    for level in levels:
-        left, right = below[level[~leaf[level]]].T
-        number[left] = number[level[~leaf[level]]]
-        number[right] = number[left] + leaves[left]
-    inner = np.sort(reached[~leaf[reached]])
-    number[leaf] += len(inner)
+    children = nodes.children
+    is_leaf = (children == np.arange(len(children))[:, None]).all(axis=1)
+    levels = _levels(children, is_leaf, roots)
+    parents = [level[~is_leaf[level]] for level in levels]  # of the next level
+    leaf_count = is_leaf.astype(np.int64)  # of the leaves below each node
+    for level in reversed(parents):
+        leaf_count[level] = leaf_count[children[level]].sum(axis=1)
+    number = np.zeros(len(children), np.int64)  # of the first leaf below each node
+    number[roots] = np.cumsum(leaf_count[roots]) - leaf_count[roots]
+    for level in parents:
+        left, right = children[level].T
+        number[left] = number[level]
+        number[right] = number[left] + leaf_count[left]
+    inner = np.sort(np.concatenate(parents))
+    number[is_leaf] += len(inner)
     number[inner] = np.arange(len(inner))
-    ends = reached[leaf[reached]]
-    order = np.concatenate([inner, ends[np.argsort(number[ends])]])
-    ordered = Tree(*(each[order] for each in nodes))
+    reached = np.concatenate(levels)
+    leaves = reached[is_leaf[reached]]
+    order = np.concatenate([inner, leaves[np.argsort(number[leaves])]])
+    ordered = Tree(*(values[order] for values in nodes))
     ordered = ordered._replace(children=number[ordered.children])
-    return _Numbered(ordered, number[roots], len(inner), len(levels) - 1)
+    return _Numbered(ordered, number[roots], len(inner), depth=len(levels) - 1)
+
+
+def _levels(children: Array, is_leaf: Array, roots: Array) -> list[Array]:
+    """The nodes at each depth, the roots first. ValueError if a node is reached twice."""
+    levels, count = [roots], len(roots)
+    while len(parents := levels[-1][~is_leaf[levels[-1]]]):
+        levels.append(children[parents].reshape(-1))
+        count += len(levels[-1])
+        if count > len(children):
+            raise ValueError("the nodes of a tree go in a circle")
+    if len(np.unique(np.concatenate(levels))) < count:
+        raise ValueError("two nodes of a tree have the same child")
+    return levels
 
 
 class _Columns(NamedTuple):
-    """The columns that nodes compare: each is a feature with a number in place of NaN.
+    """The columns that nodes compare: each is a feature with a number in place of NaN, `replaced`.
 
     `of_node`: the column of each inner node.
     """
@@ -236,24 +248,23 @@ class _Columns(NamedTuple):
 
 def _columns(numbered: _Numbered, equal: bool) -> _Columns:
     """A feature has one column if one number leads missing values to the side of each of its nodes,
-    else two, with -inf and with inf."""
-    feature, left, limit = (
-        each[: numbered.inner].astype(kind)
-        for each, kind in (
-            (numbered.nodes.feature, np.int64),
-            (numbered.nodes.missing_left, bool),
-            (numbered.nodes.threshold, np.float64),
-        )
-    )
+    else two, with -inf and with inf. `equal`: whether a row goes left if its feature equals the
+    threshold."""
+    inner = slice(numbered.inner)
+    feature = numbered.nodes.feature[inner].astype(np.int64)
+    left = numbered.nodes.missing_left[inner].astype(bool)
+    limit = numbered.nodes.threshold[inner].astype(np.float64)
 
-    def leads(sides: Array) -> Array:
+    def suits(goes_left: Array) -> Array:
+        """By feature: whether a number that goes left at these nodes goes where NaN does."""
         wrong = np.zeros(feature.max(initial=0) + 1, bool)
-        wrong[feature[sides != left]] = True
+        wrong[feature[goes_left != left]] = True
         return ~wrong
 
-    zero = limit >= 0 if equal else limit > 0
-    ways = [leads(zero), leads(np.full_like(left, True)), leads(np.full_like(left, False))]
-    number = np.select(ways, [0.0, -np.inf, np.inf], np.nan)[feature]
+    zero_goes_left = limit >= 0 if equal else limit > 0
+    everywhere, nowhere = np.full_like(left, True), np.full_like(left, False)
+    suitable = [suits(zero_goes_left), suits(everywhere), suits(nowhere)]
+    number = np.select(suitable, [0.0, -np.inf, np.inf], np.nan)[feature]
     number = np.where(np.isnan(number), np.where(left, -np.inf, np.inf), number)
     pairs, of_node = np.unique(np.stack([feature, number], axis=1), axis=0, return_inverse=True)
     if not len(pairs):
@@ -262,7 +273,11 @@ def _columns(numbered: _Numbered, equal: bool) -> _Columns:
 
 
 def _single(threshold: Array, equal: bool) -> Array:
-    """The thresholds as float32: numbers that separate all float32 as the given ones do."""
+    """The thresholds as float32: numbers that separate all float32 as the given ones do.
+
+    x <= threshold needs one that is rounded down, x < threshold one that is rounded up: no float32
+    lies between it and the threshold.
+    """
     with np.errstate(over="ignore"):
         near = threshold.astype(np.float32)
     if equal:
@@ -307,8 +322,9 @@ def _xgboost(document: Any) -> Trees:
     if booster["name"] == "gblinear":
         raise ValueError("booster gblinear has no trees")
     model = booster.get("gbtree", booster)["model"]  # in older dart files: one level deeper
-    drop = booster.get("weight_drop") or model.get("weight_drop") or [1.0] * len(model["trees"])
-    trees = [_xgboost_tree(*each) for each in zip(model["trees"], drop, strict=True)]
+    weights = booster.get("weight_drop") or model.get("weight_drop") or [1.0] * len(model["trees"])
+    pairs = zip(model["trees"], weights, strict=True)
+    trees = [_xgboost_tree(tree, weight) for tree, weight in pairs]
     link = _link_of(learner["objective"]["name"])
     param = learner["learner_model_param"]
     outputs = max(int(param["num_class"]), int(param.get("num_target", 1)), 1)
@@ -343,15 +359,17 @@ def _xgboost_tree(tree: Any, weight: float) -> Tree:
 
 def _lightgbm(text: str) -> Trees:
     """Trees from the text that `Booster.save_model` writes, LightGBM 3 and 4."""
-    head, *parts = re.split(r"^Tree=\d+$", text.partition("\nend of trees")[0], flags=re.MULTILINE)
+    trees_text = text.partition("\nend of trees")[0]
+    head, *sections = re.split(r"^Tree=\d+$", trees_text, flags=re.MULTILINE)
     header = _fields(head)
     outputs, features = int(header["num_tree_per_iteration"]), int(header["max_feature_idx"]) + 1
     objective, *options = header.get("objective", "custom").split()
     link = _link_of("regression-sqrt" if "sqrt" in options else objective)
-    scale = next((float(o.partition(":")[2]) for o in options if o.startswith("sigmoid:")), 1.0)
-    read = [_lightgbm_tree(_fields(part)) for part in parts]
-    zeros = any(each.zero_is_missing for each in read)
-    if zeros and any(each.zero_is_a_number for each in read):
+    factors = [each.partition(":")[2] for each in options if each.startswith("sigmoid:")]
+    scale = float(factors[0]) if factors else 1.0
+    read = [_lightgbm_tree(_fields(section)) for section in sections]
+    zero_is_missing = any(each.zero_is_missing for each in read)
+    if zero_is_missing and any(each.zero_is_a_number for each in read):
         raise ValueError("zero is a missing value (zero_as_missing) in some nodes only")
     if "average_output" in header:
         scale /= len(read) // outputs
@@ -363,7 +381,7 @@ def _lightgbm(text: str) -> Trees:
         names=tuple(header["feature_names"].split(" ")),
         link=link,
         scale=scale,
-        zero=np.nan if zeros else 0.0,
+        zero=np.nan if zero_is_missing else 0.0,
     )
 
 
@@ -376,16 +394,19 @@ class _LightgbmTree(NamedTuple):
 
 
 def _lightgbm_tree(fields: dict[str, str]) -> _LightgbmTree:
-    """A tree from the fields of its text."""
+    """A tree from the fields of its text: the inner nodes in the file's order, then the leaves."""
     if int(fields.get("is_linear", 0)):
         raise ValueError("linear trees (linear_tree) are not known here")
     names = ("split_feature", "left_child", "right_child", "decision_type")
-    feature, left, right, decision = (_read(fields, name, int) for name in names)
-    threshold, leaves = (_read(fields, name, float) for name in ("threshold", "leaf_value"))
+    feature, left, right, decision = (_numbers(fields, name, int) for name in names)
+    threshold, leaves = (_numbers(fields, name, float) for name in ("threshold", "leaf_value"))
+    # The bits of a decision: a categorical split; missing values go left; the missing type, which
+    # is none (0: NaN is taken for 0), zero (1) or NaN (2).
     if (decision & 1).any():
         raise ValueError(_CATEGORIES)
-    # The missing type of a node: none (0: NaN is taken for 0), zero (1) or NaN (2).
-    missing, default_left, zero_left = (decision >> 2) & 3, (decision & 2) > 0, threshold >= 0
+    default_left = (decision & 2) > 0
+    missing = (decision >> 2) & 3
+    zero_left = threshold >= 0
     inner, no_leaf = len(feature), np.zeros_like(leaves)
     leaf_numbers = np.arange(inner, inner + len(leaves))
     children = np.stack([np.append(left, leaf_numbers), np.append(right, leaf_numbers)], axis=1)
@@ -396,19 +417,22 @@ def _lightgbm_tree(fields: dict[str, str]) -> _LightgbmTree:
         missing_left=np.append(np.where(missing == 0, zero_left, default_left), no_leaf),
         value=np.append(0 * left, leaves),
     )
-    number = ((missing == 2) & (default_left != zero_left)).any()
-    return _LightgbmTree(tree, 1 in missing, bool(number))
+    zero_is_a_number = ((missing == 2) & (default_left != zero_left)).any()
+    return _LightgbmTree(tree, 1 in missing, bool(zero_is_a_number))
 
 
-def _read(fields: dict[str, str], name: str, kind: type) -> Array:
+def _numbers(fields: dict[str, str], name: str, kind: type) -> Array:
+    """The numbers in a field; empty if it is absent."""
     return np.array(fields.get(name, "").split(), kind)
 
 
 def _fields(text: str) -> dict[str, str]:
+    """The lines `key=value` of a section."""
     return {key: value for key, _, value in (line.partition("=") for line in text.splitlines())}
 
 
 def _link_of(objective: str) -> str:
+    """The name of the function of the sums. Raises ValueError for an unknown objective."""
     if objective not in _LINK_OF:
         raise ValueError(f"objective {objective!r} is none of {', '.join(_LINK_OF)}")
     return _LINK_OF[objective]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from pickle import UnpicklingError
+from typing import Any
 
 import torch
 
@@ -15,10 +16,8 @@ from stages.errors import SourceError
 
 
 def read_state(path: Path) -> dict[str, torch.Tensor]:
-    """Read a state dict from safetensors, or from a torch.save file that holds only plain data.
-
-    For a checkpoint, it takes the only entry that is a state dict.
-    """
+    """Read a state dict, names to tensors on the CPU, from safetensors or from a torch.save file
+    that holds only plain data: a state dict, or a checkpoint with one. Raises SourceError."""
     if not path.is_file():
         raise SourceError(f"no weights at {path}")
     try:
@@ -28,20 +27,26 @@ def read_state(path: Path) -> dict[str, torch.Tensor]:
             return load_file(path)
         check_zip(path)
         with quiet_torch():
-            state = torch.load(path, map_location="cpu", weights_only=True)
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
         pickled = re.search(r"GLOBAL (\S+)", str(error))
-        what = "it is no file that torch.save writes"
+        why = "it is no file that torch.save writes"
         if pickled:
-            what = f"there is a pickled {pickled[1]} in it, which may run code as it loads"
+            why = f"there is a pickled {pickled[1]} in it, which may run code as it loads"
         raise SourceError(
-            f"{path} holds no readable weights: {what}; {_SAVE.format('model.state_dict()')}"
+            f"{path} holds no readable weights: {why}; {_SAVE.format('model.state_dict()')}"
         ) from error
     except Exception as error:
         raise SourceError(f"{path} holds no readable weights: {first_line(error)}") from error
-    if _is_state(state):
-        return state  # type: ignore[no-any-return]
-    entries = state if isinstance(state, dict) else {}
+    return _state_in(content, path)
+
+
+def _state_in(content: Any, path: Path) -> dict[str, torch.Tensor]:
+    """The content of a file if it is a state dict, else its only entry that is one. Raises
+    SourceError."""
+    if _is_state(content):
+        return content  # type: ignore[no-any-return]
+    entries = content if isinstance(content, dict) else {}
     states = [key for key, value in entries.items() if _is_state(value)]
     if len(states) == 1:
         return entries[states[0]]  # type: ignore[no-any-return]
@@ -50,9 +55,9 @@ def read_state(path: Path) -> dict[str, torch.Tensor]:
             f"{path} holds {len(states)} state dicts ({_some(states)}); "
             + _SAVE.format(f"torch.load(file)[{states[0]!r}]")
         )
-    have = _some([str(key) for key in entries]) or f"a {type(state).__name__}"
+    found = _some([str(key) for key in entries]) or f"a {type(content).__name__}"
     raise SourceError(
-        f"{path} is not a state dict (names to tensors): found {have}; "
+        f"{path} is not a state dict (names to tensors): found {found}; "
         + _SAVE.format("model.state_dict()")
     )
 
@@ -61,11 +66,10 @@ _SAVE = "save the state dict by itself: torch.save({}, 'weights.pt')"
 
 
 def _is_state(value: object) -> bool:
-    return (
-        isinstance(value, dict)
-        and bool(value)
-        and all(isinstance(v, torch.Tensor) for v in value.values())
-    )
+    """Whether a value is a dict of tensors with at least one."""
+    if not isinstance(value, dict) or not value:
+        return False
+    return all(isinstance(entry, torch.Tensor) for entry in value.values())
 
 
 def load_weights(model: torch.nn.Module, path: Path, prefix: str) -> None:
@@ -75,21 +79,26 @@ def load_weights(model: torch.nn.Module, path: Path, prefix: str) -> None:
     own = model.state_dict()
     missing = sorted(own.keys() - state.keys())
     unexpected = sorted(state.keys() - own.keys())
-    wrong = [
+    wrong_shapes = [
         f"{key} is {list(state[key].shape)}, the model has {list(own[key].shape)}"
         for key in sorted(own.keys() & state.keys())
         if state[key].shape != own[key].shape
     ]
-    problems = [f"missing {_some(missing)}"] if missing else []
-    problems += [f"not in the model: {_some(unexpected)}"] if unexpected else []
-    problems += [_some(wrong)] if wrong else []
-    first = {key.partition(".")[0] for key in state}
-    if len(first) == 1 and {key.partition(".")[2] for key in state} == own.keys():
-        problems.append(f"write weights_prefix: {first.pop()}.")
+    problems: list[str] = []
+    if missing:
+        problems.append(f"missing {_some(missing)}")
+    if unexpected:
+        problems.append(f"not in the model: {_some(unexpected)}")
+    if wrong_shapes:
+        problems.append(_some(wrong_shapes))
+    first_parts = {key.partition(".")[0] for key in state}
+    if len(first_parts) == 1 and {key.partition(".")[2] for key in state} == own.keys():
+        problems.append(f"write weights_prefix: {first_parts.pop()}.")
     if problems:
         raise SourceError(f"{path} does not fit the model: {'; '.join(problems)}")
     model.load_state_dict(state)
 
 
 def _some(names: list[str]) -> str:
+    """The first three of some names, and how many more there are."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -53,31 +53,35 @@ class Edge:
 
     @property
     def exact(self) -> bool:
-        """Whether an artifact with any other answer is refused."""
+        """Whether an artifact with any other answer is refused. Older releases read this instead of
+        the kind."""
         return self.kind in ("stress", "integers")
 
     @classmethod
     def stored(cls, what: str, exact: bool, case: Case, kind: str | None) -> Edge:
-        """An edge without its tensors. Older references have no `kind`."""
-        older: EdgeKind = "special" if what in _SPECIAL else "extreme"
-        known = kind or ("integers" if exact else older)
-        if known not in get_args(EdgeKind):
-            raise ValueError(f"found a kind of edge {known!r}")
-        return cls(what, cast("EdgeKind", known), {}, case, {})
+        """An edge without its tensors. Older references have no `kind`. Raises ValueError for one
+        that is not known."""
+        if not kind:
+            inexact = "special" if what in _SPECIAL else "extreme"
+            kind = "integers" if exact else inexact
+        if kind not in get_args(EdgeKind):
+            raise ValueError(f"found a kind of edge {kind!r}")
+        return cls(what, cast("EdgeKind", kind), {}, case, {})
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Copies of the tensors to store, by name."""
-        tensors = {f"input/{c}/{k}": v for c, own in self.inputs.items() for k, v in own.items()}
+        tensors = _input_tensors(self.inputs)
         tensors |= {f"output/{name}": value for name, value in self.outputs.items()}
         return {name: value.clone() for name, value in tensors.items()}
 
     def put(self, name: str, value: torch.Tensor) -> None:
-        """Add a stored tensor: `input/<collection>/<column>` or `output/<block>`."""
-        kind, where, *column = name.split("/")
+        """Add a stored tensor: `input/<collection>/<column>` or `output/<block>`. ValueError for a
+        name without a slash."""
+        kind, collection_or_block, *column = name.split("/")
         if kind == "input":
-            self.inputs.setdefault(where, {})["/".join(column)] = value
+            self.inputs.setdefault(collection_or_block, {})["/".join(column)] = value
         else:
-            self.outputs[where] = value
+            self.outputs[collection_or_block] = value
 
 
 @dataclass(frozen=True)
@@ -106,28 +110,28 @@ class Reference:
 
     def save(self, path: Path) -> None:
         """Write a safetensors file. The same rows give the same bytes."""
-        tensors = {f"input/{c}/{k}": v for c, cols in self.inputs.items() for k, v in cols.items()}
+        tensors = _input_tensors(self.inputs)
         for i, outputs in enumerate(self.outputs):
             tensors |= {f"output/{i}/{name}": value for name, value in outputs.items()}
         for i, edge in enumerate(self.edges):
             tensors |= {f"edge/{i}/{name}": value for name, value in edge.tensors().items()}
-        kinds = [[edge.what, edge.exact, edge.case] for edge in self.edges]
         metadata = {
             "cases": json.dumps(list(self.cases)),
             "notes": json.dumps(self.notes),
-            "edges": json.dumps(kinds),
+            "edges": json.dumps([[edge.what, edge.exact, edge.case] for edge in self.edges]),
             "edge_kinds": json.dumps([edge.kind for edge in self.edges]),
         }
         # save_file is not used: its error on a full disk is no OSError.
-        content = save({k: v.contiguous() for k, v in tensors.items()}, metadata)
+        content = save({name: value.contiguous() for name, value in tensors.items()}, metadata)
+        # safetensors writes the metadata in another order each time: the same rows, the same file.
+        # A file is the size of its head in 8 bytes, the head (JSON, padded to 8), and the values.
         size = int.from_bytes(content[:8], "little")
         head = json.loads(content[8 : 8 + size])  # ours
-        # safetensors writes the metadata in another order each time: the same rows, the same file.
         head["__metadata__"] = metadata
-        text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
-        text += b" " * (-len(text) % 8)
+        encoded = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
+        encoded += b" " * (-len(encoded) % 8)
         with path.open("wb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
+            file.write(len(encoded).to_bytes(8, "little") + encoded)
             file.write(memoryview(content)[8 + size :])
 
     @classmethod
@@ -152,33 +156,47 @@ class Reference:
         except (KeyError, ValueError) as error:
             raise ReferenceDataError(f"{path} is not a stored reference: {error}") from error
         reference = cls(inputs, tuple(cases), tuple(outputs.values()), notes, tuple(edges.values()))
-        return reference if signature is None else reference._of(signature, path)
+        return reference if signature is None else reference._fitting(signature, path)
 
-    def _of(self, signature: Signature, path: Path) -> Reference:
-        """This reference, after a check that it holds all that the signature needs."""
-        edges = [(edge.case, edge.outputs) for edge in self.edges]
-        for case, outputs in (*zip(self.cases, self.outputs, strict=True), *edges):
-            ranges = signature.ranges
-            good = case.keys() == set(signature.dims) and all(
-                0 <= n <= ranges[dim].proven for dim, n in case.items()
-            )
-            if good:
-                shapes = {bound.name: bound.shape(case[bound.rows]) for bound in signature.outputs}
-                stored = {name: tuple(value.shape) for name, value in outputs.items()}
-                good = all(stored.get(name) == shape for name, shape in shapes.items())
-            if not good:
+    def _fitting(self, signature: Signature, path: Path) -> Reference:
+        """This reference, after a check that it holds all that the signature needs. Raises
+        ReferenceDataError, which names the file `path`."""
+        of_edges = [(edge.case, edge.outputs) for edge in self.edges]
+        for case, outputs in (*zip(self.cases, self.outputs, strict=True), *of_edges):
+            if not _answers_fit(signature, case, outputs):
                 raise ReferenceDataError(f"{path}: its case {label(case)} is of another signature")
-        checked = tuple(
+        edges = tuple(
             replace(edge, inputs=check_inputs(signature, edge.inputs, edge.case))
             for edge in self.edges
         )
-        return replace(self, inputs=check_inputs(signature, self.inputs), edges=checked)
+        return replace(self, inputs=check_inputs(signature, self.inputs), edges=edges)
+
+
+def _answers_fit(signature: Signature, case: Case, outputs: Mapping[str, torch.Tensor]) -> bool:
+    """Whether a case is within the signature's ranges, and has the answers of each output block."""
+    if case.keys() != set(signature.dims):
+        return False
+    if not all(0 <= n <= signature.ranges[dim].proven for dim, n in case.items()):
+        return False
+    return all(
+        bound.name in outputs and tuple(outputs[bound.name].shape) == bound.shape(case[bound.rows])
+        for bound in signature.outputs
+    )
+
+
+def _input_tensors(inputs: Arrays) -> dict[str, torch.Tensor]:
+    """The inputs by the names under which they are stored."""
+    return {
+        f"input/{collection}/{column}": values
+        for collection, columns in inputs.items()
+        for column, values in columns.items()
+    }
 
 
 def _stored_edges(metadata: Mapping[str, str]) -> dict[str, Edge]:
     """The edges of a stored reference, by index, without their tensors."""
     stored = as_record(list[tuple[str, bool, Case]], parse_json(metadata.get("edges", "[]")))
-    kinds = as_record(list[str], parse_json(metadata.get("edge_kinds", "[]")))
+    kinds = as_record(list[str], parse_json(metadata.get("edge_kinds", "[]")))  # not in older ones
     if kinds and len(kinds) != len(stored):
         raise ValueError(f"{len(stored)} edges, {len(kinds)} kinds of edges")
     return {
@@ -190,7 +208,9 @@ def _stored_edges(metadata: Mapping[str, str]) -> dict[str, Edge]:
 def read_tensors(
     path: Path, what: str, prefix: str = ""
 ) -> tuple[dict[str, str], dict[tuple[str, str, str], torch.Tensor]]:
-    """A safetensors file's metadata, and its tensors by the three parts of their names."""
+    """A safetensors file's metadata, and its tensors by the three parts of their names, which
+    slashes separate; only names with the `prefix`. The ReferenceDataError says that the file is not
+    `what`."""
     tensors: dict[tuple[str, str, str], torch.Tensor] = {}
     try:
         with safe_open(path, framework="pt") as stored:
@@ -224,7 +244,7 @@ def make_cases(signature: Signature) -> tuple[Case, ...]:
             if signature.rows_of[name] == dim:
                 for column in layout.numbers:
                     aligned = layout.alignment if layout.alignment > 1 else DEFAULT_ALIGNMENT
-                    line = aligned // itemsize(column.dtype)
+                    line = aligned // itemsize(column.dtype)  # rows between aligned addresses
                     sizes |= {line - 1, line, line + 1}
         if signature.tile_kinds is not None:
             sizes.add(max((2 * tile + 1 for tile in TILES if 2 * tile < rows.max), default=1))
@@ -241,11 +261,12 @@ def make_cases(signature: Signature) -> tuple[Case, ...]:
 def random_inputs(
     signature: Signature, seed: int, ranges: Mapping[str, tuple[float, float]]
 ) -> Arrays:
-    """Reference inputs drawn at random: normal floats, small integers, or uniform in `ranges`."""
+    """Reference inputs drawn at random: normal floats, small integers, or uniform in `ranges`,
+    which names columns. As many rows as validation runs."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(column: Column, n: int) -> torch.Tensor:
-        shape = () if column.kind == "scalar" else (n, *column.shape)
+        shape = _shape(column, n)
         dtype = torch_dtype(column.dtype)
         if column.name in ranges:
             low, high = ranges[column.name]
@@ -258,7 +279,7 @@ def random_inputs(
 
     most = {name: signature.ranges[dim].proven for name, dim in signature.rows_of.items()}
     inputs: Arrays = {
-        name: {c.name: draw(c, most[name]) for c in signature.layouts[name].numbers}
+        name: {column.name: draw(column, most[name]) for column in signature.layouts[name].numbers}
         for name in signature.input_collections
     }
     for name in signature.jagged:
@@ -268,7 +289,7 @@ def random_inputs(
 
 
 def check_inputs(
-    signature: Signature, given: Mapping[str, Mapping[str, Any]], rows: Case | None = None
+    signature: Signature, arrays: Mapping[str, Mapping[str, Any]], rows: Case | None = None
 ) -> Arrays:
     """Check inputs from the user against the layouts. They must have at least `rows` rows.
     By default: as many as validation runs; then the first three jagged rows are also made overlong,
@@ -278,41 +299,47 @@ def check_inputs(
         layout = signature.layouts[name]
         dim = signature.rows_of[name]
         n = signature.ranges[dim].proven if rows is None else rows[dim]
-        if not isinstance(given, Mapping) or not isinstance(given.get(name), Mapping):
+        if not isinstance(arrays, Mapping) or not isinstance(arrays.get(name), Mapping):
             raise ReferenceDataError(
                 f"the reference has no collection {name!r}: give {{collection: {{column: array}}}}"
             )
-        columns = {**_written_columns(signature, name, n), **given[name]}
-        checked[name] = {c.name: _check_column(name, c, columns, n) for c in layout.numbers}
+        columns = {**_written_columns(signature, name, n), **arrays[name]}
+        checked[name] = {
+            column.name: _check_column(name, column, columns, n) for column in layout.numbers
+        }
     return with_every_kind(signature, checked) if rows is None else checked
 
 
 def _written_columns(signature: Signature, name: str, n: int) -> dict[str, torch.Tensor]:
     """Zeros for the columns that the model itself writes in an input collection."""
     layout = signature.layouts[name]
-    written = [c for b in signature.outputs if b.block.collection == name for c in b.block.columns]
+    blocks = [bound.block for bound in signature.outputs if bound.block.collection == name]
+    written = [layout[column] for block in blocks for column in block.columns]
     return {
-        c: torch.zeros(
-            () if layout[c].kind == "scalar" else (n, *layout[c].shape),
-            dtype=torch_dtype(layout[c].dtype),
-        )
-        for c in written
+        column.name: torch.zeros(_shape(column, n), dtype=torch_dtype(column.dtype))
+        for column in written
     }
 
 
+def _shape(column: Column, n: int) -> tuple[int, ...]:
+    """The shape of a column of n rows."""
+    return () if column.kind == "scalar" else (n, *column.shape)
+
+
 def _check_column(
-    collection: str, column: Column, given: Mapping[str, Any], n: int
+    collection: str, column: Column, columns: Mapping[str, Any], n: int
 ) -> torch.Tensor:
-    """A column of the reference as a tensor. Raises ReferenceDataError if it does not fit."""
+    """The first n rows of a column as a tensor in new memory. Raises ReferenceDataError if it does
+    not fit."""
     where = f"reference column {collection}.{column.name}"
-    if column.name not in given:
+    if column.name not in columns:
         raise ReferenceDataError(f"{where} is missing")
-    value = given[column.name]
+    value = columns[column.name]
     try:
         tensor = value if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value))
     except (TypeError, ValueError) as error:
         raise ReferenceDataError(f"{where}: {error}") from None
-    shape = () if column.kind == "scalar" else (n, *column.shape)
+    shape = _shape(column, n)
     if column.kind != "scalar" and tensor.ndim and tensor.shape[0] > n:
         tensor = tensor[:n]
     if tuple(tensor.shape) != shape:
@@ -328,26 +355,26 @@ def filled_collections(
     signature: Signature, inputs: Arrays, case: Case, device: Device | torch.device
 ) -> tuple[dict[str, Collection], dict[str, Collection]]:
     """Input collections with the first rows of the reference inputs, and zeroed output
-    collections."""
+    collections, both by name. A collection that is input and output is one object in both."""
     inputs = inputs_at(signature, inputs, case)
-    given: dict[str, Collection] = {}
+    sources: dict[str, Collection] = {}
     for name in signature.input_collections:
         collection = Collection(signature.layouts[name], case[signature.rows_of[name]])
         for column in collection.layout.numbers:
             collection.fill(column.name, inputs[name][column.name])
-        given[name] = collection if device.type == "cpu" else collection.to(device)
+        sources[name] = collection if device.type == "cpu" else collection.to(device)
     written = {
-        name: given.get(name)
+        name: sources.get(name)
         or Collection(signature.layouts[name], case[signature.rows_of[name]], device)
         for name in signature.output_collections
     }
-    return given, written
+    return sources, written
 
 
 def session_answers(session: Session, inputs: Arrays, case: Case) -> dict[str, torch.Tensor]:
     """A session's answers to the first rows of `inputs`, by block, on the CPU."""
-    given, written = filled_collections(session.signature, inputs, case, session.device)
-    session.run(given, written)
+    sources, written = filled_collections(session.signature, inputs, case, session.device)
+    session.run(sources, written)
     return {
         bound.name: read_block(bound, written[bound.block.collection]).cpu()
         for bound in session.signature.outputs
@@ -355,14 +382,14 @@ def session_answers(session: Session, inputs: Arrays, case: Case) -> dict[str, t
 
 
 def taken(signature: Signature, inputs: Arrays, rows: Mapping[str, Index]) -> Arrays:
-    """These rows of each dimension. Scalars stay as they are."""
+    """These rows of each dimension; slices give views. Scalars stay as they are."""
+
+    def picked(name: str, column: Column) -> torch.Tensor:
+        values = inputs[name][column.name]
+        return values if column.kind == "scalar" else values[rows[signature.rows_of[name]]]
+
     return {
-        name: {
-            column.name: inputs[name][column.name]
-            if column.kind == "scalar"
-            else inputs[name][column.name][rows[signature.rows_of[name]]]
-            for column in signature.layouts[name].numbers
-        }
+        name: {column.name: picked(name, column) for column in signature.layouts[name].numbers}
         for name in signature.input_collections
     }
 
@@ -384,27 +411,28 @@ def _row_major(bound: BoundBlock, layout: Layout, arrays: Arrays, case: Case) ->
     if bound.plan.kind == "scalars":
         flat = torch.stack([columns[name].to(dtype) for name in bound.block.columns])
         return flat.reshape(bound.plan.feature_shape).expand(bound.shape(n)).contiguous()
-    parts = [
+    matrices = [
         columns[name][:n].to(dtype).reshape(n, layout[name].components)
         for name in bound.block.columns
     ]
-    return torch.cat(parts, dim=1).reshape(n, *bound.plan.feature_shape).contiguous()
+    return torch.cat(matrices, dim=1).reshape(n, *bound.plan.feature_shape).contiguous()
 
 
 def eager_outputs(
     model: torch.nn.Module, signature: Signature, inputs: list[torch.Tensor], case: Case
 ) -> dict[str, torch.Tensor]:
-    """Run the eager model; its outputs by block name, checked against the output blocks."""
+    """Run the eager model; its outputs by block name, in the shapes of the output blocks, in new
+    memory. Raises CaptureError if shapes or dtypes do not fit, or what the model raises."""
     doing(f"with the first rows, {label(case)}")
     with torch.no_grad():
         values = outputs_in_order(by_rows(model)(*inputs), signature)
     outputs: dict[str, torch.Tensor] = {}
     for bound, value in zip(signature.outputs, values, strict=True):
         shape = bound.shape(case[bound.rows])
-        ok = tuple(value.shape) == shape
-        if not ok and len(shape) >= 1 and shape[-1] == 1:
-            ok = tuple(value.shape) == shape[:-1]  # (n,) for (n, 1), () for (1,)
-        if not ok:
+        allowed = [shape]
+        if shape[-1:] == (1,):
+            allowed.append(shape[:-1])  # (n,) for (n, 1), () for (1,)
+        if tuple(value.shape) not in allowed:
             raise CaptureError(
                 f"output {bound.name!r}: the model returns shape {tuple(value.shape)} at "
                 f"{label(case)}, its columns {', '.join(bound.block.columns)} hold {shape}"
@@ -429,8 +457,9 @@ def compute_reference(
 
     `known`: a case whose answers are already computed, with these answers.
     """
+    known_case, known_answers = known if known is not None else ({}, {})  # no case is empty
     outputs = tuple(
-        known[1] if known and case == known[0] else eager_answers(model, signature, inputs, case)
+        known_answers if case == known_case else eager_answers(model, signature, inputs, case)
         for case in cases
     )
     return Reference(inputs, cases, outputs)

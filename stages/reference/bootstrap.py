@@ -8,7 +8,7 @@ Silverman and G. A. Young, 1987). So zeros, signs, categories and correlations s
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import math
 from typing import Any
 
 import torch
@@ -46,35 +46,36 @@ def many_rows(
     `wanted` None: 200,000 rows, fewer if the model needs much work for a row, or takes few rows.
     The work is counted, not timed: so the number of rows is the same on every host.
     """
-    case = _case(signature)
+    case = _case_of_piece(signature)
     if wanted == 0 or not all(case.values()):
         return MoreRows()
-    pieces: list[Edge] = []
-    enough = 1
-    work = _Work()  # of the first piece
+
+    def answered(rows: Arrays) -> Edge:
+        return Edge(WHAT, "stress", rows, case, eager_answers(model, signature, rows, case))
+
+    work = _Work()
     try:
-        while len(pieces) < enough:
-            rows = drawn_rows(signature, inputs, case, len(pieces))
-            with nullcontext() if pieces else work:
-                answers = eager_answers(model, signature, rows, case)
-            pieces.append(Edge(WHAT, "stress", rows, case, answers))
-            enough = _pieces(pieces[0], work.units, wanted)
+        first_rows = drawn_rows(signature, inputs, case, seed=0)
+        with work:
+            first = answered(first_rows)
+        seeds = range(1, _piece_count(first, work.units, wanted))
+        others = [answered(drawn_rows(signature, inputs, case, seed)) for seed in seeds]
     except Exception as error:  # the user's own code may raise any type
         return MoreRows(notes=(f"{WHAT} are not tried: {first_line(error)}",))
-    return MoreRows(tuple(pieces))
+    return MoreRows((first, *others))
 
 
-def _pieces(first: Edge, work: float, wanted: int | None) -> int:
-    """The number of pieces, from the work for the first one."""
+def _piece_count(first: Edge, work: float, wanted: int | None) -> int:
+    """The number of pieces, from the work for the first one, in the units of `_WORK`."""
     rows = max(first.case.values())
     if wanted is not None:
-        return -(-wanted // rows)
+        return math.ceil(wanted / rows)
     size = sum(value.nbytes for value in first.tensors().values())
     affordable = min(int(_WORK / max(work, 1)), _BYTES // max(size, 1), _PIECES)
-    return max(1, min(-(-_ROWS // rows), affordable))
+    return max(1, min(math.ceil(_ROWS / rows), affordable))
 
 
-def _case(signature: Signature) -> Case:
+def _case_of_piece(signature: Signature) -> Case:
     """The rows of a piece. Several dimensions keep their proportions."""
     ranges = {dim: signature.ranges[dim] for dim in signature.dims}
     least = max(min(rows.proven for rows in ranges.values()), 1)
@@ -83,7 +84,8 @@ def _case(signature: Signature) -> Case:
 
 
 def drawn_rows(signature: Signature, inputs: Arrays, case: Case, seed: int) -> Arrays:
-    """Rows of `inputs`, drawn at random and changed a little. Scalars stay as they are."""
+    """Rows of `inputs`, drawn at random and changed a little: as many as `case` says. Scalars stay
+    as they are."""
     generator = torch.Generator().manual_seed(seed)
     chosen = {
         dim: torch.randint(signature.ranges[dim].proven, (n,), generator=generator)
@@ -114,7 +116,7 @@ def _moved(values: torch.Tensor, own: torch.Tensor, generator: torch.Generator) 
 
 def few_digits(values: torch.Tensor) -> torch.Tensor:
     """Where numbers are short in binary, as categories, masks, halves and zero are; or not
-    finite."""
+    finite. Short: the mantissa, from 0.5 to 1, is a multiple of 1 / `_DIGITS`."""
     digits = torch.frexp(values).mantissa * _DIGITS
     return (digits == digits.round()) | ~values.isfinite()
 
@@ -129,12 +131,13 @@ class _Work(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Run an operation, which torch passes to this method, and count its work."""
+        """Run an operation, which torch passes to this method, and count its work. A view writes
+        nothing."""
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
         if not function.is_view:
-            written = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
-            self.units += sum(each.numel() for each in written)
+            results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+            self.units += sum(tensor.numel() for tensor in results)
         count_flops = flop_registry.get(function._overloadpacket)
         if count_flops is not None:
             self.units += count_flops(*args, **kwargs, out_val=result) / _FLOPS

@@ -58,11 +58,11 @@ def edge_rows(
             columns = changed[member.collection]
             name = member.column.name
             columns[name] = changes.change(member.column, number, columns[name].clone())
-        tried = attempt(model, signature, changed, few.case)
-        if tried.failure:
-            notes.append(f"{changes.what} in the inputs are not tried: {tried.failure}")
+        result = attempt(model, signature, changed, few.case)
+        if result.failure:
+            notes.append(f"{changes.what} in the inputs are not tried: {result.failure}")
         else:
-            edges.append(Edge(changes.what, changes.kind, changed, few.case, tried.answers))
+            edges.append(Edge(changes.what, changes.kind, changed, few.case, result.answers))
     return MoreRows(tuple(edges), tuple(notes))
 
 
@@ -70,7 +70,7 @@ def _changes(signature: Signature, stated: Collection[str]) -> Iterator[_Changes
     """The kinds of values that are tried, each with the columns that get them."""
     columns = [member for member in members(signature) if member.column.kind != "scalar"]
     floats = [member for member in columns if is_float(member.column.dtype)]
-    whole = [
+    integers = [
         member
         for member in columns
         if not is_float(member.column.dtype)
@@ -87,14 +87,15 @@ def _changes(signature: Signature, stated: Collection[str]) -> Iterator[_Changes
             largest = torch.finfo(torch_dtype(dtype)).max ** power
             name = f"{dtype} numbers up to {largest:.0e}"
             yield _Changes(name, "extreme", of_dtype, _up_to(largest))
-    yield _Changes("integers of any size", "integers", whole, _any_size)
+    yield _Changes("integers of any size", "integers", integers, _any_size)
 
 
 def _here_and_there(value: float, count: int) -> Change:
-    """The value in all columns of the first row, and in one column of each other row."""
+    """The value in all of `count` columns in the first row, and in one column of each other row."""
 
     def change(column: Column, number: int, values: torch.Tensor) -> torch.Tensor:
         values[:1] = value
+        # Each column begins one row later than the one before, and takes every `count`-th row.
         values[1 + number % (_ROWS - 1) :: max(count, 1)] = value
         return values
 
@@ -106,8 +107,9 @@ def _up_to(largest: float, tiny: bool = False) -> Change:
 
     def change(column: Column, number: int, values: torch.Tensor) -> torch.Tensor:
         unit = torch.finfo(values.dtype).tiny if tiny else 1.0
-        known = values.double().nan_to_num(0.0, 0.0, 0.0)
-        return (known / known.abs().max().clamp(min=1e-300) * (largest * unit)).to(values.dtype)
+        finite = values.double().nan_to_num(0.0, 0.0, 0.0)
+        own_largest = finite.abs().max().clamp(min=1e-300)  # a column of zeros stays so
+        return (finite / own_largest * (largest * unit)).to(values.dtype)
 
     return change
 

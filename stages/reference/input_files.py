@@ -36,18 +36,18 @@ def read_set(signature: Signature, path: Path) -> Arrays:
     `(N, r)` or `(N, r, c)`, scalars `()`; N is the same for all columns of a row dimension. A
     stored reference has this form too; its outputs are not read. Raises ReferenceDataError.
     """
-    given: Given = {}
+    arrays: Given = {}
     _, tensors = read_tensors(path, "a reference set", "input/")
     for (_, collection, column), value in tensors.items():
-        given.setdefault(collection, {})[column] = value
-    rows = _row_counts(signature, given, path)
+        arrays.setdefault(collection, {})[column] = value
+    rows = _row_counts(signature, arrays, path)
     for dim in signature.dims:
         least = max(signature.ranges[dim].min, 1)
         if rows.get(dim, 0) < least:
             raise ReferenceDataError(
                 f"{path}: {rows.get(dim, 0)} rows of {dim}, at least {least} are needed"
             )
-    return _checked(signature, given, path, rows)
+    return _checked(signature, arrays, path, rows)
 
 
 def read_rows(signature: Signature, path: Path) -> Arrays:
@@ -57,12 +57,12 @@ def read_rows(signature: Signature, path: Path) -> Arrays:
     Returns as many rows as validation runs: if the file has fewer, they are repeated. Raises
     ReferenceDataError.
     """
-    given = _read(path)
+    arrays = _read_npz(path)
     index = {
         dim: np.arange(signature.ranges[dim].proven) % n
-        for dim, n in _row_counts(signature, given, path).items()
+        for dim, n in _row_counts(signature, arrays, path).items()
     }
-    return _checked(signature, _picked(signature, given, index), path)
+    return _checked(signature, _picked(signature, arrays, index), path)
 
 
 def more_rows(signature: Signature, path: Path) -> Arrays | None:
@@ -75,56 +75,56 @@ def more_rows(signature: Signature, path: Path) -> Arrays | None:
         return None
     (dim,) = signature.dims
     rows = signature.ranges[dim]
-    given = _read(path)
-    n = _row_counts(signature, given, path).get(dim, 0)
+    arrays = _read_npz(path)
+    n = _row_counts(signature, arrays, path).get(dim, 0)
     if n <= rows.proven:
         return None
-    index = np.arange(min(rows.proven, n - rows.min), n)
+    index = np.arange(min(rows.proven, n - rows.min), n)  # as many as a window needs, or more
     if len(index) > _WINDOWS * rows.max:
         starts = np.linspace(index[0], n - rows.max, _WINDOWS).astype(int)
         index = (starts[:, None] + np.arange(rows.max)).reshape(-1)
-    return _checked(signature, _picked(signature, given, {dim: index}), path, {dim: len(index)})
+    return _checked(signature, _picked(signature, arrays, {dim: index}), path, {dim: len(index)})
 
 
-def _read(path: Path) -> Given:
-    """The arrays of a file of numpy.savez, by collection and column."""
-    given: Given = {}
+def _read_npz(path: Path) -> Given:
+    """The arrays of a file of numpy.savez, by collection and column. Raises ReferenceDataError."""
+    arrays: Given = {}
     try:
         check_zip(path)
         with np.load(path, allow_pickle=False) as stored:
             for key in stored.files:
                 collection, _, column = key.partition("/")
-                given.setdefault(collection, {})[column] = stored[key]
+                arrays.setdefault(collection, {})[column] = stored[key]
     except (OSError, ValueError, EOFError, AttributeError, TypeError, BadZipFile, Damaged) as error:
         raise ReferenceDataError(f"{path} is no file of numpy.savez: {error}") from error
-    return given
+    return arrays
 
 
 def _picked(
-    signature: Signature, given: Given, index: Mapping[str, npt.NDArray[np.int64]]
+    signature: Signature, arrays: Given, index: Mapping[str, npt.NDArray[np.int64]]
 ) -> Given:
-    """These rows of each dimension, of all columns with rows."""
-    picked = {name: dict(columns) for name, columns in given.items()}
-    for name, column in _columns(signature, given):
-        picked[name][column] = given[name][column][index[signature.rows_of[name]]]
+    """These rows of each dimension, of all columns with rows; other arrays as they are."""
+    picked = {name: dict(columns) for name, columns in arrays.items()}
+    for name, column in _columns_with_rows(signature, arrays):
+        picked[name][column] = arrays[name][column][index[signature.rows_of[name]]]
     return picked
 
 
-def _columns(signature: Signature, given: Given) -> list[tuple[str, str]]:
+def _columns_with_rows(signature: Signature, arrays: Given) -> list[tuple[str, str]]:
     """The collection and the name of each input column with rows that is there."""
     return [
         (name, column.name)
         for name in signature.input_collections
         for column in signature.layouts[name].numbers
-        if column.kind != "scalar" and column.name in given.get(name, {})
+        if column.kind != "scalar" and column.name in arrays.get(name, {})
     ]
 
 
-def _row_counts(signature: Signature, given: Given, path: Path) -> Case:
+def _row_counts(signature: Signature, arrays: Given, path: Path) -> Case:
     """The number of rows of each dimension; ReferenceDataError if it is 0, or columns differ."""
     rows: Case = {}
-    for name, column in _columns(signature, given):
-        dim, values = signature.rows_of[name], given[name][column]
+    for name, column in _columns_with_rows(signature, arrays):
+        dim, values = signature.rows_of[name], arrays[name][column]
         n = len(values) if values.ndim else 0
         if n == 0 or rows.setdefault(dim, n) != n:
             others = f", and others {rows[dim]}" if dim in rows else ""
@@ -134,21 +134,23 @@ def _row_counts(signature: Signature, given: Given, path: Path) -> Case:
     return rows
 
 
-def _checked(signature: Signature, given: Given, path: Path, rows: Case | None = None) -> Arrays:
+def _checked(signature: Signature, arrays: Given, path: Path, rows: Case | None = None) -> Arrays:
+    """As `check_inputs`; its ReferenceDataError names the file."""
     try:
-        return check_inputs(signature, given, rows)
+        return check_inputs(signature, arrays, rows)
     except ReferenceDataError as error:
         raise ReferenceDataError(f"{path}: {error}") from error
 
 
 def windows(signature: Signature, arrays: Arrays) -> Iterator[tuple[Arrays, Case]]:
-    """Cut the inputs into pieces that the version can run; together they hold all rows.
+    """Cut the inputs into pieces that the version can run; together they hold all rows. Yields the
+    rows of each piece, as views, and their number.
 
     With several row dimensions all rows are one piece; ReferenceDataError if it is too large.
     """
     total = {
         signature.rows_of[name]: len(arrays[name][column])
-        for name, column in _columns(signature, arrays)
+        for name, column in _columns_with_rows(signature, arrays)
     }
     if len(total) > 1:
         for dim, n in total.items():
@@ -170,6 +172,6 @@ def windows(signature: Signature, arrays: Arrays) -> Iterator[tuple[Arrays, Case
 def answers_of_windows(model: torch.nn.Module, signature: Signature, arrays: Arrays) -> Reference:
     """The eager model's answers, with a case for each of the `windows`; CaptureError if it
     fails."""
-    parts = list(windows(signature, arrays))
-    outputs = tuple(eager_answers(model, signature, rows, case) for rows, case in parts)
-    return Reference(arrays, tuple(case for _, case in parts), outputs)
+    pieces = list(windows(signature, arrays))
+    outputs = tuple(eager_answers(model, signature, rows, case) for rows, case in pieces)
+    return Reference(arrays, tuple(case for _, case in pieces), outputs)

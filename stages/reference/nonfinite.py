@@ -47,14 +47,17 @@ class Nonfinite:
 
     @property
     def count(self) -> int:
+        """How many values are NaN or infinite, at all sizes."""
         return sum(bad for bad, _ in self.by_size.values())
 
     @property
     def values(self) -> int:
+        """How many values there are at all sizes."""
         return sum(total for _, total in self.by_size.values())
 
     @property
     def share(self) -> float:
+        """The fraction of the values that is NaN or infinite."""
         return self.count / max(1, self.values)
 
 
@@ -67,7 +70,8 @@ def count_nonfinite(
 
 
 def proof_of(bundle: Bundle) -> tuple[tuple[Nonfinite, ...], tuple[str, ...]]:
-    """The counts of a version's stored reference, and its notes on what it does not show."""
+    """The counts of a version's stored reference, by output, and its notes on what it does not
+    show. Raises ReferenceDataError."""
     signature = Signature.from_dict(bundle.manifest.signature)
     path = bundle.file(bundle.manifest.reference)
     try:
@@ -82,21 +86,21 @@ def proof_of(bundle: Bundle) -> tuple[tuple[Nonfinite, ...], tuple[str, ...]]:
     return count_nonfinite(signature, cases, outputs), notes
 
 
-def _outputs(path: Path, stored: Any, signature: Signature, at: int, case: Case) -> dict[str, Any]:
-    """The stored answers of a case; ValueError if they do not fit the signature."""
-    known = set(stored.keys())
-    outputs = {}
+def _outputs(path: Path, stored: Any, signature: Signature, i: int, case: Case) -> dict[str, Any]:
+    """The stored answers of case number `i`; ValueError if they do not fit the signature."""
+    another = ValueError(f"its case {label(case)} is of another signature")
+    keys = {bound.name: f"output/{i}/{bound.name}" for bound in signature.outputs}
+    if case.keys() != set(signature.dims) or not set(keys.values()) <= set(stored.keys()):
+        raise another
+    outputs = {name: _values(path, stored, key) for name, key in keys.items()}
     for bound in signature.outputs:
-        key = f"output/{at}/{bound.name}"
-        fits = case.keys() == set(signature.dims) and key in known
-        value = _values(path, stored, key) if fits else None
-        if value is None or value.shape != bound.shape(case[bound.rows]):
-            raise ValueError(f"its case {label(case)} is of another signature")
-        outputs[bound.name] = value
+        if outputs[bound.name].shape != bound.shape(case[bound.rows]):
+            raise another
     return outputs
 
 
 def _values(path: Path, stored: Any, key: str) -> Any:
+    """A stored tensor, as a NumPy array, or as a tensor of torch if it is bfloat16."""
     if stored.get_slice(key).get_dtype() != "BF16":
         return stored.get_tensor(key)
     with safe_open(path, framework="pt") as again:  # NumPy has no bfloat16
@@ -109,7 +113,7 @@ def _count(
     cases: Sequence[Case],
     outputs: Sequence[Mapping[str, Any]],
 ) -> Nonfinite:
-    """Count the NaN and infinite answers of an output at each size."""
+    """Count the NaN and infinite answers of an output at each size with rows."""
     layout = signature.layouts[bound.block.collection]
     columns = [name for name in bound.block.columns for _ in range(layout[name].components)]
     by_size: dict[str, tuple[int, int]] = {}
@@ -135,29 +139,29 @@ def _finite(values: Any, dtype: str) -> npt.NDArray[np.bool_]:
     if not is_float(dtype):
         return np.ones(values.shape, bool)
     with np.errstate(over="ignore"):
-        held = values.astype("float32" if dtype == "bfloat16" else dtype)
-    finite: npt.NDArray[np.bool_] = np.isfinite(held)
+        in_dtype = values.astype("float32" if dtype == "bfloat16" else dtype)
+    finite: npt.NDArray[np.bool_] = np.isfinite(in_dtype)
     if dtype == "bfloat16":
-        finite &= np.abs(held) < _BFLOAT16_INFINITE
+        finite &= np.abs(in_dtype) < _BFLOAT16_INFINITE
     return finite
 
 
 def too_much(counts: Sequence[Nonfinite], limit: float) -> str | None:
     """Why the reference is refused, or None. It is refused if more than the fraction `limit` of an
     output is not finite, or if no value of an output is finite in some case."""
-    for seen in counts:
-        few = seen.share <= limit
-        if few and not seen.empty:
+    for output in counts:
+        few = output.share <= limit
+        if few and not output.empty:
             continue
-        none = f", no value at all is finite at {seen.empty}" if seen.empty else ""
+        none = f", no value at all is finite at {output.empty}" if output.empty else ""
         cure = CURE
         if few:
             cure += ", or another reference: seed"
-        elif not seen.empty:
+        elif not output.empty:
             cure += ", or raise reference: nonfinite"
         return (
-            f"output {seen.output!r}: {seen.share:.2%} of the reference is NaN or infinite, which "
-            f"proves nothing (at most {limit:.2%} is allowed){none}; the first is in {seen.first}: "
-            f"{cure}"
+            f"output {output.output!r}: {output.share:.2%} of the reference is NaN or infinite, "
+            f"which proves nothing (at most {limit:.2%} is allowed){none}; the first is in "
+            f"{output.first}: {cure}"
         )
     return None

@@ -24,15 +24,16 @@ class ByRows(Padded):
     def padded(self, padding: Padding, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """The padded input, or the mask, filled row by row."""
         spans: list[list[int]] = inputs[padding.offsets].tolist()
-        most = max((0, *(end for _, end in spans)))
-        items = torch.ones(most) if padding.items is None else inputs[padding.items]
+        count = max((0, *(end for _, end in spans)))
+        # A mask is made as if each item were 1.
+        items = torch.ones(count) if padding.items is None else inputs[padding.items]
         shape = (len(spans), padding.length, *items.shape[1:])
         rows = torch.full(shape, padding.value, dtype=items.dtype)
         for row, (begin, end) in enumerate(spans):
             if not 0 <= begin <= end <= len(items):
                 raise CaptureError(f"reference row {row} has items {begin}-{end} of {len(items)}")
-            there = min(end - begin, padding.length)
-            rows[row, :there] = items[begin : begin + there]
+            used = min(end - begin, padding.length)
+            rows[row, :used] = items[begin : begin + used]
         if padding.items is None:
             rows = rows.reshape(len(spans), *(padding.shape or (1, padding.length)))
             return rows.to(torch_dtype(padding.dtype))
@@ -51,16 +52,20 @@ def by_rows(model: torch.nn.Module) -> torch.nn.Module:
 def inputs_at(
     signature: Signature, inputs: Mapping[str, Columns], case: Mapping[str, int]
 ) -> dict[str, Columns]:
-    """The pool of inputs, with offsets limited to the items of a case."""
+    """The pool of inputs, with offsets limited to the items of a case. `inputs` stay as they
+    are."""
     arrays = dict(inputs)
     for name in signature.jagged:
-        m, at = case[signature.rows_of[name]], offsets_of(name)
-        arrays[at] = {key: values.clamp(max=m) for key, values in inputs[at].items()}
+        items, offsets = case[signature.rows_of[name]], offsets_of(name)
+        arrays[offsets] = {
+            column: values.clamp(max=items) for column, values in inputs[offsets].items()
+        }
     return arrays
 
 
 def drawn_offsets(columns: Columns, items: int, generator: torch.Generator) -> Columns:
-    """Offsets that cut the items into rows at random places: many rows are empty, or long."""
+    """Offsets that cut the items into rows at random places: many rows are empty, or long. As many
+    rows as `columns` has, and of their dtype."""
     n, dtype = len(columns["end"]), columns["end"].dtype
     end = torch.randint(0, items + 1, (n,), generator=generator).sort().values.to(dtype)
     return {"begin": torch.cat([end.new_zeros(1), end[:-1]]), "end": end}
@@ -73,9 +78,12 @@ def with_every_kind(signature: Signature, inputs: dict[str, Columns]) -> dict[st
     """
     arrays = dict(inputs)
     for name, length in signature.jagged.items():
-        m, at = signature.ranges[signature.rows_of[name]].proven, offsets_of(name)
-        spans = {"begin": [0, m, 1], "end": [length + 1, m, length + 1]}
-        for key, values in inputs[at].items():
-            first = torch.tensor(spans[key], dtype=values.dtype)[: len(values)].clamp(max=m)
-            arrays[at] = {**arrays[at], key: torch.cat([first, values[3:]])}
+        items, offsets = signature.ranges[signature.rows_of[name]].proven, offsets_of(name)
+        # Rows 0, 1 and 2: one item more than `length`, none, and just `length`.
+        spans = {"begin": [0, items, 1], "end": [length + 1, items, length + 1]}
+        columns = dict(inputs[offsets])
+        for column, values in inputs[offsets].items():
+            first = torch.tensor(spans[column], dtype=values.dtype)[: len(values)]
+            columns[column] = torch.cat([first.clamp(max=items), values[3:]])
+        arrays[offsets] = columns
     return arrays

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -21,20 +22,29 @@ from stages.reference.nonfinite import CURE, Case, label
 # Row counts to try if the smallest size shows nothing: more rows hold rarer values.
 _ROWS, _MORE_ROWS = 32, 1000
 
-Member = tuple[str, str]  # collection, column
+
+class _InputColumn(NamedTuple):
+    """An input column, as notes name it: `collection.name`."""
+
+    collection: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.collection}.{self.name}"
 
 
 def weaknesses(
     model: torch.nn.Module, signature: Signature, reference: Reference
 ) -> tuple[str, ...]:
-    """Sentences about what the reference does not show, for the user.
+    """Sentences about what the reference does not show, for the user. The model runs several times.
 
     Raises ReferenceDataError if it shows nothing: no input changes any output.
     """
-    columns = [(b.block.collection, name) for b in signature.inputs for name in b.block.columns]
-    columns = list(dict.fromkeys(columns))
-    constant = [c for c in columns if _constant(reference.inputs[c[0]][c[1]])]
-    varying = [c for c in columns if c not in constant]
+    blocks = [bound.block for bound in signature.inputs]
+    read = [_InputColumn(block.collection, name) for block in blocks for name in block.columns]
+    columns = list(dict.fromkeys(read))
+    constant = [column for column in columns if _constant(_values(reference, column))]
+    varying = [column for column in columns if column not in constant]
     effects = _effects(model, signature, reference, varying)
     if not effects.outputs:
         why = f"no input changes any output (asked at {effects.largest})"
@@ -44,16 +54,16 @@ def weaknesses(
             f"the reference proves nothing: {why}, so an artifact that reads the wrong memory "
             f"would pass: {CURE}"
         )
-    notes = [f"input column {_name(c)} is the same in every row" for c in constant]
+    notes = [f"input column {column} is the same in every row" for column in constant]
     notes += [
-        f"input columns {' and '.join(map(_name, same))} hold the same values: an artifact that "
+        f"input columns {' and '.join(map(str, group))} hold the same values: an artifact that "
         "confuses them would pass"
-        for same in _same_values(reference, varying)
+        for group in _same_values(reference, varying)
     ]
     notes += [
-        f"input column {_name(c)} changes no output (other values were tried at {effects.largest})"
-        for c in varying
-        if c in effects.tried - effects.columns
+        f"input column {column} changes no output (other values were tried at {effects.largest})"
+        for column in varying
+        if column in effects.tried - effects.columns
     ]
     for bound in signature.outputs:
         if bound.name in effects.outputs:
@@ -69,27 +79,28 @@ def weaknesses(
 class _Effects:
     """What other values in the input columns have shown so far."""
 
-    tried: set[Member] = field(default_factory=set)
+    tried: set[_InputColumn] = field(default_factory=set)
     """The columns that got other values."""
-    columns: set[Member] = field(default_factory=set)
+    columns: set[_InputColumn] = field(default_factory=set)
     """The columns that change an output."""
     outputs: set[str] = field(default_factory=set)
     """The outputs that change."""
     largest: str = ""
     """The last number of rows that was tried."""
 
-    def add(self, member: Member, changed: set[str]) -> None:
+    def add(self, column: _InputColumn, changed: set[str]) -> None:
         """Note the outputs that changed with other values in a column."""
-        self.tried.add(member)
+        self.tried.add(column)
         self.outputs |= changed
         if changed:
-            self.columns.add(member)
+            self.columns.add(column)
 
 
 def _effects(
-    model: torch.nn.Module, signature: Signature, reference: Reference, columns: list[Member]
+    model: torch.nn.Module, signature: Signature, reference: Reference, columns: list[_InputColumn]
 ) -> _Effects:
-    """Give each column other values, first in one row, then in all rows.
+    """Give each column other values, first in one row, then in all rows, until each has changed an
+    output and each output has changed.
 
     The values of a column are drawn again from the same column, so the model accepts them.
     """
@@ -99,25 +110,26 @@ def _effects(
     for case in _sizes_to_ask(reference.cases):
         effects.largest = label(case)
         expected = reference.outputs[reference.cases.index(case)]
-        for collection, name in columns:
-            if (collection, name) in effects.columns and effects.outputs == names:
+        for column in columns:
+            if column in effects.columns and effects.outputs == names:
                 continue
-            n = case[signature.rows_of[collection]]
-            other = _drawn_anew(reference.inputs[collection][name], n, generator)
+            n = case[signature.rows_of[column.collection]]
+            other = _drawn_anew(_values(reference, column), n, generator)
             if other is None:
                 continue
-            inputs = {**reference.inputs, collection: {**reference.inputs[collection], name: other}}
+            inputs = {name: dict(values) for name, values in reference.inputs.items()}
+            inputs[column.collection][column.name] = other
             try:
                 answers = eager_answers(model, signature, inputs, case)
-                changed = {key for key in names if not _alike(answers[key], expected[key])}
+                changed = {name for name in names if not _alike(answers[name], expected[name])}
             except Exception:  # an error shows that the model reads the column
                 changed = names
-            effects.add((collection, name), changed)
+            effects.add(column, changed)
     return effects
 
 
 def _effects_in_rows(
-    model: torch.nn.Module, signature: Signature, reference: Reference, columns: list[Member]
+    model: torch.nn.Module, signature: Signature, reference: Reference, columns: list[_InputColumn]
 ) -> _Effects:
     """Give each column another of its values in one row only: one run of the model tries as many
     columns as there are rows.
@@ -130,29 +142,36 @@ def _effects_in_rows(
     if len(case) > 1:
         return effects
     expected = reference.outputs[reference.cases.index(case)]
-    with_rows = [b.name for b in signature.outputs if not b.rowless]
+    with_rows = [bound.name for bound in signature.outputs if not bound.rowless]
     (n,) = case.values()
     for start in range(0, len(columns), n):
         inputs = {name: dict(values) for name, values in reference.inputs.items()}
-        rows: dict[int, Member] = {}
-        for row, (collection, name) in enumerate(columns[start : start + n]):
-            other = _changed_in(inputs[collection][name], row, n)
+        changed_in: dict[int, _InputColumn] = {}  # by row
+        for row, column in enumerate(columns[start : start + n]):
+            other = _changed_in_row(_values(reference, column), row, n)
             if other is not None:
-                inputs[collection][name] = other
-                rows[row] = (collection, name)
+                inputs[column.collection][column.name] = other
+                changed_in[row] = column
         try:
             answers = eager_answers(model, signature, inputs, case)
         except Exception:  # tried one by one, each column shows whether it is the cause
             continue
-        for row, member in rows.items():
-            changed = {k for k in with_rows if not _alike(answers[k][row], expected[k][row])}
+        for row, column in changed_in.items():
+            changed = {
+                name for name in with_rows if not _alike(answers[name][row], expected[name][row])
+            }
             if changed:
-                effects.add(member, changed)
+                effects.add(column, changed)
     return effects
 
 
-def _changed_in(values: torch.Tensor, row: int, n: int) -> torch.Tensor | None:
-    """The values with another of the first n in one row; None if these are equal, or a scalar."""
+def _values(reference: Reference, column: _InputColumn) -> torch.Tensor:
+    """A column of the reference's inputs."""
+    return reference.inputs[column.collection][column.name]
+
+
+def _changed_in_row(values: torch.Tensor, row: int, n: int) -> torch.Tensor | None:
+    """The first n values, with another of them in one row; None if these are equal, or a scalar."""
     if values.ndim == 0:
         return None
     others = (values[:n] != values[row]).reshape(n, -1).any(1).nonzero()
@@ -165,28 +184,31 @@ def _changed_in(values: torch.Tensor, row: int, n: int) -> torch.Tensor | None:
 
 def _sizes_to_ask(cases: Sequence[Case]) -> list[Case]:
     """The smallest size, which costs least; then larger ones, if the smallest shows nothing."""
-    ordered = sorted((c for c in cases if min(c.values()) >= 2), key=lambda c: sum(c.values()))
-    middle = next((c for c in ordered if min(c.values()) >= _ROWS), ordered[-1])
-    large = [c for c in ordered if max(c.values()) <= _MORE_ROWS][-1:]
+    several = [case for case in cases if min(case.values()) >= 2]
+    ordered = sorted(several, key=lambda case: sum(case.values()))
+    middle = next((case for case in ordered if min(case.values()) >= _ROWS), ordered[-1])
+    large = [case for case in ordered if max(case.values()) <= _MORE_ROWS][-1:]
     wanted = (ordered[0], middle, *large)
-    return [c for c in ordered if c in wanted]
+    return [case for case in ordered if case in wanted]
 
 
 def _drawn_anew(values: torch.Tensor, n: int, generator: torch.Generator) -> torch.Tensor | None:
     """The first n rows in random order, some twice; None if all are equal. A scalar is changed."""
     if values.ndim == 0:
-        one = values.item()
-        other = (2 * one or 1.0) if isinstance(one, float) else int(one) ^ 1
-        return torch.tensor(other, dtype=values.dtype)
-    given = values[:n]
+        scalar = values.item()
+        if not isinstance(scalar, float):
+            return torch.tensor(int(scalar) ^ 1, dtype=values.dtype)  # true and false change places
+        return torch.tensor(2 * scalar if scalar else 1.0, dtype=values.dtype)
+    first = values[:n]
     for _ in range(8):  # a draw may leave all rows as they were
-        drawn = given[torch.randint(n, (n,), generator=generator)]
-        if not _alike(drawn, given):
+        drawn = first[torch.randint(n, (n,), generator=generator)]
+        if not _alike(drawn, first):
             return drawn
     return None
 
 
 def _constant(values: torch.Tensor) -> bool:
+    """Whether a column has one value in all rows. A scalar has no rows."""
     return values.ndim > 0 and _alike(values, values[:1].expand_as(values))
 
 
@@ -195,35 +217,33 @@ def _constant_columns(signature: Signature, bound: BoundBlock, reference: Refere
     if bound.plan.kind == "scalars":
         return []
     layout = signature.layouts[bound.block.collection]
-    at = max(range(len(reference.cases)), key=lambda i: sum(reference.cases[i].values()))
-    values = reference.outputs[at][bound.name]
-    parts = values.reshape(len(values), -1).split(
+    sizes = [sum(case.values()) for case in reference.cases]
+    largest = sizes.index(max(sizes))
+    values = reference.outputs[largest][bound.name]
+    columns = values.reshape(len(values), -1).split(
         [layout[name].components for name in bound.block.columns], dim=1
     )
     return [
         f"output column {bound.block.collection}.{name} is the same in every row at "
-        f"{label(reference.cases[at])}"
-        for name, part in zip(bound.block.columns, parts, strict=True)
-        if _constant(part)
+        f"{label(reference.cases[largest])}"
+        for name, column in zip(bound.block.columns, columns, strict=True)
+        if _constant(column)
     ]
 
 
-def _same_values(reference: Reference, columns: list[Member]) -> list[list[Member]]:
-    """Groups of columns that hold the same bytes."""
-    groups: dict[tuple[torch.Size, torch.dtype, str], list[Member]] = {}
-    for collection, name in columns:
-        values = reference.inputs[collection][name]
+def _same_values(reference: Reference, columns: list[_InputColumn]) -> list[list[_InputColumn]]:
+    """Groups of several columns that hold the same bytes, with equal shapes and dtypes."""
+    groups: dict[tuple[torch.Size, torch.dtype, str], list[_InputColumn]] = {}
+    for column in columns:
+        values = _values(reference, column)
         if values.ndim:
             content = values.contiguous().view(torch.uint8).numpy()
             digest = hashlib.sha256(content.data).hexdigest()
-            groups.setdefault((values.shape, values.dtype, digest), []).append((collection, name))
+            groups.setdefault((values.shape, values.dtype, digest), []).append(column)
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors are equal, with NaN equal to NaN."""
-    return bool(((one == other) | ((one != one) & (other != other))).all())
-
-
-def _name(member: Member) -> str:
-    return ".".join(member)
+def _alike(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two tensors are equal, with NaN equal to NaN, the only number that is not itself."""
+    both_nan = (first != first) & (second != second)
+    return bool(((first == second) | both_nan).all())

@@ -45,7 +45,8 @@ class Member:
 def members(signature: Signature) -> list[Member]:
     """The input columns that the model reads, without the offsets of jagged rows."""
     offsets = {offsets_of(name) for name in signature.jagged}
-    read = {(b.block.collection, c) for b in signature.inputs for c in b.block.columns}
+    blocks = [bound.block for bound in signature.inputs]
+    read = {(block.collection, column) for block in blocks for column in block.columns}
     return [
         Member(name, column)
         for name in signature.input_collections
@@ -79,6 +80,7 @@ class Attempt:
 
 
 def attempt(model: torch.nn.Module, signature: Signature, rows: Arrays, case: Case) -> Attempt:
+    """Ask the eager model for its answers to the first rows of `rows`."""
     try:
         return Attempt(eager_answers(model, signature, rows, case))
     except Exception as error:  # the user's own code may raise any type
@@ -86,9 +88,10 @@ def attempt(model: torch.nn.Module, signature: Signature, rows: Arrays, case: Ca
 
 
 def stress_rows(model: torch.nn.Module, signature: Signature, inputs: Arrays) -> MoreRows:
-    """Rows in which every column varies.
+    """Rows in which every column varies: an edge for each kind of values.
 
     If the model fails, the columns that alone make it fail get values from the reference instead.
+    If it fails all the same, there is only a note.
     """
     edges: list[Edge] = []
     notes: list[str] = []
@@ -97,23 +100,23 @@ def stress_rows(model: torch.nn.Module, signature: Signature, inputs: Arrays) ->
         return MoreRows()
     for seed, (kind, what) in enumerate(_NAMES.items()):
         rows = _stressed(signature, few.inputs, inputs, kind, seed)
-        tried = attempt(model, signature, rows, few.case)
-        if tried.failure:
-            why = tried.failure
-            kept = [
+        result = attempt(model, signature, rows, few.case)
+        if result.failure:
+            why = result.failure
+            culprits = [
                 member
                 for member in members(signature)
                 if _attempt_with_one(model, signature, few, rows, member).failure
             ]
-            rows = _stressed(signature, few.inputs, inputs, kind, seed, kept)
-            if len(kept) < len(members(signature)):
-                tried = attempt(model, signature, rows, few.case)
-            if tried.failure:
+            rows = _stressed(signature, few.inputs, inputs, kind, seed, culprits)
+            if len(culprits) < len(members(signature)):
+                result = attempt(model, signature, rows, few.case)
+            if result.failure:
                 notes.append(f"{what} in every column are not tried: {why}")
                 continue
-            names = ", ".join(sorted(f"{m.collection}.{m.column.name}" for m in kept))
+            names = ", ".join(sorted(f"{own.collection}.{own.column.name}" for own in culprits))
             notes.append(f"{what}: {names} keep their own values, else the model fails: {why}")
-        edges.append(Edge(what, "stress", rows, few.case, tried.answers))
+        edges.append(Edge(what, "stress", rows, few.case, result.answers))
     return MoreRows(tuple(edges), tuple(notes))
 
 
@@ -133,21 +136,21 @@ def _stressed(
     pool: Arrays,
     kind: Kind,
     seed: int,
-    kept: Collection[Member] = (),
+    with_own_values: Collection[Member] = (),
 ) -> Arrays:
     """The rows `few`, with new values in every column that the model reads.
 
-    Sizes and ranges are those of the columns of `pool`, the whole reference. The columns `kept` get
-    values that they have in `pool`.
+    Sizes and ranges are those of the columns of `pool`, the whole reference. The columns
+    `with_own_values` get values that they have in `pool`.
     """
     generator = torch.Generator().manual_seed(seed)
     rows = {name: dict(columns) for name, columns in few.items()}
     for member in members(signature):
         name = member.column.name
-        kind_here: Kind = "own values" if member in kept else kind
-        known = pool[member.collection][name]
+        own_kind: Kind = "own values" if member in with_own_values else kind
+        own = pool[member.collection][name]
         shape = rows[member.collection][name].shape
-        rows[member.collection][name] = _drawn(member.column, known, shape, kind_here, generator)
+        rows[member.collection][name] = _drawn(member.column, own, shape, own_kind, generator)
     return rows
 
 
@@ -171,11 +174,12 @@ def _floats(
     own: torch.Tensor, shape: torch.Size, kind: Kind, generator: torch.Generator
 ) -> torch.Tensor:
     """Floats of a kind for a column whose values in the reference are `own`, as float64."""
-    known = own.double()
-    known = known[known.isfinite()]
-    largest = float(known.abs().max()) if known.numel() else 0.0
+    finite = own.double()
+    finite = finite[finite.isfinite()]
+    if not finite.numel():
+        finite = torch.zeros(1, dtype=torch.float64)
     if kind == "own range":
-        low, high = (float(known.min()), float(known.max())) if known.numel() else (0.0, 0.0)
+        low, high = float(finite.min()), float(finite.max())
         if low == high:  # it varies all the same: to both sides of its only value
             low, high = low - max(abs(low), 1.0), high + max(abs(high), 1.0)
         share = torch.rand(shape, generator=generator, dtype=torch.float64)
@@ -183,7 +187,10 @@ def _floats(
     normal = torch.randn(shape, generator=generator, dtype=torch.float64)
     if kind == "positive":
         return normal.abs() + 0.01
-    return normal * (largest or 1.0) / 2 if kind == "own size" else normal
+    if kind == "own size":
+        largest = float(finite.abs().max())
+        return normal * (largest or 1.0) / 2
+    return normal
 
 
 def _integers(own: torch.Tensor, shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
@@ -199,5 +206,6 @@ def _integers(own: torch.Tensor, shape: torch.Size, generator: torch.Generator) 
         high = min(low + _FEW - 1, limits.max)
     if high - low < 2**62:
         return torch.randint(low, high + 1, shape, generator=generator).to(own.dtype)
+    # A wider range could overflow in randint. The clamp leaves no double too large for int64.
     share = torch.rand(shape, generator=generator, dtype=torch.float64)
     return (low * (1 - share) + high * share).clamp(-(2.0**62), 2.0**62).to(own.dtype)

@@ -23,8 +23,8 @@ _AT_LEAST_S = 0.2  # the time of the calls that are counted, for each size
 
 @dataclass(frozen=True)
 class OperatorTime:
-    """The operator of a step, with the line of the model, and its shares of a call by size. An
-    operator that follows a product or a sum is computed with it."""
+    """The operator of a step, with the line of the model, and its shares of a call, 0 to 1, by
+    size. An operator that follows a product or a sum is computed with it."""
 
     operator: str
     line: str
@@ -42,8 +42,8 @@ def operator_times(
         with Session(
             signature, open_candidate("lanes", out / "network.so", torch.device("cpu"))
         ) as session:
-            counted = ctypes.CDLL(str(out / "network.so"))
-            ticks = (ctypes.c_int64 * len(steps)).in_dll(counted, "soa_lanes_ticks")
+            library = ctypes.CDLL(str(out / "network.so"))  # the one that the session has open
+            ticks = (ctypes.c_int64 * len(steps)).in_dll(library, "soa_lanes_ticks")
             shares = {label(case): _shares(session, inputs, case, ticks) for case in cases}
     return _by_line(steps, shares)
 
@@ -51,23 +51,25 @@ def operator_times(
 def _shares(
     session: Session, inputs: Arrays, case: Case, ticks: ctypes.Array[ctypes.c_int64]
 ) -> list[float]:
-    """The share of each operator in the time of a call, from the processor's ticks."""
+    """The share of each step in the time of a call. `ticks`: the sums of the processor's ticks, to
+    which each call adds."""
     call = bound_call(session, inputs, case)
-    once = max(warm_seconds(call), 1e-7)
+    call_s = max(warm_seconds(call), 1e-7)
     before = list(ticks)
-    for _ in range(max(3, int(_AT_LEAST_S / once))):
+    for _ in range(max(3, int(_AT_LEAST_S / call_s))):
         call()
-    taken = [now - was for now, was in zip(ticks, before, strict=True)]
-    return [each / max(sum(taken), 1) for each in taken]
+    spent = [after - start for after, start in zip(ticks, before, strict=True)]
+    return [step / max(sum(spent), 1) for step in spent]
 
 
 def _by_line(steps: Sequence[TimedStep], shares: dict[str, list[float]]) -> list[OperatorTime]:
-    """The sums over the steps of one operator and line."""
+    """The sums over the steps of one operator and line, the largest first. `shares`: of each step,
+    by size."""
     times: dict[TimedStep, OperatorTime] = {}
-    for number, step in enumerate(steps):
-        own = times.setdefault(
+    for i, step in enumerate(steps):
+        total = times.setdefault(
             step, OperatorTime(step.operator, step.line, dict.fromkeys(shares, 0.0))
         )
-        for size, each in shares.items():
-            own.shares[size] += each[number]
-    return sorted(times.values(), key=lambda each: -max(each.shares.values()))
+        for size, of_steps in shares.items():
+            total.shares[size] += of_steps[i]
+    return sorted(times.values(), key=lambda total: -max(total.shares.values()))

@@ -35,7 +35,7 @@ _CPU = torch.device("cpu")
 _TURN_S = 0.002
 _WARM_CALLS = 3
 _TRIES, _LONG_TURN_S = 5, 0.02
-_MIN_ROUNDS = 7
+_MIN_ROUNDS, _MAX_ROUNDS = 7, 200
 _FIRST_ROUNDS = 3
 # A first call this long counts as warm, and is not timed again. A round this long is run only a few
 # times.
@@ -46,14 +46,17 @@ _HOPELESS = 2.0  # times the fastest: a slower candidate takes part in the first
 
 
 def benchmark_cases(signature: Signature) -> list[Case]:
-    """The typical sizes. If the config names none: 1 and the largest."""
-    per_dim = {
-        dim: list(rows.typical) or sorted({max(1, rows.min), rows.max})
-        for dim, rows in ((dim, signature.ranges[dim]) for dim in signature.dims)
-    }
+    """The typical sizes. If the config names none: 1 and the largest. With several dimensions, a
+    case has one size of each; of a shorter list the last is repeated."""
+    per_dim: dict[str, list[int]] = {}
+    for dim in signature.dims:
+        rows = signature.ranges[dim]
+        per_dim[dim] = list(rows.typical) or sorted({max(1, rows.min), rows.max})
     longest = max(len(sizes) for sizes in per_dim.values())
-    return [{dim: sizes[min(i, len(sizes) - 1)] for dim, sizes in per_dim.items()}
-            for i in range(longest)]  # fmt: skip
+    return [
+        {dim: sizes[min(i, len(sizes) - 1)] for dim, sizes in per_dim.items()}
+        for i in range(longest)
+    ]
 
 
 def ladder(signature: Signature) -> list[Case]:
@@ -63,7 +66,7 @@ def ladder(signature: Signature) -> list[Case]:
         return cases
     (dim,) = signature.dims
     rows = signature.ranges[dim]
-    sizes = {case[dim] for case in cases} | {10**k for k in range(10)} | {rows.max}
+    sizes = {case[dim] for case in cases} | {10**exponent for exponent in range(10)} | {rows.max}
     return [{dim: n} for n in sorted(sizes) if max(rows.min, 1) <= n <= rows.max]
 
 
@@ -105,12 +108,12 @@ def benchmark_targets(
 
     Times from one race may be compared. A session that several targets share is timed once.
     """
-    every = {session for each in sessions.values() for session in each.values()}
+    distinct = {session for by_name in sessions.values() for session in by_name.values()}
     timings: dict[str, dict[str, dict[str, Timing]]] = {target: {} for target in sessions}
     with one_thread():
         for case in ladder(signature):
             runs: dict[Session | str, Callable[[], None]] = {
-                session: bound_call(session, inputs, case) for session in every
+                session: bound_call(session, inputs, case) for session in distinct
             }
             baseline: dict[str, Timing] = {}
             if model is not None:
@@ -121,18 +124,20 @@ def benchmark_targets(
             raced = race(runs, seconds, stay=())
             if model is not None:
                 baseline[EAGER] = raced[EAGER]
-            for target, each in sessions.items():
-                timed = {name: raced[session] for name, session in each.items()}
+            for target, by_name in sessions.items():
+                timed = {name: raced[session] for name, session in by_name.items()}
                 timings[target][label(case)] = timed | baseline
     return {
-        target: _chosen(signature, timings[target], list(each)) for target, each in sessions.items()
+        target: _report(signature, timings[target], names=list(by_name))
+        for target, by_name in sessions.items()
     }
 
 
-def _chosen(
+def _report(
     signature: Signature, timings: dict[str, dict[str, Timing]], names: list[str]
 ) -> BenchmarkReport:
-    """The report of a race: the fastest engine, and those for fewer rows."""
+    """The report on `timings[case label][contestant]`: the fastest of the engines `names`, and
+    those for fewer rows."""
     fastest = fastest_overall(timings, names)
     if fastest is None or len(signature.dims) > 1:
         return BenchmarkReport(timings, fastest)
@@ -147,31 +152,35 @@ def fastest_overall(timings: Mapping[str, Mapping[str, Timing]], names: list[str
     """The engine with the smallest geometric mean over all sizes; None if none ran. Of engines that
     are equal within the noise, the first one is taken."""
 
-    def mean(name: str) -> float:
+    def log_mean(name: str) -> float:
         return math.fsum(math.log(_cost(rows[name])) for rows in timings.values()) / len(timings)
 
-    best = min(map(mean, names), default=0.0)
-    return next((name for name in names if mean(name) <= best + math.log(_NOISE)), None)
+    if not names:
+        return None
+    best = min(map(log_mean, names))
+    return next(name for name in names if log_mean(name) <= best + math.log(_NOISE))
 
 
 def choose_by_rows(
     sizes: Sequence[int], timings: Sequence[Mapping[str, Timing]], overall: str
 ) -> tuple[str, tuple[tuple[int, str], ...]]:
     """The engine for the largest size, and other engines for fewer rows: `(rows, engine)` for each.
+    `timings` has the times by engine at each of the `sizes`.
 
     `overall` runs unless another engine saves enough: a second artifact costs memory and a load.
     If the engine changes between two sizes, it does so at their geometric mean.
     """
-    best: list[tuple[int, str]] = []
+    engine_at: list[tuple[int, str]] = []
     for n, times in sorted(zip(sizes, timings, strict=True), key=lambda pair: pair[0]):
-        first = min(times, key=lambda name: _cost(times[name]))
-        best.append((n, first if _saves(times[first], times[overall]) else overall))
-    below = tuple(
-        (max(math.ceil(math.sqrt(max(n, 1) * m)), n + 1), name)
-        for (n, name), (m, following) in pairwise(best)
-        if name != following
-    )
-    return best[-1][1], below
+        best = min(times, key=lambda name: _cost(times[name]))
+        engine_at.append((n, best if _saves(times[best], times[overall]) else overall))
+    below: list[tuple[int, str]] = []
+    for (n, name), (larger, following) in pairwise(engine_at):
+        if name != following:
+            middle = math.ceil(math.sqrt(max(n, 1) * larger))
+            below.append((max(middle, n + 1), name))
+    _, largest = engine_at[-1]
+    return largest, tuple(below)
 
 
 def _cost(timing: Timing) -> float:
@@ -194,20 +203,17 @@ def race(
     than the fastest is dropped after a few rounds; or after its first call, if one round takes
     longer than `seconds`. Without `stay` no contestant is dropped.
     """
-    once = {name: _seconds_of(run) for name, run in runs.items()}
-    once |= {name: warm_seconds(runs[name]) for name, took in once.items() if took < _LONG_S}
-    repeats = {name: max(1, round(_TURN_S / max(took, 1e-7))) for name, took in once.items()}
-    taken: dict[K, list[float]] = {name: [] for name in runs}
+    call_s = {name: _seconds_of(run) for name, run in runs.items()}
+    call_s |= {name: warm_seconds(runs[name]) for name, cold in call_s.items() if cold < _LONG_S}
+    repeats = {name: max(1, round(_TURN_S / max(call, 1e-7))) for name, call in call_s.items()}
+    turns_us: dict[K, list[float]] = {name: [] for name in runs}
     shuffle = random.Random(0).shuffle
+    names = list(runs)  # of those that still take part
 
-    def seconds_a_round() -> float:
-        return max(1e-6, sum(once[name] * repeats[name] for name in names))
+    def round_s() -> float:
+        return max(1e-6, sum(call_s[name] * repeats[name] for name in names))
 
-    def rounds() -> int:
-        least = _MIN_ROUNDS if seconds_a_round() <= max(seconds, _LONG_S) else _FIRST_ROUNDS
-        return max(least, min(200, math.ceil(seconds / seconds_a_round())))
-
-    def near(times: Mapping[K, float]) -> list[K]:
+    def near_the_fastest(times: Mapping[K, float]) -> list[K]:
         most = _HOPELESS * min(times.values())
         return [name for name in names if stay is None or name in stay or times[name] <= most]
 
@@ -215,25 +221,31 @@ def race(
         for _ in range(count):
             shuffle(names)
             for name in names:
-                taken[name].append(_turn_us(runs[name], repeats[name]))
+                turns_us[name].append(_turn_us(runs[name], repeats[name]))
 
-    names = list(runs)
-    if seconds_a_round() > max(seconds, _LONG_S):
-        names = near(once)
+    if round_s() > max(seconds, _LONG_S):
+        names = near_the_fastest(call_s)
         for name in runs.keys() - set(names):
-            taken[name].append(once[name] * 1e6)
-    more = rounds() - _FIRST_ROUNDS
+            turns_us[name].append(call_s[name] * 1e6)
+    rounds = _round_count(round_s(), seconds)
     run_rounds(_FIRST_ROUNDS)
-    if more:
-        names = near({name: statistics.median(taken[name]) for name in names})
-        more = rounds() - _FIRST_ROUNDS
-    run_rounds(more)
-    return {name: _summary(values) for name, values in taken.items()}
+    if rounds > _FIRST_ROUNDS:
+        names = near_the_fastest({name: statistics.median(turns_us[name]) for name in names})
+        rounds = _round_count(round_s(), seconds)
+    run_rounds(rounds - _FIRST_ROUNDS)
+    return {name: _summary(times) for name, times in turns_us.items()}
+
+
+def _round_count(round_s: float, seconds: float) -> int:
+    """How many rounds to run, for about `seconds`: at least `_FIRST_ROUNDS`."""
+    least = _MIN_ROUNDS if round_s <= max(seconds, _LONG_S) else _FIRST_ROUNDS
+    return max(least, min(_MAX_ROUNDS, math.ceil(seconds / round_s)))
 
 
 def _turn_us(run: Callable[[], object], repeat: int) -> float:
-    """The time of a call in a turn. A short turn in which the system ran something else instead of
-    this process is timed again, a few times; the shortest counts."""
+    """The time of a call in a turn of `repeat` calls, in microseconds. A short turn in which the
+    system ran something else instead of this process is timed again, a few times; the shortest
+    counts."""
     shortest = math.inf
     for _ in range(_TRIES):
         before = _interruptions()
@@ -247,6 +259,7 @@ def _turn_us(run: Callable[[], object], repeat: int) -> float:
 
 
 def _interruptions() -> int:
+    """How often the system has run something else instead of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
@@ -263,9 +276,9 @@ def warm_seconds(run: Callable[[], object]) -> float:
     return min(_seconds_of(run) for _ in range(_WARM_CALLS))
 
 
-def _summary(values: list[float]) -> Timing:
+def _summary(times_us: list[float]) -> Timing:
     """The median and the fastest and slowest 5 % of times in microseconds."""
-    ordered = sorted(values)
+    ordered = sorted(times_us)
     last = len(ordered) - 1
     return Timing(
         statistics.median(ordered),
@@ -276,16 +289,17 @@ def _summary(values: list[float]) -> Timing:
 
 
 def p99_us(run: Callable[[], object]) -> float:
-    """The 99th percentile of single calls: at least 200 calls, and at least a second of them."""
+    """The 99th percentile of single calls, in microseconds, after some that are not timed: at least
+    200 calls, and at least a second of them."""
     for _ in range(10):
         run()
-    taken: list[int] = []
+    starts_ns: list[int] = []
     until = time.perf_counter_ns() + 1e9
-    while len(taken) < 200 or taken[-1] < until:
-        taken.append(time.perf_counter_ns())
+    while len(starts_ns) < 200 or starts_ns[-1] < until:
+        starts_ns.append(time.perf_counter_ns())
         run()
-    taken.append(time.perf_counter_ns())
-    calls = sorted(b - a for a, b in pairwise(taken))
+    starts_ns.append(time.perf_counter_ns())
+    calls = sorted(following - start for start, following in pairwise(starts_ns))
     return calls[math.ceil(0.99 * len(calls)) - 1] / 1e3
 
 
@@ -293,20 +307,22 @@ def memory_here(
     name: str, file: str, signature: dict[str, Any], reference: str, rows: Case, tile: int
 ) -> float:
     """The MB by which opening and running an artifact raises this process's peak memory, without
-    the collections. Call it in a separate process that has imported torch."""
+    the collections. Call it in a separate process that has imported torch. The arguments are plain
+    data; `file` and `reference` are paths, `rows` is the case to run, in tiles of `tile` rows."""
     torch.set_num_threads(1)
-    kept = Signature.from_dict(signature)
-    memory = filled_collections(kept, Reference.load(Path(reference)).inputs, rows, _CPU)
+    parsed = Signature.from_dict(signature)
+    collections = filled_collections(parsed, Reference.load(Path(reference)).inputs, rows, _CPU)
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak (VmHWM)
     before = _peak_mb()
-    executable = in_tiles(open_candidate(name, Path(file), _CPU), kept, tile)
-    binding = Session(kept, executable).bind(*memory)
+    executable = in_tiles(open_candidate(name, Path(file), _CPU), parsed, tile)
+    binding = Session(parsed, executable).bind(*collections)
     for _ in range(3):
         binding()
     return _peak_mb() - before
 
 
 def _peak_mb() -> float:
+    """The peak of this process's memory (VmHWM, which Linux gives in KiB)."""
     lines = Path("/proc/self/status").read_text().splitlines()  # ours
     return next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("VmHWM"))
 
@@ -331,18 +347,20 @@ def row_major_call(
     case: Case,
     device: torch.device = _CPU,
 ) -> Callable[[], None]:
-    """Columns on `device` → row-major tensors → model → columns; without a model, only the
+    """A call: columns on `device` → row-major tensors → model → columns; without a model, only the
     copies."""
-    given, written = filled_collections(signature, inputs, case, device)
-    blank = [torch.zeros(b.shape(case[b.rows]), device=device) for b in signature.outputs]
+    sources, written = filled_collections(signature, inputs, case, device)
+    blank = [
+        torch.zeros(bound.shape(case[bound.rows]), device=device) for bound in signature.outputs
+    ]
 
     def run() -> None:
         with torch.no_grad():
             # The copies that this project avoids.
-            arguments = [
-                read_block(b, given[b.block.collection], device).to(torch_dtype(b.plan.dtype))
-                for b in signature.inputs
-            ]
+            arguments = []
+            for bound in signature.inputs:
+                block = read_block(bound, sources[bound.block.collection], device)
+                arguments.append(block.to(torch_dtype(bound.plan.dtype)))
             returned = blank if model is None else outputs_in_order(model(*arguments), signature)
             for bound, value in zip(signature.outputs, returned, strict=True):
                 _unpack(bound, value, written[bound.block.collection])
@@ -353,8 +371,13 @@ def row_major_call(
 
 
 def _unpack(bound: BoundBlock, value: torch.Tensor, collection: Collection) -> None:
+    """Copy an output into its columns, a component at a time."""
     n = 1 if bound.plan.kind == "scalars" else collection.n
-    members = [collection.layout[name] for name in bound.block.columns]
-    places = [(m.name, m.component_of(k)) for m in members for k in range(m.components)]
-    for (name, component), part in zip(places, value.reshape(n, -1).unbind(1), strict=True):
-        collection.span(name, component).first(n).tensor().copy_(part)
+    columns = [collection.layout[name] for name in bound.block.columns]
+    places = [
+        (column.name, column.component_of(i))
+        for column in columns
+        for i in range(column.components)
+    ]
+    for (name, component), values in zip(places, value.reshape(n, -1).unbind(1), strict=True):
+        collection.span(name, component).first(n).tensor().copy_(values)

@@ -23,7 +23,8 @@ _MANY = 8 * TILES[-1]
 
 
 def fastest_tile(session: Session, inputs: Arrays) -> int | None:
-    """The tile with which a session is fastest on many rows; None: all rows at once."""
+    """The tile with which a session is fastest on many rows; None: all rows at once. Unbounded rows
+    always run in tiles."""
     sizes = tiles_of(session.signature)
     if not sizes or session.device.type != "cpu":
         return None
@@ -33,13 +34,11 @@ def fastest_tile(session: Session, inputs: Arrays) -> int | None:
     whole = sizes[-1] if rows.unbounded else 0
     call = bound_call(tiled(session, whole), inputs, {dim: n})
     seconds = warm_seconds(call)
-    if seconds > _LONG_S:  # take fewer rows: they fill any cache too
+    if seconds > _LONG_S:  # fewer rows fill any cache too
         n = max(rows.min, 2 * sizes[0], int(n * _LONG_S / seconds))
         sizes = tuple(tile for tile in sizes if 2 * tile <= n)
-    runs = {
-        tile: bound_call(tiled(session, tile), inputs, {dim: n})
-        for tile in dict.fromkeys((*sizes, whole))
-    }
+    contestants = dict.fromkeys((*sizes, whole))
+    runs = {tile: bound_call(tiled(session, tile), inputs, {dim: n}) for tile in contestants}
     times = {tile: timing.median_us for tile, timing in race(runs, _SECONDS, stay=()).items()}
     best = min(times[tile] for tile in sizes)
     if best > _WORTH * times.get(0, math.inf):

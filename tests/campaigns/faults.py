@@ -502,8 +502,8 @@ FAULTS = (
     ),
     Fault(
         "only the first output is compared",
-        "        for output, found in case.outputs.items():\n            if found",
-        "        for output, found in [*case.outputs.items()][:1]:\n            if found",
+        "        for output, deviation in case.outputs.items():\n            if deviation",
+        "        for output, deviation in [*case.outputs.items()][:1]:\n            if deviation",
         ("test_every_output_is_judged",),
     ),
     Fault(

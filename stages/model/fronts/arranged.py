@@ -28,6 +28,7 @@ class Order:
     flatten: bool = False
 
     def of(self, x: torch.Tensor) -> torch.Tensor:
+        """The tensor in this order."""
         x = x.permute(self.permute) if self.permute else x
         return x.flatten(1) if self.flatten else x
 
@@ -49,12 +50,12 @@ class Arrangement:
 
     def call(self, model: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> Any:
         """What the model returns for these inputs, whose rows come first."""
-        given = [order.of(x) for order, x in zip(self.inputs, inputs, strict=True)]
+        arranged = [order.of(x) for order, x in zip(self.inputs, inputs, strict=True)]
         if self.takes == "tensors":
-            return model(*given)
+            return model(*arranged)
         if self.takes == "list":
-            return model(given)
-        return model(_ByName(zip(self.names, given, strict=True)))
+            return model(arranged)
+        return model(_ByName(zip(self.names, arranged, strict=True)))
 
     def ordered(self, returned: Any) -> Any:
         """The outputs with the rows first; a number of outputs that does not fit stays as it is."""
@@ -80,6 +81,7 @@ class _ByName(dict[str, torch.Tensor]):
 
 
 def _values(returned: Any) -> list[Any]:
+    """The outputs in what a model returns: a tensor, or a dict, tuple or list of them."""
     if isinstance(returned, Mapping):
         return [*returned.values()]
     return [*returned] if isinstance(returned, tuple | list) else [returned]

@@ -44,6 +44,8 @@ class Operation:
 
 @dataclass(frozen=True)
 class Expression:
+    """The values of a column, changed by each step in turn."""
+
     column: str
     steps: tuple[Operation, ...] = ()
 
@@ -64,4 +66,5 @@ class Features:
 
     @property
     def extents(self) -> tuple[int, ...]:
+        """The shape of a feature in one row: that of the Eigen columns, () if there are none."""
         return max((shape for _, shape in self.columns), key=len)

@@ -45,19 +45,22 @@ class Padded(InFront):
 
     def __init__(self, model: torch.nn.Module, plan: Sequence[int | Padding]) -> None:
         super().__init__(model, plan)
-        longest = max(one.length for one in plan if isinstance(one, Padding))
+        longest = max(entry.length for entry in plan if isinstance(entry, Padding))
         self.register_buffer("steps", torch.arange(longest))
 
     def prepare(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return [inputs[i] if isinstance(i, int) else self.padded(i, inputs) for i in self.plan]
+        return [
+            inputs[entry] if isinstance(entry, int) else self.padded(entry, inputs)
+            for entry in self.plan
+        ]
 
     def padded(self, padding: Padding, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """The padded input, or the mask, by one gather of rows."""
         begin, end = (column.unsqueeze(1) for column in begin_and_end(inputs[padding.offsets]))
-        index = begin + self.steps[: padding.length]
+        index = begin + self.steps[: padding.length]  # of the item for each place, (n, length)
         exists = index < end
         if padding.items is None:
-            mask = _kept(exists.to(torch_dtype(padding.dtype)))
+            mask = _in_own_memory(exists.to(torch_dtype(padding.dtype)))
             return mask.view(-1, *(padding.shape or (1, padding.length)))
         items = inputs[padding.items]
         flat, count = items.flatten(1), items.shape[0]
@@ -65,7 +68,7 @@ class Padded(InFront):
         # A row of `value` follows the items and fills the places without an item. So padding is one
         # gather of rows, and a compiler may move a linear layer in front of it.
         rows = torch.cat([flat, flat.new_full((1, flat.shape[1]), padding.value)])
-        rows_of_items = rows[_kept(torch.where(exists, index, count))]
+        rows_of_items = rows[_in_own_memory(torch.where(exists, index, count))]
         if padding.shape is not None:
             return rows_of_items.squeeze(2) if len(padding.shape) == 1 else rows_of_items
         return rows_of_items.transpose(1, 2).contiguous().view(-1, *items.shape[1:], padding.length)
@@ -81,6 +84,7 @@ def wrong_offsets(begin: torch.Tensor, end: torch.Tensor, count: int) -> torch.T
     return (begin < 0) | (end < begin) | (end > count)
 
 
-def _kept(values: torch.Tensor) -> torch.Tensor:
-    """Copy (n, length) to new memory; else Inductor would compute it again for each feature."""
+def _in_own_memory(values: torch.Tensor) -> torch.Tensor:
+    """The values, (n, length), in new memory; else Inductor would compute them again for each
+    feature. A row is added and cut off, since Inductor leaves out a plain copy."""
     return torch.cat([values, values.new_zeros((1, values.shape[1]))])[:-1]

@@ -42,8 +42,8 @@ class Preprocessed(InFront):
 
     def prepare(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [
-            given if block is None else features(block, given)
-            for block, given in zip(self.plan, inputs, strict=True)
+            values if block is None else features(block, values)
+            for block, values in zip(self.plan, inputs, strict=True)
         ]
 
 
@@ -54,34 +54,39 @@ class Copied(InFront):
         return [x.clone() if i in self.plan else x for i, x in enumerate(inputs)]
 
 
-def features(block: Features, given: torch.Tensor) -> torch.Tensor:
+def features(block: Features, values: torch.Tensor) -> torch.Tensor:
     """K features of a block: (n, F) -> (n, K), or (n, K, *extents) with Eigen columns.
 
     A column without extents is repeated over the extents of a row.
     """
-    flat = given.flatten(1)
+    flat = values.flatten(1)
     extents = block.extents
     columns: dict[str, torch.Tensor] = {}
-    at = 0
+    first = 0
     for name, shape in block.columns:
-        width, one = math.prod(shape), shape or (1,) * len(extents)
-        columns[name] = flat.narrow(1, at, width).unflatten(1, one) if one else flat.select(1, at)
-        at += width
-    values = [evaluate(value, columns).expand(-1, *extents) for value in block.values]
-    stacked = torch.stack(values, dim=1)
+        width = math.prod(shape)
+        own_extents = shape or (1,) * len(extents)  # ones, so that the column is repeated
+        if own_extents:
+            columns[name] = flat.narrow(1, first, width).unflatten(1, own_extents)
+        else:
+            columns[name] = flat.select(1, first)
+        first += width
+    results = [evaluate(expression, columns).expand(-1, *extents) for expression in block.values]
+    stacked = torch.stack(results, dim=1)
     if block.exists is None:
         return stacked
     return torch.where((columns[block.exists] > 0).unsqueeze(1), stacked, block.pad)
 
 
 def evaluate(expression: Expression, columns: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The value of an expression in each row."""
+    """The value of an expression in each row; `columns` by name."""
     value = columns[expression.column]
     for step in expression.steps:
         if step.operand is None:
-            value = UNARY[step.name][0](value, *step.numbers)
+            function, _ = UNARY[step.name]
+            value = function(value, *step.numbers)
+        elif isinstance(step.operand, Expression):
+            value = BINARY[step.name](value, evaluate(step.operand, columns))
         else:
-            other = step.operand
-            second = evaluate(other, columns) if isinstance(other, Expression) else other
-            value = BINARY[step.name](value, second)
+            value = BINARY[step.name](value, step.operand)
     return value

@@ -34,27 +34,29 @@ class Operation(nn.Module):
         return self.run(*inputs, **dict(self.named_buffers()))
 
 
-def _floats(a: Node, name: str) -> npt.NDArray[Any]:
+def _floats(node: Node, name: str) -> npt.NDArray[Any]:
     """An attribute of floats; of doubles, if it is given so (`…_as_tensor`)."""
-    doubles = a(f"{name}_as_tensor")
-    return np.asarray(a(name, []), np.float32) if doubles is None else np.asarray(doubles)
+    doubles = node(f"{name}_as_tensor")
+    return np.asarray(node(name, []), np.float32) if doubles is None else np.asarray(doubles)
 
 
-def _scaler(a: Node) -> nn.Module:
+def _scaler(node: Node) -> nn.Module:
+    """ai.onnx.ml.Scaler: (x - offset) * scale."""
+
     def run(x: Tensor, offset: Tensor, scale: Tensor) -> Tensor:
         return ((x - offset) * scale).float()
 
-    return Operation(run, offset=_floats(a, "offset"), scale=_floats(a, "scale"))
+    return Operation(run, offset=_floats(node, "offset"), scale=_floats(node, "scale"))
 
 
-def _normalizer(a: Node) -> nn.Module:
+def _normalizer(node: Node) -> nn.Module:
     """ai.onnx.ml.Normalizer: each row divided by its norm."""
-    norm = a("norm", "MAX")
+    norm = node("norm", "MAX")
 
     def run(x: Tensor) -> Tensor:
         x = x.float()
         if norm == "L2":
-            size = (x * x).sum(-1, keepdim=True)
+            size = (x * x).sum(-1, keepdim=True)  # ONNX Runtime takes the root of the quotient
             root = (x * x / size).sqrt()
             normed = torch.where(x < 0, -root, root)
         else:
@@ -65,11 +67,11 @@ def _normalizer(a: Node) -> nn.Module:
     return Operation(run)
 
 
-def _imputer(a: Node) -> nn.Module:
+def _imputer(node: Node) -> nn.Module:
     """ai.onnx.ml.Imputer: numbers in place of missing ones."""
-    ints = a("imputed_value_int64s")
-    missing = a("replaced_value_int64", 0) if ints else a("replaced_value_float", 0.0)
-    values = np.asarray(ints, np.int64) if ints else _floats(a, "imputed_value_floats")
+    ints = node("imputed_value_int64s")
+    missing = node("replaced_value_int64", 0) if ints else node("replaced_value_float", 0.0)
+    values = np.asarray(ints, np.int64) if ints else _floats(node, "imputed_value_floats")
 
     def run(x: Tensor, values: Tensor) -> Tensor:
         values = values if len(values) == x.shape[-1] else values[0]
@@ -78,65 +80,71 @@ def _imputer(a: Node) -> nn.Module:
     return Operation(run, values=values)
 
 
-def _one_hot(a: Node) -> nn.Module:
-    a("zeros")  # see `as_numbers`
+def _one_hot(node: Node) -> nn.Module:
+    """ai.onnx.ml.OneHotEncoder of numbers: zeros for a category that is not known."""
+    node("zeros")  # `as_numbers` sets it; `Node.check` refuses an attribute that was not read
 
     def run(x: Tensor, known: Tensor) -> Tensor:
         return (x.long().unsqueeze(-1) == known).float()
 
-    return Operation(run, known=np.asarray(a("cats_int64s"), np.int64))
+    return Operation(run, known=np.asarray(node("cats_int64s"), np.int64))
 
 
-def _label_encoder(a: Node) -> nn.Module:
+def _label_encoder(node: Node) -> nn.Module:
     """ai.onnx.ml.LabelEncoder: a value for each key."""
 
-    def given(name: str) -> npt.NDArray[Any]:
-        if (tensor := a(f"{name}_tensor")) is not None:
+    def numbers(name: str) -> npt.NDArray[Any]:
+        if (tensor := node(f"{name}_tensor")) is not None:
             return np.asarray(tensor).reshape(-1)
-        ints = a(f"{name}_int64s")
-        return _floats(a, f"{name}_floats") if ints is None else np.asarray(ints, np.int64)
+        ints = node(f"{name}_int64s")
+        return _floats(node, f"{name}_floats") if ints is None else np.asarray(ints, np.int64)
 
-    keys, values = given("keys"), given("values")
-    keys, first = np.unique(keys, return_index=True)
-    values = values[first]
-    whole = values.dtype.kind == "i"
-    other = a("default_int64", -1) if whole else a("default_float", -0.0)
-    other = np.asarray(a("default_tensor", [other]), values.dtype).reshape(-1)
+    keys, first = np.unique(numbers("keys"), return_index=True)  # of equal keys the first counts
+    values = numbers("values")[first]
+    is_integer = values.dtype.kind == "i"
+    default = node("default_int64", -1) if is_integer else node("default_float", -0.0)
+    other = np.asarray(node("default_tensor", [default]), values.dtype).reshape(-1)
 
     def run(x: Tensor, keys: Tensor, values: Tensor, other: Tensor) -> Tensor:
         x = x.unsqueeze(-1)
-        same = (x == keys) | (x.isnan() & keys.isnan())
+        same = (x == keys) | (x.isnan() & keys.isnan())  # true for one key at most
         return torch.where(same.any(-1), torch.where(same, values, 0).sum(-1), other)
 
     return Operation(run, keys=keys, values=values, other=other)
 
 
-def _extractor(a: Node) -> nn.Module:
-    def run(x: Tensor, places: Tensor) -> Tensor:
-        return (x.unsqueeze(0) if x.dim() == 1 else x)[..., places.reshape(-1)]
+def _extractor(node: Node) -> nn.Module:
+    """ai.onnx.ml.ArrayFeatureExtractor: the columns with these indices."""
+
+    def run(x: Tensor, indices: Tensor) -> Tensor:
+        matrix = x.unsqueeze(0) if x.dim() == 1 else x
+        return matrix[..., indices.reshape(-1)]
 
     return Operation(run)
 
 
-def _vectorizer(a: Node) -> nn.Module:
-    a("inputdimensions")
-    return Operation(lambda *x: torch.cat([each.float().flatten(1) for each in x], 1))
+def _vectorizer(node: Node) -> nn.Module:
+    """ai.onnx.ml.FeatureVectorizer: all inputs side by side, as float32."""
+    node("inputdimensions")  # not used; `Node.check` refuses an attribute that was not read
+    return Operation(lambda *inputs: torch.cat([x.float().flatten(1) for x in inputs], 1))
 
 
-def _binarizer(a: Node) -> nn.Module:
-    threshold = a("threshold", 0.0)
+def _binarizer(node: Node) -> nn.Module:
+    """ai.onnx.ml.Binarizer: 1 above the threshold, else 0."""
+    threshold = node("threshold", 0.0)
     return Operation(lambda x: (x > threshold).to(x.dtype))
 
 
 def _transformed(scores: Tensor, post: str) -> Tensor:
     """Scores of several classes, (n, K), after `post_transform`; one score stays as it is."""
-    if post == "SOFTMAX" and scores.shape[1] > 1:
-        return scores.softmax(1)
-    return scores.sigmoid() if post == "LOGISTIC" and scores.shape[1] > 1 else scores
+    if post == "NONE" or scores.shape[1] == 1:
+        return scores
+    return scores.softmax(1) if post == "SOFTMAX" else scores.sigmoid()
 
 
-def _post(a: Node) -> str:
-    post: str = a("post_transform", "NONE")
+def _post_transform(node: Node) -> str:
+    """The name of the function of the scores. Raises ValueError for one that is not known here."""
+    post: str = node("post_transform", "NONE")
     if post not in ("NONE", "LOGISTIC", "SOFTMAX"):
         raise ValueError(f"post_transform {post} is not known here")
     return post
@@ -170,9 +178,10 @@ class Classifier(nn.Module):
         return labels, torch.cat([1 - raw if self.unit else -raw, raw], 1)
 
 
-def _linear(a: Node, outputs: int) -> nn.Module:
-    weights = _floats(a, "coefficients").reshape(outputs, -1)
-    bias = _floats(a, "intercepts")
+def _linear(node: Node, outputs: int) -> nn.Module:
+    """The linear layer with a node's coefficients and intercepts: (n, F) -> (n, outputs)."""
+    weights = _floats(node, "coefficients").reshape(outputs, -1)
+    bias = _floats(node, "intercepts")
     return Operation(
         lambda x, weights, bias: F.linear(x.float(), weights, bias),
         weights=weights,
@@ -180,19 +189,21 @@ def _linear(a: Node, outputs: int) -> nn.Module:
     )
 
 
-def _linear_regressor(a: Node) -> nn.Module:
-    post = _post(a)
+def _linear_regressor(node: Node) -> nn.Module:
+    """ai.onnx.ml.LinearRegressor."""
+    post = _post_transform(node)
     return nn.Sequential(
-        _linear(a, a("targets", 1)), Operation(lambda scores: _transformed(scores, post))
+        _linear(node, node("targets", 1)), Operation(lambda scores: _transformed(scores, post))
     )
 
 
-def _linear_classifier(a: Node) -> nn.Module:
+def _linear_classifier(node: Node) -> nn.Module:
     """ai.onnx.ml.LinearClassifier. One score alone is compared with 0."""
-    a("multi_class")  # not used; `Node.check` refuses an attribute that was not read
-    scores = len(_floats(a, "intercepts"))
+    node("multi_class")  # not used; `Node.check` refuses an attribute that was not read
+    scores = len(_floats(node, "intercepts"))
     limit = 0.0 if scores == 1 else None
-    return Classifier(_linear(a, scores), a("classlabels_ints"), _post(a), limit, unit=True)
+    labels, post = node("classlabels_ints"), _post_transform(node)
+    return Classifier(_linear(node, scores), labels, post, limit, unit=True)
 
 
 class Scores(nn.Module):
@@ -207,92 +218,127 @@ class Scores(nn.Module):
         return (sums if sums.dim() > 1 else sums.unsqueeze(1)).float()
 
 
-def _tree_regressor(a: Node) -> nn.Module:
-    post, average = _post(a), a("aggregate_function", "SUM")
-    if average not in ("SUM", "AVERAGE"):
-        raise ValueError(f"aggregate_function {average} is not known here")
-    outputs = a("n_targets", 1)
-    base = _floats(a, "base_values")
-    scores = Scores(_trees(a, "target", outputs, base, average == "AVERAGE"))
+def _tree_regressor(node: Node) -> nn.Module:
+    """ai.onnx.ml.TreeEnsembleRegressor: the sum, or the mean, over the trees."""
+    post, aggregate = _post_transform(node), node("aggregate_function", "SUM")
+    if aggregate not in ("SUM", "AVERAGE"):
+        raise ValueError(f"aggregate_function {aggregate} is not known here")
+    outputs = node("n_targets", 1)
+    base = _floats(node, "base_values")
+    scores = Scores(_trees(node, "target", outputs, base, average=aggregate == "AVERAGE"))
     return nn.Sequential(scores, Operation(lambda scores: _transformed(scores, post)))
 
 
-def _tree_classifier(a: Node) -> nn.Module:
-    """ai.onnx.ml.TreeEnsembleClassifier, with ONNX Runtime's rules for two classes."""
-    labels, post, base = a("classlabels_int64s"), _post(a), _floats(a, "base_values")
+def _tree_classifier(node: Node) -> nn.Module:
+    """ai.onnx.ml.TreeEnsembleClassifier, with ONNX Runtime's rules for two classes.
+
+    Two classes may have one score: then the leaves vote for one class only. Such a score is a
+    probability if no leaf has a negative weight.
+    """
+    labels, post = node("classlabels_int64s"), _post_transform(node)
+    base = _floats(node, "base_values")
     if len(labels) != 2:
-        return Classifier(Scores(_trees(a, "class", len(labels), base)), labels, post, None, False)
+        scores = Scores(_trees(node, "class", len(labels), base))
+        return Classifier(scores, labels, post, limit=None, unit=False)
     if len(base) > 1:
         raise ValueError("base_values of both of two classes are not known here")
-    voted, positive = {*a("class_ids")}, bool((_floats(a, "class_weights") >= 0).all())
+    voted = {*node("class_ids")}
+    unit = bool((_floats(node, "class_weights") >= 0).all())
+    limit = 0.5 if unit else 0.0
     if voted == {0, 1}:  # ONNX Runtime then gives 0 and 1, whatever the labels are
         labels, limit = [0, 1], 0.0
-    else:
-        limit = 0.5 if positive else 0.0
     outputs = 1 if voted == {0} else 2
-    base = np.append(base, 0)[:outputs] if len(base) else base
-    base = base if voted != {1} else base[:0]
-    return Classifier(Scores(_trees(a, "class", outputs, base)), labels, post, limit, positive)
+    if voted == {1}:
+        base = base[:0]  # ONNX Runtime adds none
+    elif len(base):
+        base = np.append(base, 0)[:outputs]  # it belongs to the first class
+    scores = Scores(_trees(node, "class", outputs, base))
+    return Classifier(scores, labels, post, limit, unit)
 
 
 class _Nodes(NamedTuple):
-    """All nodes of an ensemble: the positions of each tree's nodes, the position of a node by the
-    numbers of its tree and itself, and the trees' data by position, without values."""
+    """All N nodes of an ensemble, in the order of the file; a position is an index of this order.
+
+    `trees`: the positions of each tree's nodes, by the tree's number. `position`: that of a node by
+    the numbers of its tree and itself. `below`, (N, 2): the positions of the children, of a leaf
+    its own. The rest as in `Tree`.
+    """
 
     trees: dict[int, npt.NDArray[Any]]
-    place: dict[tuple[int, int], int]
+    position: dict[tuple[int, int], int]
     below: npt.NDArray[Any]
     feature: npt.NDArray[Any]
     threshold: npt.NDArray[Any]
     missing_left: npt.NDArray[Any]
 
 
-def _nodes(a: Node) -> _Nodes:
+def _nodes(node: Node) -> _Nodes:
     """The nodes of an ensemble. Raises ValueError for branches that are not known here."""
-    a("nodes_hitrates"), a("nodes_hitrates_as_tensor")
-    ids = np.asarray(a("nodes_treeids"))
-    place = {at: i for i, at in enumerate(zip(ids.tolist(), a("nodes_nodeids"), strict=True))}
-    modes = np.array([mode.decode() for mode in a("nodes_modes")])
-    if odd := {*modes.tolist()} - {*_BRANCHES, "LEAF"}:
-        raise ValueError(f"{', '.join(sorted(odd))} is not known here: train on numbers")
+    for unused in ("nodes_hitrates", "nodes_hitrates_as_tensor"):
+        node(unused)  # `Node.check` refuses an attribute that was not read
+    tree_ids = np.asarray(node("nodes_treeids"))
+    tree_of_node = tree_ids.tolist()
+    position = {
+        key: i for i, key in enumerate(zip(tree_of_node, node("nodes_nodeids"), strict=True))
+    }
+    modes = np.array([mode.decode() for mode in node("nodes_modes")])
+    if unknown := {*modes.tolist()} - {*_BRANCHES, "LEAF"}:
+        raise ValueError(f"{', '.join(sorted(unknown))} is not known here: train on numbers")
     # All branches become `x < threshold`; where it is their opposite, the children change places.
-    threshold = _floats(a, "nodes_values")
-    above = np.nextafter(threshold, threshold.dtype.type(np.inf))
-    leaf, turned = modes == "LEAF", np.isin(modes, ["BRANCH_GT", "BRANCH_GTE"])
-    threshold = np.where(np.isin(modes, ["BRANCH_LEQ", "BRANCH_GT"]), above, threshold)
-    missing = np.asarray(a("nodes_missing_value_tracks_true", np.zeros(len(ids)))) != turned
-    yes, no = (
-        np.array([place.get(at, 0) for at in zip(ids.tolist(), a(name), strict=True)])
+    # x <= threshold is x < the next larger number.
+    threshold = _floats(node, "nodes_values")
+    next_larger = np.nextafter(threshold, threshold.dtype.type(np.inf))
+    leaf, opposite = modes == "LEAF", np.isin(modes, ["BRANCH_GT", "BRANCH_GTE"])
+    threshold = np.where(np.isin(modes, ["BRANCH_LEQ", "BRANCH_GT"]), next_larger, threshold)
+    missing_true = np.asarray(node("nodes_missing_value_tracks_true", np.zeros(len(tree_of_node))))
+    if_true, if_false = (  # a leaf names no node that is there
+        np.array([position.get(key, 0) for key in zip(tree_of_node, node(name), strict=True)])
         for name in ("nodes_truenodeids", "nodes_falsenodeids")
     )
-    below = np.stack([np.where(turned, no, yes), np.where(turned, yes, no)], axis=1)
-    below = np.where(leaf[:, None], np.arange(len(ids))[:, None], below)
-    feature = np.where(leaf, 0, a("nodes_featureids"))
-    trees = {tree: np.flatnonzero(ids == tree) for tree in dict.fromkeys(ids.tolist())}
-    return _Nodes(trees, place, below, feature, np.where(leaf, 0, threshold), missing)
+    below = np.stack(
+        [np.where(opposite, if_false, if_true), np.where(opposite, if_true, if_false)], axis=1
+    )
+    return _Nodes(
+        trees={tree: np.flatnonzero(tree_ids == tree) for tree in dict.fromkeys(tree_of_node)},
+        position=position,
+        below=np.where(leaf[:, None], np.arange(len(tree_of_node))[:, None], below),
+        feature=np.where(leaf, 0, node("nodes_featureids")),
+        threshold=np.where(leaf, 0, threshold),
+        missing_left=missing_true != opposite,
+    )
 
 
 def _trees(
-    a: Node, kind: str, outputs: int, base: npt.NDArray[Any], average: bool = False
+    node: Node, kind: str, outputs: int, base: npt.NDArray[Any], average: bool = False
 ) -> Trees:
-    """The trees of a node whose leaves have `class_…` or `target_…` weights. Raises ValueError."""
-    nodes = _nodes(a)
-    voting = [*zip(a(f"{kind}_treeids"), a(f"{kind}_nodeids"), strict=True)]
-    weights, voted = _floats(a, f"{kind}_weights"), np.asarray(a(f"{kind}_ids"))
+    """The trees of a node whose leaves have weights of a `kind`, "class" or "target".
+
+    `base`: the values to which the trees are added, `(outputs,)` or empty. `average`: the mean over
+    the trees is taken instead of the sum. Raises ValueError.
+    """
+    nodes = _nodes(node)
+    tree_of_weight = node(f"{kind}_treeids")
+    leaves = zip(tree_of_weight, node(f"{kind}_nodeids"), strict=True)
+    weights, output = _floats(node, f"{kind}_weights"), np.asarray(node(f"{kind}_ids"))
     value = np.zeros((len(nodes.below), outputs), weights.dtype)
-    np.add.at(value, (np.array([nodes.place[at] for at in voting]), voted), weights)
-    pairs = {*zip((tree for tree, _ in voting), voted.tolist(), strict=True)}
-    of_tree = dict(pairs)
-    order = [of_tree.get(tree, 0) for tree in nodes.trees]
+    np.add.at(value, (np.array([nodes.position[leaf] for leaf in leaves]), output), weights)
+    pairs = {*zip(tree_of_weight, output.tolist(), strict=True)}
+    output_of_tree = dict(pairs)
+    order = [output_of_tree.get(tree, 0) for tree in nodes.trees]
     # Boosting makes a tree for each class. Other trees have a value for each class in a leaf.
     single = len(pairs) == len(order) and len({order.count(i) for i in range(outputs)}) == 1
-    trees = []
-    for tree, its in nodes.trees.items():
-        own = value[its, of_tree[tree]] if single else value[its]
-        local = np.searchsorted(its, nodes.below[its])
-        feature, threshold = nodes.feature[its], nodes.threshold[its]
-        trees.append(Tree(local, feature, threshold, nodes.missing_left[its], own))
+    trees = [
+        Tree(
+            children=np.searchsorted(positions, nodes.below[positions]),
+            feature=nodes.feature[positions],
+            threshold=nodes.threshold[positions],
+            missing_left=nodes.missing_left[positions],
+            value=value[positions, output_of_tree[tree]] if single else value[positions],
+        )
+        for tree, positions in nodes.trees.items()
+    ]
     scale = 1 / len(trees) if average else 1.0
+    # `Trees` scales the base too.
     base = base / scale if len(base) == outputs else np.zeros(outputs)
     features = int(nodes.feature.max()) + 1
     order = order if single else [0] * len(trees)

@@ -23,13 +23,15 @@ _SHOWN = 10  # classes in a sentence
 
 def onnx_files(path: Path) -> list[Path]:
     """The file and the files beside it that hold its weights. Raises SourceError."""
-    weights = [t.external_data for t in read(path, weights=False).graph.initializer]
-    names = {entry.value for each in weights for entry in each if entry.key == "location"}
+    tensors = read(path, weights=False).graph.initializer
+    entries = [entry for tensor in tensors for entry in tensor.external_data]
+    names = {entry.value for entry in entries if entry.key == "location"}
     return [path, *(path.parent / name for name in sorted(names))]
 
 
 def read(path: Path, weights: bool = True) -> Any:
-    """The model in a file, as ONNX's protobuf object. Raises SourceError."""
+    """The model in a file, as ONNX's protobuf object; `weights`: with those in files beside it.
+    Raises SourceError."""
     with needs_extra("onnx", SourceError):
         import onnx
     try:
@@ -48,36 +50,38 @@ def as_numbers(model: Any, path: Path) -> list[str]:
     import onnx
 
     text = onnx.TensorProto.STRING
-    for each in model.graph.input:
-        if each.type.tensor_type.elem_type == text:
+    for value in model.graph.input:
+        if value.type.tensor_type.elem_type == text:
             raise SourceError(
-                f"{path}: the input {each.name!r} is text, and a column has numbers: train and "
+                f"{path}: the input {value.name!r} is text, and a column has numbers: train and "
                 "export with numbers for its categories"
             )
     notes = _without_maps(model.graph)
-    numbers: dict[str, int] = {}
+    numbers: dict[str, int] = {}  # of class names, in the order in which they appear
     for node in model.graph.node:
-        _number(node, numbers)
+        _number_attributes(node, numbers)
         notes += _with_unknown(node)
     for tensor in model.graph.initializer:
         if tensor.data_type == text:
-            codes = [numbers.setdefault(s.decode(), len(numbers)) for s in tensor.string_data]
+            codes = [numbers.setdefault(name.decode(), len(numbers)) for name in tensor.string_data]
             array = np.array(codes, np.int64).reshape(tuple(tensor.dims))
             tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
-    named = []
-    for each in (*model.graph.value_info, *model.graph.output):
-        if each.type.tensor_type.elem_type == text:
-            each.type.tensor_type.elem_type = onnx.TensorProto.INT64
-            named.append(each.name)
+    numbered = []
+    for value in (*model.graph.value_info, *model.graph.output):
+        if value.type.tensor_type.elem_type == text:
+            value.type.tensor_type.elem_type = onnx.TensorProto.INT64
+            numbered.append(value.name)
     if numbers:
-        listed = [f"{i} is {name}" for name, i in [*numbers.items()][:_SHOWN]]
-        listed += [f"and {len(numbers) - _SHOWN} more"] if len(numbers) > _SHOWN else []
-        notes.append(f"{', '.join(named)} has numbers for names: {', '.join(listed)}")
+        meanings = [f"{number} is {name}" for name, number in [*numbers.items()][:_SHOWN]]
+        if len(numbers) > _SHOWN:
+            meanings.append(f"and {len(numbers) - _SHOWN} more")
+        notes.append(f"{', '.join(numbered)} has numbers for names: {', '.join(meanings)}")
     return notes
 
 
 def _without_maps(graph: Any) -> list[str]:
-    """Remove each node that makes a map (class to score) of a tensor."""
+    """Remove each node that makes a map (class to score) of a tensor: the tensor gets the map's
+    name. Returns a note for each."""
     import onnx
 
     notes = []
@@ -92,14 +96,16 @@ def _without_maps(graph: Any) -> list[str]:
                 output.CopyFrom(
                     onnx.helper.make_tensor_value_info(map_name, onnx.TensorProto.FLOAT, None)
                 )
-        (classes,) = (onnx.helper.get_attribute_value(each) for each in node.attribute)
-        listed = [each.decode() if isinstance(each, bytes) else str(each) for each in classes]
-        notes.append(f"{map_name} has a column for each class, in the order {', '.join(listed)}")
+        (attribute,) = node.attribute
+        classes = onnx.helper.get_attribute_value(attribute)
+        labels = [label.decode() if isinstance(label, bytes) else str(label) for label in classes]
+        notes.append(f"{map_name} has a column for each class, in the order {', '.join(labels)}")
     return notes
 
 
-def _number(node: Any, numbers: dict[str, int]) -> None:
-    """Replace the text in the attributes of a node by the numbers of its class names."""
+def _number_attributes(node: Any, numbers: dict[str, int]) -> None:
+    """Replace the text in the attributes of a node by the numbers of its class names. New names are
+    added to `numbers`."""
     import onnx
 
     for attribute in node.attribute:
@@ -108,19 +114,22 @@ def _number(node: Any, numbers: dict[str, int]) -> None:
         name = _NUMBERED[attribute.name]
         name = "classlabels_ints" if node.op_type == "LinearClassifier" else name
         codes = [
-            numbers.setdefault(each.decode(), len(numbers))
-            for each in attribute.strings or [attribute.s]
+            numbers.setdefault(text.decode(), len(numbers))
+            for text in attribute.strings or [attribute.s]
         ]
         value = codes if attribute.strings else codes[0]
         attribute.CopyFrom(onnx.helper.make_attribute(name, value))
 
 
 def _with_unknown(node: Any) -> list[str]:
-    """Let an encoder give zeros for an unknown category, instead of an error."""
-    if node.op_type != "OneHotEncoder":
-        return []
-    stops = [each for each in node.attribute if each.name == "zeros" and not each.i]
-    for each in stops:
-        each.i = 1
-    note = f"{node.name or node.output[0]} gives zeros for a category that it does not know"
-    return [f"{note}; in the file it is an error"] * len(stops)
+    """Let an encoder give zeros for an unknown category, instead of an error. Returns a note if the
+    node changes."""
+    notes = []
+    for attribute in node.attribute:
+        if node.op_type == "OneHotEncoder" and attribute.name == "zeros" and not attribute.i:
+            attribute.i = 1
+            notes.append(
+                f"{node.name or node.output[0]} gives zeros for a category that it does not know; "
+                "in the file it is an error"
+            )
+    return notes

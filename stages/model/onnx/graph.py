@@ -32,13 +32,13 @@ class OnnxGraph(torch.nn.Module):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.training = False
-        graph = _in_opset_13(path)
+        graph = _graph_in_opset_13(path)
         _require_known(graph, path)
         from onnx import numpy_helper
 
         self.constants: dict[str, Any] = {}
         for tensor in graph.initializer:
-            self._keep(tensor.name, numpy_helper.to_array(tensor))
+            self._add_constant(tensor.name, numpy_helper.to_array(tensor))
         self.nodes = [Node(node) for node in graph.node if node.op_type != "Constant"]
         self.classical = torch.nn.ModuleDict()
         for i, node in enumerate(self.nodes):
@@ -50,11 +50,13 @@ class OnnxGraph(torch.nn.Module):
         for node in (Node(node) for node in graph.node if node.op_type == "Constant"):
             ((kind, value),) = node.attributes.items()
             dtype = np.float32 if kind.startswith("value_float") else None
-            self._keep(node.outputs[0], np.asarray(value, dtype))
-        self.input_names = [i.name for i in graph.input if i.name not in self.constants]
-        self.output_names = [o.name for o in graph.output]
+            self._add_constant(node.outputs[0], np.asarray(value, dtype))
+        names = [value.name for value in graph.input]
+        self.input_names = [name for name in names if name not in self.constants]
+        self.output_names = [value.name for value in graph.output]
 
-    def _keep(self, name: str, value: Any) -> None:
+    def _add_constant(self, name: str, value: Any) -> None:
+        """Add an array: few integers as sizes, any other as a buffer, whose name is noted."""
         if value.dtype == np.int64 and value.ndim < 2 and value.size <= MOST_SIZES:
             self.constants[name] = value.astype(object)
         else:
@@ -62,6 +64,7 @@ class OnnxGraph(torch.nn.Module):
             self.register_buffer(self.constants[name], torch.from_numpy(np.array(value)))
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        # "" names an input that the node leaves out.
         values: dict[str, Any] = {"": None, **dict(zip(self.input_names, inputs, strict=True))}
         for name, value in self.constants.items():
             values[name] = getattr(self, value) if isinstance(value, str) else value
@@ -71,13 +74,13 @@ class OnnxGraph(torch.nn.Module):
                 returned = self.classical[str(i)](*map(_tensor, arguments))
             else:
                 returned = _run(node, arguments)
-            several = returned if isinstance(returned, tuple | list) else (returned,)
-            node.check(len(several))
-            values.update(zip(node.outputs, several, strict=True))
+            results = returned if isinstance(returned, tuple | list) else (returned,)
+            node.check(len(results))
+            values.update(zip(node.outputs, results, strict=True))
         return tuple(_tensor(values[name]) for name in self.output_names)
 
 
-def _in_opset_13(path: Path) -> Any:
+def _graph_in_opset_13(path: Path) -> Any:
     """The graph in the file, with its functions inlined. Raises SourceError."""
     model = read(path)
     as_numbers(model, path)
@@ -86,7 +89,7 @@ def _in_opset_13(path: Path) -> Any:
 
     try:
         model = onnx.inliner.inline_local_functions(model)
-        opset = [o.version for o in model.opset_import if o.domain in _DOMAINS]
+        opset = [each.version for each in model.opset_import if each.domain in _DOMAINS]
         if opset and min(opset) < 13:
             model = onnx.version_converter.convert_version(model, 13)
     except Exception as error:  # ONNX's C++ raises many types
@@ -95,38 +98,50 @@ def _in_opset_13(path: Path) -> Any:
 
 
 def _require_known(graph: Any, path: Path) -> None:
+    """Raises SourceError if an operator has no torch form, with the first node that has it."""
     known = {*OPERATORS, *ON_SIZES, "Constant", "Shape"}
-    odd = [n for n in graph.node if n.op_type not in (known if n.domain in _DOMAINS else CLASSICAL)]
-    if odd:
-        named = {node.op_type: node.name or node.output[0] for node in reversed(odd)}
-        listed = ", ".join(f"{kind} (node {node!r})" for kind, node in named.items())
+    unknown = [
+        node
+        for node in graph.node
+        if node.op_type not in (known if node.domain in _DOMAINS else CLASSICAL)
+    ]
+    if unknown:
+        first = {node.op_type: node.name or node.output[0] for node in reversed(unknown)}
+        listed = ", ".join(f"{kind} (node {name!r})" for kind, name in first.items())
         raise SourceError(f"{path} has operators that have no torch form here: {listed}")
 
 
-def _run(a: Node, inputs: list[Any]) -> Any:
-    """The result of a node: a tensor, several tensors, or sizes."""
-    if a.kind == "Shape":
-        return _array(list(inputs[0].shape)[a("start", 0) : a("end")])
-    if a.kind in ON_SIZES and all(x is None or isinstance(x, np.ndarray) for x in inputs):
-        returned = ON_SIZES[a.kind](a, *inputs)
-        if returned is not None:
-            return np.asarray(returned, object)
-    places = SIZES_AT.get(a.kind, "1" if a.kind.startswith("Reduce") else "")
-    if a.kind == "Gather" and isinstance(inputs[1], np.ndarray) and inputs[1].ndim == 0:
-        places = "1"
+def _run(node: Node, inputs: list[Any]) -> Any:
+    """The result of a node: a tensor, several tensors, or sizes. `inputs` are changed in place.
+
+    Raises CaptureError if the node takes a size from data, or works on data and only sizes are
+    known.
+    """
+    if node.kind == "Shape":
+        return _array_of(list(inputs[0].shape)[node("start", 0) : node("end")])
+    if node.kind in ON_SIZES and all(x is None or isinstance(x, np.ndarray) for x in inputs):
+        sizes = ON_SIZES[node.kind](node, *inputs)
+        if sizes is not None:
+            return np.asarray(sizes, object)
+    places_of_sizes = SIZES_AT.get(node.kind, "1" if node.kind.startswith("Reduce") else "")
+    if node.kind == "Gather" and isinstance(inputs[1], np.ndarray) and inputs[1].ndim == 0:
+        places_of_sizes = "1"  # torch takes a single index as a plain integer
     for i, value in enumerate(inputs):
-        if str(i) not in places:
+        if str(i) not in places_of_sizes:
             inputs[i] = _tensor(value)
         elif isinstance(value, Tensor):
-            raise CaptureError(f"{a.name} takes a size out of the data, which no artifact can do")
+            raise CaptureError(
+                f"{node.name} takes a size out of the data, which no artifact can do"
+            )
         elif value is not None:
             inputs[i] = value.tolist()
-    if a.kind not in OPERATORS:
-        raise CaptureError(f"{a.name} is supported for sizes only; here it works on data")
-    return OPERATORS[a.kind](a, *inputs)
+    if node.kind not in OPERATORS:
+        raise CaptureError(f"{node.name} is supported for sizes only; here it works on data")
+    return OPERATORS[node.kind](node, *inputs)
 
 
-def _array(sizes: list[Any]) -> Any:
+def _array_of(sizes: list[Any]) -> Any:
+    """An array of objects; numpy.array would try to convert torch's symbols to numbers."""
     array = np.empty(len(sizes), object)
     array[:] = sizes
     return array

@@ -21,8 +21,11 @@ _SAYS_NOTHING = (0, "NOTSET", "VALID", "none", [1], [1, 1], [1, 1, 1])
 
 
 class Node:
-    """A node. A call returns an attribute; `read` has the attributes that were read, and those that
-    change no answer."""
+    """A node of the graph. A call returns an attribute, or the default if the node has none.
+
+    `read` has the attributes that were read, and those that change no answer: `check` refuses
+    others, so that no attribute is overlooked.
+    """
 
     def __init__(self, node: Any) -> None:
         import onnx
@@ -31,20 +34,21 @@ class Node:
         self.name = f"node {node.name or self.outputs[0]!r} ({self.kind})"
         self.read = {"momentum", "num_outputs", "kernel_shape", "stash_type", "saturate", "sorted"}
         self.attributes: dict[str, Any] = {}
-        for each in node.attribute:
-            value = onnx.helper.get_attribute_value(each)
+        for attribute in node.attribute:
+            value = onnx.helper.get_attribute_value(attribute)
             if isinstance(value, onnx.TensorProto):
                 value = onnx.numpy_helper.to_array(value)
-            elif each.name == "to":
+            elif attribute.name == "to":
                 value = onnx.TensorProto.DataType.Name(value).lower()
-            self.attributes[each.name] = value.decode() if isinstance(value, bytes) else value
+            self.attributes[attribute.name] = value.decode() if isinstance(value, bytes) else value
 
     def __call__(self, name: str, default: Any = None) -> Any:
         self.read.add(name)
         return self.attributes.get(name, default)
 
     def check(self, count: int) -> None:
-        """Refuse an attribute that was not read but changes the answer, and missing outputs."""
+        """Refuse an attribute that was not read but changes the answer, and missing outputs:
+        `count` is the number of those that the operation returned. Raises CaptureError."""
         for name, value in self.attributes.items():
             if name not in self.read and value not in _SAYS_NOTHING:
                 raise CaptureError(f"{self.name}: {name} = {value} is not known here")
@@ -58,63 +62,95 @@ def _is(size: Any, number: int) -> bool:
 
 
 def _symbol(size: Any) -> Any:
+    """A size as an expression, which can be compared without fixing its value."""
     return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
-def _reshape(a: Node, x: Tensor, shape: list[Any]) -> Tensor:
-    """Reshape, so that torch.export keeps the row count as a symbol."""
-    copy = not a("allowzero")
-    shape = [x.shape[i] if copy and _is(s, 0) else s for i, s in enumerate(shape)]
-    left, over = list(x.shape), 1
-    for size in shape:  # equal sizes cancel, so that a row count of 0 does not divide
-        same = [i for i, have in enumerate(left) if _symbol(have) == _symbol(size)]
-        if same:
-            del left[same[0]]
+def _reshape(node: Node, x: Tensor, shape: list[Any]) -> Tensor:
+    """Reshape, so that torch.export keeps the row count as a symbol.
+
+    A size of -1 is the quotient of all elements and the other sizes. Equal sizes are cancelled
+    first, so that a row count of 0 does not divide. A size of 0 stands for the size of `x`.
+    """
+    zero_copies = not node("allowzero")
+    shape = [x.shape[i] if zero_copies and _is(size, 0) else size for i, size in enumerate(shape)]
+    numerator, denominator = list(x.shape), 1
+    for size in shape:
+        equal = [i for i, own in enumerate(numerator) if _symbol(own) == _symbol(size)]
+        if equal:
+            del numerator[equal[0]]
         elif not _is(size, -1):
-            over = over * size
-    return x.reshape([math.prod(left) // over if _is(s, -1) else s for s in shape])
+            denominator = denominator * size
+    return x.reshape(
+        [math.prod(numerator) // denominator if _is(size, -1) else size for size in shape]
+    )
 
 
-def _expand(a: Node, x: Tensor, shape: list[Any]) -> Tensor:
+def _expand(node: Node, x: Tensor, shape: list[Any]) -> Tensor:
+    """Broadcast `x` and `shape` to each other: the shorter one gets leading axes of size 1."""
     x = x[(None,) * (len(shape) - x.dim())]
     shape = [1] * (x.dim() - len(shape)) + shape
-    return x.expand([h if _is(s, 1) else s for h, s in zip(x.shape, shape, strict=True)])
+    return x.expand(
+        [own if _is(size, 1) else size for own, size in zip(x.shape, shape, strict=True)]
+    )
 
 
-def _slice(a: Node, x: Tensor, starts: Any, ends: Any, axes: Any = None, by: Any = None) -> Tensor:
+def _slice(
+    node: Node, x: Tensor, starts: Any, ends: Any, axes: Any = None, steps: Any = None
+) -> Tensor:
+    """Slice one axis after the other. torch has no negative steps."""
     for i, start in enumerate(starts):
-        axis, step = axes[i] if axes else i, by[i] if by else 1
+        axis = axes[i] if axes else i
+        step = steps[i] if steps else 1
         if step < 0:
-            raise CaptureError(f"{a.name} slices with a negative step, which is not supported")
+            raise CaptureError(f"{node.name} slices with a negative step, which is not supported")
         x = x[(slice(None),) * (axis % x.dim()) + (slice(start, ends[i], step),)]
     return x
 
 
-def _unsqueeze(a: Node, x: Tensor, axes: list[int]) -> Tensor:
-    for axis in sorted(each % (x.dim() + len(axes)) for each in axes):
+def _unsqueeze(node: Node, x: Tensor, axes: list[int]) -> Tensor:
+    """Insert axes of size 1. The axes are numbered in the result."""
+    dims = x.dim() + len(axes)
+    for axis in sorted(axis % dims for axis in axes):
         x = x.unsqueeze(axis)
     return x
 
 
-def _squeeze(a: Node, x: Tensor, axes: list[int] | None = None) -> Tensor:
-    ones = [i for i, size in enumerate(x.shape) if _is(size, 1)]
-    return x.squeeze(tuple(ones if axes is None else axes))
+def _squeeze(node: Node, x: Tensor, axes: list[int] | None = None) -> Tensor:
+    """Remove axes of size 1; by default all whose size is the number 1, not a symbol."""
+    if axes is None:
+        axes = [i for i, size in enumerate(x.shape) if _is(size, 1)]
+    return x.squeeze(tuple(axes))
 
 
-def _top(a: Node, x: Tensor, k: list[int]) -> tuple[Tensor, Tensor]:
+def _flatten(node: Node, x: Tensor) -> Tensor:
+    """A matrix: the axes before `axis` become its rows, the others its columns."""
+    axis = node("axis", 1)
+    return x.reshape([math.prod(x.shape[:axis]), math.prod(x.shape[axis:])])
+
+
+def _split(node: Node, x: Tensor, sizes: list[int] | None = None) -> Any:
+    """The parts of `x` along an axis, with these sizes. Without sizes equal parts; the last one may
+    be smaller, since their size is rounded up."""
+    axis = node("axis", 0)
+    return x.split(sizes or -(-x.shape[axis] // len(node.outputs)), axis)
+
+
+def _top_k(node: Node, x: Tensor, k: list[int]) -> tuple[Tensor, Tensor]:
     """The k largest (or smallest); of equal values the first. torch.topk does not fix this
     order."""
-    axis, largest = a("axis", -1), bool(a("largest", 1))
-    values, places = x.sort(dim=axis, descending=largest, stable=True)
-    return values.narrow(axis, 0, k[0]), places.narrow(axis, 0, k[0])
+    axis, largest = node("axis", -1), bool(node("largest", 1))
+    values, indices = x.sort(dim=axis, descending=largest, stable=True)
+    return values.narrow(axis, 0, k[0]), indices.narrow(axis, 0, k[0])
 
 
-def _gemm(a: Node, x: Tensor, w: Tensor, c: Tensor | None = None) -> Tensor:
-    x = x.t() if a("transA") else x
-    turned, alpha, beta = a("transB"), a("alpha", 1.0), a("beta", 1.0)
-    if turned and alpha == beta == 1 and (c is None or c.dim() == 1):
+def _gemm(node: Node, x: Tensor, w: Tensor, c: Tensor | None = None) -> Tensor:
+    """alpha · x · w + beta · c; a linear layer if it is one, which engines know best."""
+    x = x.t() if node("transA") else x
+    transposed, alpha, beta = node("transB"), node("alpha", 1.0), node("beta", 1.0)
+    if transposed and alpha == beta == 1 and (c is None or c.dim() == 1):
         return F.linear(x, w, c)
-    product: Tensor = alpha * (x @ (w.t() if turned else w))
+    product: Tensor = alpha * (x @ (w.t() if transposed else w))
     return product if c is None else product + beta * c
 
 
@@ -125,38 +161,49 @@ _LARGEST: dict[int, Callable[..., Tensor]] = {
 _MEANS: dict[int, Callable[..., Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
-def _convolution(a: Node, x: Tensor, *weights: Any) -> Tensor:
-    run = _CONVOLUTIONS[x.dim() - 2]
-    return run(x, *weights, groups=a("group", 1), dilation=a("dilations", 1), **_steps(a, x))
+def _convolution(node: Node, x: Tensor, *weights: Any) -> Tensor:
+    """A convolution over the axes after the first two, which are rows and channels."""
+    convolve = _CONVOLUTIONS[x.dim() - 2]
+    options = {"groups": node("group", 1), "dilation": node("dilations", 1)}
+    return convolve(x, *weights, **options, **_stride_and_padding(node, x))
 
 
-def _largest_of_windows(a: Node, x: Tensor) -> Tensor:
-    return _LARGEST[x.dim() - 2](x, dilation=a("dilations", 1), **_pool(a, x))
+def _largest_of_windows(node: Node, x: Tensor) -> Tensor:
+    """MaxPool over the axes after the first two."""
+    return _LARGEST[x.dim() - 2](x, dilation=node("dilations", 1), **_pool_options(node, x))
 
 
-def _mean_of_windows(a: Node, x: Tensor) -> Tensor:
-    padding_counts = bool(a("count_include_pad"))
-    return _MEANS[x.dim() - 2](x, count_include_pad=padding_counts, **_pool(a, x))
+def _mean_of_windows(node: Node, x: Tensor) -> Tensor:
+    """AveragePool over the axes after the first two."""
+    padding_counts = bool(node("count_include_pad"))
+    return _MEANS[x.dim() - 2](x, count_include_pad=padding_counts, **_pool_options(node, x))
 
 
-def _pool(a: Node, x: Tensor) -> dict[str, Any]:
-    ceil_mode = bool(a("ceil_mode"))
-    return {"kernel_size": a("kernel_shape"), "ceil_mode": ceil_mode, **_steps(a, x)}
+def _pool_options(node: Node, x: Tensor) -> dict[str, Any]:
+    """The options that torch's pools have in common, by name."""
+    return {
+        "kernel_size": node("kernel_shape"),
+        "ceil_mode": bool(node("ceil_mode")),
+        **_stride_and_padding(node, x),
+    }
 
 
-def _steps(a: Node, x: Tensor) -> dict[str, Any]:
-    """The stride and the padding of a convolution or a pool."""
+def _stride_and_padding(node: Node, x: Tensor) -> dict[str, Any]:
+    """The stride and the padding of a convolution or a pool, by torch's names."""
     dims = x.dim() - 2
-    pads = a("pads", [0] * 2 * dims)
+    pads = node("pads", [0] * 2 * dims)
     if pads[:dims] != pads[dims:]:
-        raise CaptureError(f"{a.name} pads its two ends differently, which is not known here")
-    return {"stride": a("strides", 1), "padding": pads[:dims]}
+        raise CaptureError(f"{node.name} pads its two ends differently, which is not known here")
+    return {"stride": node("strides", 1), "padding": pads[:dims]}
 
 
 def _reduction(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def reduced(a: Node, x: Tensor, axes: list[int] | None = None) -> Tensor:
-        axes, keep = a("axes", axes), bool(a("keepdims", 1))
-        if a("noop_with_empty_axes") and not axes:
+    """An operator `Reduce…`, from `run(x, axes, keepdims)`. No axes: all of them. Older opsets have
+    the axes as an attribute, newer ones as an input."""
+
+    def reduced(node: Node, x: Tensor, axes: list[int] | None = None) -> Tensor:
+        axes, keep = node("axes", axes), bool(node("keepdims", 1))
+        if node("noop_with_empty_axes") and not axes:
             return x
         return run(x, axes or list(range(x.dim())), keep).to(x.dtype)
 
@@ -164,25 +211,30 @@ def _reduction(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _product(x: Tensor, axes: list[int], keep: bool) -> Tensor:
+    """The product over several axes; torch takes one at a time. The last axis goes first, so that
+    the numbers of the others stay."""
     for axis in sorted((axis % x.dim() for axis in axes), reverse=True):
         x = x.prod(axis, keep)
     return x
 
 
-def _cast(a: Node, x: Tensor) -> Tensor:
-    dtype = getattr(torch, a("to"), None)
+def _cast(node: Node, x: Tensor) -> Tensor:
+    """Raises CaptureError for a dtype that torch does not have, such as text."""
+    dtype = getattr(torch, node("to"), None)
     if dtype is None:
-        raise CaptureError(f"{a.name} makes {a('to')} of numbers, which no column can be")
+        raise CaptureError(f"{node.name} makes {node('to')} of numbers, which no column can be")
     return x.to(dtype)
 
 
 def _plain(run: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda a, *given: run(*given)
+    """An operator without attributes, from a function of its inputs."""
+    return lambda node, *inputs: run(*inputs)
 
 
-def _filled(a: Node, shape: Any) -> Any:
-    """Constant integers count as sizes if they are few."""
-    value = a("value", np.zeros(1, np.float32))
+def _filled(node: Node, shape: Any) -> Any:
+    """An array of `shape` with one integer in all places; None if it is no size: other numbers, or
+    too many."""
+    value = node("value", np.zeros(1, np.float32))
     few = all(type(size) is int for size in shape) and math.prod(shape) <= MOST_SIZES
     return np.full(shape.tolist(), value.item()) if few and value.dtype == np.int64 else None
 
@@ -192,17 +244,21 @@ SIZES_AT = {
     "Reshape": "1", "Expand": "1", "Slice": "1234", "Tile": "1", "Unsqueeze": "1", "Squeeze": "1",
     "Split": "1", "TopK": "1", "ConstantOfShape": "0", "Range": "012", "Trilu": "1", "CumSum": "1",
 }  # fmt: skip
+# In these tables x and y are data, i indices, w weights and b biases; the order of an operator's
+# parameters is that of the specification.
 # Operators on sizes alone; None if the result is no size.
 ON_SIZES: dict[str, Callable[..., Any]] = {
-    "Identity": lambda a, x: x, "Cast": lambda a, x: x if "int" in a("to") else None,
+    "Identity": lambda node, x: x, "Cast": lambda node, x: x if "int" in node("to") else None,
     "Add": _plain(operator.add), "Sub": _plain(operator.sub), "Mul": _plain(operator.mul),
     "Div": _plain(operator.floordiv), "Equal": _plain(operator.eq),
-    "Where": lambda a, c, x, y: np.where(c.astype(np.bool_), x, y),
-    "Gather": lambda a, x, i: x[i.astype(np.int64)], "Concat": lambda a, *x: np.concatenate(x),
-    "Slice": lambda a, x, s, e, axes=None, by=(1,): x[s[0] : e[0] : by[0]],
-    "Unsqueeze": lambda a, x, axes: x.reshape(-1), "Squeeze": lambda a, x, axes=None: x.reshape(()),
-    "Reshape": lambda a, x, shape: x.reshape(shape.astype(np.int64)),
-    "ReduceProd": lambda a, x, axes=None: np.prod(x, keepdims=bool(a("keepdims", 1))),
+    "Where": lambda node, condition, x, y: np.where(condition.astype(np.bool_), x, y),
+    "Gather": lambda node, x, i: x[i.astype(np.int64)],
+    "Concat": lambda node, *x: np.concatenate(x),
+    "Slice": lambda node, x, start, end, axes=None, step=(1,): x[start[0] : end[0] : step[0]],
+    "Unsqueeze": lambda node, x, axes: x.reshape(-1),
+    "Squeeze": lambda node, x, axes=None: x.reshape(()),
+    "Reshape": lambda node, x, shape: x.reshape(shape.astype(np.int64)),
+    "ReduceProd": lambda node, x, axes=None: np.prod(x, keepdims=bool(node("keepdims", 1))),
     "ConstantOfShape": _filled,
 }  # fmt: skip
 _NAMED_ALIKE = (
@@ -240,38 +296,37 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     **{name: _plain(run) for name, run in _FUNCTIONS.items()},
     **{f"Reduce{name}": _reduction(run) for name, run in _REDUCTIONS.items()},
     "Reshape": _reshape, "Expand": _expand, "Slice": _slice, "Unsqueeze": _unsqueeze,
-    "Squeeze": _squeeze, "TopK": _top, "Gemm": _gemm, "Conv": _convolution,
+    "Squeeze": _squeeze, "TopK": _top_k, "Gemm": _gemm, "Conv": _convolution,
     "MaxPool": _largest_of_windows, "AveragePool": _mean_of_windows,
-    "Concat": lambda a, *x: torch.cat(x, a("axis")),
-    "Transpose": lambda a, x: x.permute(*a("perm", range(x.dim())[::-1])),
-    "Flatten": lambda a, x: x.reshape([math.prod(x.shape[: a("axis", 1)]),
-                                       math.prod(x.shape[a("axis", 1) :])]),
-    "Split": lambda a, x, sizes=None: x.split(sizes or -(-x.shape[a("axis", 0)] // len(a.outputs)),
-                                              a("axis", 0)),
-    "Gather": lambda a, x, i: x[(slice(None),) * (a("axis", 0) % x.dim()) + (i,)],
-    "GatherElements": lambda a, x, i: x.gather(
-        a("axis", 0), torch.where(i < 0, i + x.shape[a("axis", 0)], i)),
+    "Concat": lambda node, *x: torch.cat(x, node("axis")),
+    "Transpose": lambda node, x: x.permute(*node("perm", range(x.dim())[::-1])),
+    "Flatten": _flatten,
+    "Split": _split,
+    "Gather": lambda node, x, i: x[(slice(None),) * (node("axis", 0) % x.dim()) + (i,)],
+    "GatherElements": lambda node, x, i: x.gather(
+        node("axis", 0), torch.where(i < 0, i + x.shape[node("axis", 0)], i)),
     "Cast": _cast,
-    "ConstantOfShape": lambda a, shape: torch.from_numpy(
-        np.array(a("value", np.zeros(1, np.float32)))).expand(shape),
-    "Mod": lambda a, x, y: (torch.fmod if a("fmod") else torch.remainder)(x, y),
-    "Gelu": lambda a, x: F.gelu(x, approximate=a("approximate", "none")),
-    "LeakyRelu": lambda a, x: F.leaky_relu(x, a("alpha", 0.01)),
-    "Elu": lambda a, x: F.elu(x, a("alpha", 1.0)), "Celu": lambda a, x: F.celu(x, a("alpha", 1.0)),
-    "Selu": lambda a, x: a("gamma", 1.0507009873554805)
-    * F.elu(x, a("alpha", 1.6732632423543772)),
-    "HardSigmoid": lambda a, x: (a("alpha", 0.2) * x + a("beta", 0.5)).clamp(0, 1),
-    "ThresholdedRelu": lambda a, x: torch.where(x > a("alpha", 1.0), x, 0),
-    "Softmax": lambda a, x: x.softmax(a("axis", -1)),
-    "LogSoftmax": lambda a, x: x.log_softmax(a("axis", -1)),
-    "BatchNormalization": lambda a, x, w, b, mean, var: F.batch_norm(
-        x, mean, var, w, b, eps=a("epsilon", 1e-5)),
-    "LayerNormalization": lambda a, x, w, b=None: F.layer_norm(
-        x, x.shape[a("axis", -1) :], w, b, a("epsilon", 1e-5)),
-    "InstanceNormalization": lambda a, x, w, b: F.instance_norm(
-        x, weight=w, bias=b, eps=a("epsilon", 1e-5)),
-    "Einsum": lambda a, *x: torch.einsum(a("equation"), *x),
-    "ArgMax": lambda a, x: x.argmax(a("axis", 0), bool(a("keepdims", 1))),
-    "ArgMin": lambda a, x: x.argmin(a("axis", 0), bool(a("keepdims", 1))),
-    "Trilu": lambda a, x, k=0: (torch.triu if a("upper", 1) else torch.tril)(x, k or 0),
+    "ConstantOfShape": lambda node, shape: torch.from_numpy(
+        np.array(node("value", np.zeros(1, np.float32)))).expand(shape),
+    "Mod": lambda node, x, y: (torch.fmod if node("fmod") else torch.remainder)(x, y),
+    "Gelu": lambda node, x: F.gelu(x, approximate=node("approximate", "none")),
+    "LeakyRelu": lambda node, x: F.leaky_relu(x, node("alpha", 0.01)),
+    "Elu": lambda node, x: F.elu(x, node("alpha", 1.0)),
+    "Celu": lambda node, x: F.celu(x, node("alpha", 1.0)),
+    "Selu": lambda node, x: node("gamma", 1.0507009873554805)
+    * F.elu(x, node("alpha", 1.6732632423543772)),
+    "HardSigmoid": lambda node, x: (node("alpha", 0.2) * x + node("beta", 0.5)).clamp(0, 1),
+    "ThresholdedRelu": lambda node, x: torch.where(x > node("alpha", 1.0), x, 0),
+    "Softmax": lambda node, x: x.softmax(node("axis", -1)),
+    "LogSoftmax": lambda node, x: x.log_softmax(node("axis", -1)),
+    "BatchNormalization": lambda node, x, w, b, mean, var: F.batch_norm(
+        x, mean, var, w, b, eps=node("epsilon", 1e-5)),
+    "LayerNormalization": lambda node, x, w, b=None: F.layer_norm(
+        x, x.shape[node("axis", -1) :], w, b, node("epsilon", 1e-5)),
+    "InstanceNormalization": lambda node, x, w, b: F.instance_norm(
+        x, weight=w, bias=b, eps=node("epsilon", 1e-5)),
+    "Einsum": lambda node, *x: torch.einsum(node("equation"), *x),
+    "ArgMax": lambda node, x: x.argmax(node("axis", 0), bool(node("keepdims", 1))),
+    "ArgMin": lambda node, x: x.argmin(node("axis", 0), bool(node("keepdims", 1))),
+    "Trilu": lambda node, x, k=0: (torch.triu if node("upper", 1) else torch.tril)(x, k or 0),
 }  # fmt: skip

@@ -26,8 +26,9 @@ class OnnxModel(torch.nn.Module):
     it is run in a separate process. A file for exactly one row is asked row by row.
 
     `notes` are sentences about that, and about outputs that the file has as maps or text, and the
-    model as numbers; `missing`: whether it has a step for missing values (NaN). Raises SourceError
-    for a file that it cannot open, CaptureError for inputs that do not fit.
+    model as numbers; `missing`: whether it has a step for missing values (NaN). `network`: the file
+    or, if the model differs from it, its bytes. Raises SourceError for a file that it cannot open,
+    CaptureError for inputs that do not fit.
     """
 
     def __init__(self, path: Path) -> None:
@@ -46,37 +47,38 @@ class OnnxModel(torch.nn.Module):
             self.session = open_session(self.network, torch.device("cpu"), 1)
         except EngineError as error:
             raise SourceError(f"{path}: {error}") from error
-        self.one_row = all(one.shape[:1] == [1] for one in self.session.get_inputs())
+        self.one_row = all(entry.shape[:1] == [1] for entry in self.session.get_inputs())
         if self.one_row:
             self.notes += ("its file is for one row: each row is asked by itself",)
 
     def _answers(self, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
+        """The outputs for inputs by name, each with at least one row."""
         count = len(next(iter(feed.values())))
         if not self.one_row or count == 1:
             answers: list[np.ndarray] = self.session.run(None, feed)
             return answers
         rows = [{name: x[i : i + 1] for name, x in feed.items()} for i in range(count)]
-        each = [self.session.run(None, row) for row in rows]
-        return [np.concatenate(parts) for parts in zip(*each, strict=True)]
+        answers_by_row = [self.session.run(None, row) for row in rows]
+        return [np.concatenate(output) for output in zip(*answers_by_row, strict=True)]
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        names = [one.name for one in self.session.get_inputs()]
+        names = [entry.name for entry in self.session.get_inputs()]
         if len(names) != len(inputs):
-            found = f"found {len(inputs)} blocks"
-            raise CaptureError(f"{self.path} has the inputs {', '.join(names)}; {found}")
+            raise CaptureError(
+                f"{self.path} has the inputs {', '.join(names)}; found {len(inputs)} blocks"
+            )
         feed = {name: x.numpy() for name, x in zip(names, inputs, strict=True)}
         rowless = [len(x) == 0 for x in feed.values()]
         try:
             if all(rowless):
-                one = {name: np.zeros((1, *x.shape[1:]), x.dtype) for name, x in feed.items()}
-                return tuple(torch.from_numpy(x[:0]) for x in self._answers(one))
-            if any(rowless):
-                return tuple(map(torch.from_numpy, answers_apart(self.network, feed)))
-            return tuple(map(torch.from_numpy, self._answers(feed)))
+                one_row = {name: np.zeros((1, *x.shape[1:]), x.dtype) for name, x in feed.items()}
+                return tuple(torch.from_numpy(x[:0]) for x in self._answers(one_row))
+            answers = answers_apart(self.network, feed) if any(rowless) else self._answers(feed)
+            return tuple(map(torch.from_numpy, answers))
         except Exception as error:  # ONNX Runtime's exceptions have no public common base
-            given = ", ".join(f"{name} {list(x.shape)} {x.dtype}" for name, x in feed.items())
+            shapes = ", ".join(f"{name} {list(x.shape)} {x.dtype}" for name, x in feed.items())
             raise CaptureError(
-                f"{self.path} does not run on {given}: {' '.join(str(error).split())}. Its first "
+                f"{self.path} does not run on {shapes}: {' '.join(str(error).split())}. Its first "
                 "dimension has to be free (export it with dynamic_shapes); a block can have dtype: "
                 "and shape:, rows min:"
             ) from error
