@@ -56,7 +56,8 @@ SECTIONS = {
     ),
     "threads": Section(
         "Two threads",
-        "Events a second by threads that share a session; then one call whose rows are shared.",
+        "Events a second by threads that share a session; then one call whose rows are shared, in µs. "
+        "`busy`: processor time over wall time. `two callers`: two threads that share nothing.",
         "speed.threads",
     ),
     "jagged": Section(

@@ -87,17 +87,19 @@ def by_length(made: Subject, session: Session, lengths: Sequence[int], rounds: i
 
 
 def shared_rows(made: Subject, sizes: Sequence[int], rounds: int, seconds: float) -> str:
-    """For each n: the median time of a call with one thread and with two that share its rows, and
-    the processor time of the second, divided by its wall time. It is 2 if both threads work all the
-    time. Beside it, in the same rounds: what this machine gives to two threads that share nothing,
-    as the calls a second of two callers with one thread each, over those of one."""
+    """For each n: the median time of a call with one thread and with two that share its rows, in
+    µs, and their ratio. `busy`: the processor time of the second, divided by its wall time; 2 if
+    both threads work all the time. `two callers`: what this machine gives in the same rounds to two
+    threads that share nothing, as their calls a second over those of one."""
     name = "lanes"
     file = made.compiled(name)
     sessions = [
         Session(made.signature, engine(name).open(file, CPU, threads), any_start=True)
         for threads in (1, 2)
     ]
-    lines = []
+    lines = [
+        f"{'':14} {'1 thread':>10} {'2 threads':>10} {'ratio':>6} {'busy':>6} {'two callers':>12}"
+    ]
     for n in sizes:
         bindings = [session.bind(*made.collections(n)) for session in sessions]
         callers = _python(made, sessions[0], n, 2)
@@ -107,9 +109,8 @@ def shared_rows(made: Subject, sizes: Sequence[int], rounds: int, seconds: float
             rates.append(callers(seconds))
         (one, _), (two, busy) = np.median(np.array(took), axis=0)
         lines.append(
-            f"{n:>9,} rows: {one:10.1f} µs, two threads {two:10.1f} µs, {one / two:.2f} times as "
-            f"fast; processor time over wall time {busy:.2f}; "
-            f"two callers {statistics.median(rates) * one / 1e6:.2f}"
+            f"{n:>9,} rows {one:10.1f} {two:10.1f} {one / two:6.2f} {busy:6.2f} "
+            f"{statistics.median(rates) * one / 1e6:12.2f}"
         )
     return "\n".join(lines)
 
