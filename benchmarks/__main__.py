@@ -56,7 +56,7 @@ SECTIONS = {
     ),
     "threads": Section(
         "Two threads",
-        "Events a second by threads that share a session; then one call whose rows are shared, in µs. "
+        "Events a second by threads that share a session. Then one call whose rows are shared, µs. "
         "`busy`: processor time over wall time. `two callers`: two threads that share nothing.",
         "speed.threads",
     ),
