@@ -113,4 +113,5 @@ def places(answers: Tensor, wanted: Tensor) -> Tensor:
     if not wanted.is_floating_point():
         return torch.where(answers == wanted, 0.0, float("inf"))
     unit = wanted.double().abs().clamp(min=torch.finfo(wanted.dtype).tiny)
-    return (answers.double() - wanted.double()).abs() / (unit * torch.finfo(wanted.dtype).eps)
+    difference = (answers.double() - wanted.double()).abs() / (unit * torch.finfo(wanted.dtype).eps)
+    return torch.where(answers == wanted, 0.0, difference)  # also of infinities

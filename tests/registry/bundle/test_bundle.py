@@ -75,7 +75,13 @@ def test_without_a_check_only_seal_and_manifest_are_read(
 
 
 @pytest.fixture
-def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def sealed(make_bundle: MakeBundle) -> Path:
+    """A bundle, made before the fixture `hashed` takes notes."""
+    return make_bundle()
+
+
+@pytest.fixture
+def hashed(sealed: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the files that are hashed from now on."""
     # Digests of files written within the last seconds are otherwise not kept.
     monkeypatch.setattr("registry.bundle.digests._SETTLED_NS", 0)
@@ -91,9 +97,9 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def opened_before(make_bundle: MakeBundle, hashed: list[str]) -> Bundle:
+def opened_before(sealed: Path, hashed: list[str]) -> Bundle:
     """A bundle that this process has opened, and so hashed, once."""
-    bundle = Bundle.open(make_bundle())
+    bundle = Bundle.open(sealed)
     assert sorted(hashed) == sorted(set(bundle.files) - {"manifest.json"})
     hashed.clear()
     return bundle

@@ -334,6 +334,7 @@ def test_an_entry_is_in_use_as_long_as_it_is_bound(registry: Registry) -> None:
 def test_offline_a_version_that_was_removed_from_the_cache_is_refused(registry: Registry) -> None:
     load(NAME, registry=registry, lookup="prefer-cache").close()
     assert len(Cache(cache_root()).shrink(0)) == 1
+    move_away(registry)
     with pytest.raises(LoadError, match=r"jets/1 was found before, but .* is not in the cache"):
         load(NAME, registry=registry, lookup="offline")
 

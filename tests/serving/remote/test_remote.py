@@ -168,14 +168,14 @@ def test_a_binding_runs_again_and_on_fewer_rows(shop: Shop, remote: RemoteSessio
 
 
 @pytest.mark.parametrize(
-    ("jets", "tags", "message"), [(1001, 1001, "outside the compiled range"), (10, 9, "rows")]
+    ("given", "written", "message"), [(1001, 1001, "outside the compiled range"), (10, 9, "rows")]
 )
 def test_bad_memory_is_refused_before_anything_is_sent(
-    server: Server, remote: RemoteSession, jets: int, tags: int, message: str
+    server: Server, remote: RemoteSession, given: int, written: int, message: str
 ) -> None:
     before = server.requests
     with pytest.raises(BindError, match=message):
-        remote.run(remote.collection("jets", jets), remote.collection("tags", tags))
+        remote.run(remote.collection("jets", given), remote.collection("tags", written))
     assert server.requests == before
 
 
