@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from pyarrow.feather import write_feather
 
 import pipeline
 from pipeline.applying import count_files
@@ -304,13 +304,13 @@ def test_data_and_counts_in_one_command_are_refused(store: Registry, tmp_path: P
 
 
 def test_a_null_is_found_in_its_rows(store: Registry, tmp_path: Path) -> None:
-    """Groups of 100 rows are shorter than the batches that rows are read in."""
+    """The file's batches of 100 rows are shorter than those that a piece is read in."""
     table = {name: pa.array(values) for name, values in drawn(1, 1000).items()}
     table["b"] = pa.array([None if i == 750 else 1.0 for i in range(1000)], pa.float32())
-    pq.write_table(pa.table(table), tmp_path / "rows.parquet", row_group_size=100)
-    with pytest.raises(DataError, match=r"rows.parquet, rows 700 to "):
+    write_feather(pa.table(table), tmp_path / "rows.arrow", chunksize=100)
+    with pytest.raises(DataError, match=r"rows.arrow, rows 700 to "):
         count_files(
-            "jets@production", [tmp_path / "rows.parquet"], columns={}, fill={}, tree=None,
+            "jets@production", [tmp_path / "rows.arrow"], columns={}, fill={}, tree=None,
             mode="production", registry=store,
         )  # fmt: skip
 
