@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
@@ -46,35 +47,50 @@ class WorkerPool {
     if (!turn.owns_lock()) return work();
     {
       std::lock_guard<std::mutex> lock(mutex_);
+      const bool new_workers = static_cast<int>(workers_.size()) < helpers;
       while (static_cast<int>(workers_.size()) < helpers) {
         workers_.emplace_back([this, id = workers_.size()] { loop(id); });
       }
       work_ = &work;
       wanted_ = helpers;
       ++job_;
-      send_elsewhere();
+      if (sleeping_ > 0 || new_workers) send_elsewhere();
     }
     start_.notify_all();
     at_work_ = true;
     work();
     at_work_ = false;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      wanted_ = 0;  // a worker that wakes up later does not begin
+    }
+    wait_shortly([this] { return running_ == 0; });
     std::unique_lock<std::mutex> lock(mutex_);
-    wanted_ = 0;  // a worker that wakes up later does not begin
     done_.wait(lock, [this] { return running_ == 0; });
     work_ = nullptr;
   }
 
  private:
+  static constexpr std::chrono::microseconds kShortly{50};
   static inline std::atomic<WorkerPool *> pool_{nullptr};
   static inline thread_local bool at_work_ = false;
 
+  // Waits for what another thread is about to do, but not longer than it takes to sleep and to be woken.
+  template <typename Condition>
+  static void wait_shortly(const Condition &condition) {
+    const auto begun = std::chrono::steady_clock::now();
+    while (!condition() && std::chrono::steady_clock::now() - begun < kShortly) {
+    }
+  }
+
   // Linux may start a thread on the processor of the thread that woke it, although another one is idle (in a
   // virtual machine it may regard an idle processor as not available). Then both threads would share one
-  // processor. So the helpers may run on all processors of the caller except its current one.
+  // processor. So helpers that sleep begin on any processor of the caller except its current one. Then they may
+  // run on all of them: one that could not move would wait for other programs on its processor.
   void send_elsewhere() {
-    cpu_set_t others;
     const int here = sched_getcpu();
-    if (here < 0 || sched_getaffinity(0, sizeof others, &others) != 0) return;
+    if (here < 0 || sched_getaffinity(0, sizeof processors_, &processors_) != 0) return;
+    cpu_set_t others = processors_;
     CPU_CLR(here, &others);
     if (CPU_COUNT(&others) == 0) return;
     for (int i = 0; i < wanted_; ++i) pthread_setaffinity_np(workers_[i].native_handle(), sizeof others, &others);
@@ -86,15 +102,23 @@ class WorkerPool {
     uint64_t seen = 0;
     std::unique_lock<std::mutex> lock(mutex_);
     while (true) {
+      const bool slept = seen == 0 || job_ == seen;  // or it is new
+      ++sleeping_;
       start_.wait(lock, [&] { return job_ != seen; });
+      --sleeping_;
       seen = job_;
       if (static_cast<int>(id) >= wanted_) continue;
       const std::function<void()> *work = work_;
+      const cpu_set_t processors = processors_;
       ++running_;
       lock.unlock();
+      if (slept && CPU_COUNT(&processors) > 0) pthread_setaffinity_np(pthread_self(), sizeof processors, &processors);
       (*work)();
       lock.lock();
       if (--running_ == 0) done_.notify_all();
+      lock.unlock();
+      wait_shortly([&] { return job_ != seen; });  // many callers come back at once
+      lock.lock();
     }
   }
 
@@ -103,8 +127,11 @@ class WorkerPool {
   std::condition_variable start_, done_;
   std::vector<std::thread> workers_;
   const std::function<void()> *work_ = nullptr;
-  int wanted_ = 0, running_ = 0;  // the helpers that may begin the job, and those that are at it
-  uint64_t job_ = 0;              // the number of the job
+  int wanted_ = 0, sleeping_ = 0;  // the helpers that may begin the job, and those that must be woken for one
+  cpu_set_t processors_{};         // those of the caller; none if they are not known
+  // These are changed under the mutex, but wait_shortly() reads them without it.
+  std::atomic<int> running_{0};   // the helpers that are at the job
+  std::atomic<uint64_t> job_{0};  // the number of the job
 };
 
 // Calls `work(begin, end)` for pieces of `size` rows of n, on up to `threads` threads including the caller's.
