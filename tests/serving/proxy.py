@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import select
+import selectors
 import socket
 import threading
 import time
@@ -83,7 +83,7 @@ class Proxy:
                 time.sleep(_POLL_S)
                 continue
             try:
-                if not select.select([self._listener], [], [], _POLL_S)[0]:
+                if not _readable(self._listener):
                     continue
                 near, _ = self._listener.accept()
             except (OSError, ValueError):  # closed meanwhile
@@ -103,6 +103,15 @@ class Proxy:
             near.close()
         else:
             self._links.append(_Link(self, near, far))
+
+
+def _readable(*ends: socket.socket) -> list[socket.socket]:
+    """The sockets from which something can be read, or a new connection, within a short time."""
+    with selectors.DefaultSelector() as selector:
+        for end in ends:
+            selector.register(end, selectors.EVENT_READ)
+        ready = {key.fileobj for key, _ in selector.select(_POLL_S)}
+    return [end for end in ends if end in ready]
 
 
 class _Link:
@@ -125,7 +134,7 @@ class _Link:
                 if self.forgotten or self._proxy.mode == "hole":
                     time.sleep(_POLL_S)
                     continue
-                for end in select.select([near, far], [], [], _POLL_S)[0]:
+                for end in _readable(near, far):
                     piece = end.recv(_PIECE)
                     if not piece:
                         return

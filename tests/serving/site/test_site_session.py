@@ -746,7 +746,7 @@ def test_a_connection_that_died_without_a_word_is_replaced(
     with one.listening() as url, Proxy(int(url.rpartition(":")[2])) as proxy:
         session = load(tags, site(proxy.url))
         event = ran(session)
-        assert session.report().fell_back == 0
+        assert session.report().fell_back == 0, session.report().place("s0").reason
         hurry(session, checks=True, attempt_s=0.3)
         proxy.forget()
         event.spoil()
