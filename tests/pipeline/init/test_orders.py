@@ -76,7 +76,7 @@ class Dict(nn.Module):
         self.a, self.b = nn.Linear(3, 2), nn.Linear(4, 2)
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
-        return self.a(batch["jet"]) + self.b(batch["tracks"]).mean(1)
+        return self.b(batch["tracks"]).mean(1) + self.a(batch["jet"])
 
 
 class Flat(nn.Module):
@@ -196,7 +196,7 @@ def test_images_may_have_their_channels_first_or_last(
     assert (block.shape, block.permute, column.eigen) == (shape, permute, (90,))
 
 
-def test_the_keys_of_a_dict_of_tensors_are_inputs(user_folder: Path) -> None:
+def test_the_keys_of_a_dict_of_tensors_are_inputs_in_their_order(user_folder: Path) -> None:
     draw = np.random.default_rng(1)
     rows = {"jet": draw.normal(size=(60, 3)), "tracks": draw.normal(size=(60, 5, 4))}
     np.savez(
@@ -204,7 +204,7 @@ def test_the_keys_of_a_dict_of_tensors_are_inputs(user_folder: Path) -> None:
     )
     config = init_config(user_folder, "model.py:Dict", user_folder / "rows.npz")
     assert config.model.takes == "dict"
-    assert [block.name for block in config.inputs] == ["jet", "tracks"]
+    assert [block.name for block in config.inputs] == ["tracks", "jet"]
     require_run(user_folder)
 
 

@@ -202,6 +202,12 @@ def test_a_length_makes_jagged_rows_an_input_without_a_mask(
     assert config.inputs[0].shape == (4, 4)
 
 
+def test_axes_as_numbers_give_the_length(user_folder: Path, events: Path) -> None:
+    as_numbers = POINTS.replace("points=", "points=(n, 3, 4): ")
+    config = init_config(user_folder, "model.py:Last", events, "--input", as_numbers)
+    assert config.inputs[0].shape == (3, 4)
+
+
 def test_a_model_of_items_needs_flatten_for_jagged_rows(user_folder: Path, events: Path) -> None:
     features = POINTS.replace("points", "features")
     line = refused(user_folder, "model.py:Flat", events, "--input", features)

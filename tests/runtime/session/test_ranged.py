@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from engines.base import Executable
+from engines.errors import RunError
 from runtime.session import RangedExecutable
 from runtime.session.session import Session
 from soa import Collection
@@ -71,6 +72,23 @@ def test_closing_a_session_closes_all_its_artifacts(
 ) -> None:
     session.close()
     assert all(artifact.closed for artifact in artifacts)
+
+
+class Stuck(Named):
+    """An executable that cannot be closed."""
+
+    def close(self) -> None:
+        raise RunError("stuck")
+
+
+def test_an_artifact_that_cannot_be_closed_leaves_no_other_one_open(
+    log: list[tuple[str, int]],
+) -> None:
+    others = [Named("tiny", log), Named("large", log)]
+    ranged = RangedExecutable([(10, others[0]), (50, Stuck("small", log))], others[1])
+    with pytest.raises(RunError):
+        ranged.close()
+    assert [other.closed for other in others] == [True, True]
 
 
 def test_every_n_gives_the_bits_of_its_own_artifact(mlp: Built) -> None:
