@@ -606,3 +606,17 @@ def test_bools_and_narrow_integers_agree_with_eager_torch() -> None:
     a, b = (torch.rand(MOST, 6, generator=generator) < share for share in (0.5, 0.7))
     a[:2], b[:2] = torch.tensor([[False], [True]]), torch.tensor([[True], [False]])
     require_agreement({**BOOLS, **NARROW}, [a, b], 0)
+
+
+def test_a_row_without_dimensions_is_reduced_along_dim_0() -> None:
+    reductions: dict[str, Callable[[Tensor], Tensor]] = {
+        "amax": lambda row: row.amax(0),
+        "argmax": lambda row: row.argmax(0).float(),
+        "var": lambda row: row.var(0, correction=0),
+        "var, unbiased": lambda row: row.var(0),  # NaN, as one number has none
+    }
+    model = Function({name: torch.vmap(reduce) for name, reduce in reductions.items()})
+    x = torch.randn(MOST)
+    answers = compiled_row(model, [x], [f"y{i}" for i in range(len(reductions))], vmapped=True)(x)
+    for answer, expected in zip(answers.values(), model(x), strict=True):
+        torch.testing.assert_close(answer.flatten(), expected, equal_nan=True)
