@@ -21,6 +21,7 @@ import uproot
 import pipeline
 from pipeline.applying.columns import as_arrow
 from pipeline.applying.outputs import Rows, write
+from pipeline.applying.sources import open_source
 from pipeline.errors import DataError
 from registry.store.registry import Registry
 from tests.models.mlps import FEATURES
@@ -379,3 +380,14 @@ def test_what_a_format_cannot_hold_leaves_nothing(
         assert not out.exists()
     cli(*command, "--out", out, "--format", "parquet")
     assert read_column(out / "rows.parquet", "v") == vectors
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".npz"])
+def test_dots_at_the_ends_of_a_name_are_part_of_it(tmp_path: Path, suffix: str) -> None:
+    file, names = tmp_path / f"rows{suffix}", [".pt", "pt."]
+    if suffix == ".parquet":
+        pq.write_table(pa.table({name: pa.array([1.0]) for name in names}), file)
+    else:
+        np.savez(file, allow_pickle=False, **{name: np.ones(1) for name in names})
+    with open_source(file) as source:
+        assert list(source.columns) == names
