@@ -9,6 +9,7 @@ from typing import Literal
 
 from engines.base import Executable
 from runtime.devices import Workload
+from serving.errors import ServingError
 
 State = Literal["unknown", "good", "trial", "busy", "bad"]
 """`trial`: the place was bad and is healthy again; it gets one request at a time until a request
@@ -116,5 +117,9 @@ class SiteReport:
         return self.fell_back + sum(place.answered for place in self.places)
 
     def place(self, name: str) -> PlaceReport:
-        """The report of one place. Raises StopIteration for an unknown name."""
-        return next(place for place in self.places if place.name == name)
+        """The report of one place. Raises ServingError for an unknown name."""
+        for place in self.places:
+            if place.name == name:
+                return place
+        known = ", ".join(place.name for place in self.places)
+        raise ServingError(f"the site has no place {name!r}: use one of {known}")

@@ -733,6 +733,12 @@ def test_a_server_whose_tls_fails_gets_nothing(tags: Tags, local: Session, one: 
         assert one.requests == 0
 
 
+def test_a_report_of_an_unknown_place_names_those_there_are(tags: Tags, one: Server) -> None:
+    with one.listening() as url, load(tags, site(url)) as session:
+        with pytest.raises(ServingError, match="s0"):
+            session.report().place("s9")
+
+
 def test_a_missing_certificate_is_refused(tags: Tags, tmp_path: Path) -> None:
     data = site(nobody()).model_dump()
     data["servers"][0]["tls"] = {"root_certificates": str(tmp_path / "root.pem")}
