@@ -735,8 +735,9 @@ def test_a_server_whose_tls_fails_gets_nothing(tags: Tags, local: Session, one: 
 
 def test_a_report_of_an_unknown_place_names_those_there_are(tags: Tags, one: Server) -> None:
     with one.listening() as url, load(tags, site(url)) as session:
-        with pytest.raises(ServingError, match="s0"):
-            session.report().place("s9")
+        report = session.report()
+    with pytest.raises(ServingError, match="s0"):
+        report.place("s9")
 
 
 def test_a_missing_certificate_is_refused(tags: Tags, tmp_path: Path) -> None:
