@@ -59,7 +59,7 @@ def test_a_closed_session_refuses_calls_and_new_bindings(mlp: Built, session: Se
     binding()
     session.close()
     for refused in (binding, lambda: binding(2), lambda: bound(mlp, session, 3)):
-        with pytest.raises(RunError, match="closed"):
+        with pytest.raises(RunError, match="the session is closed"):
             refused()
 
 

@@ -104,7 +104,10 @@ def test_cpp_refuses_what_does_not_fit(
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [(None, "cannot be read"), ("soa-arguments 3\n", "not a description of arguments")],
+    [
+        (None, "arguments.txt: cannot be read"),
+        ("soa-arguments 3\n", "not a description of arguments"),
+    ],
     ids=["none", "a later version"],
 )
 def test_cpp_refuses_a_folder_without_a_description_of_arguments(

@@ -71,8 +71,9 @@ def test_arguments_are_carriers_inputs_and_outputs_in_order() -> None:
     ]
 
 
-def test_collections_are_those_of_inputs_and_those_of_outputs() -> None:
-    signature = build()
+def test_collections_are_those_of_inputs_and_those_of_outputs_each_once() -> None:
+    event = Block("event", "jets", ("run",))
+    signature = build([KINEMATICS, Block("mixed", "jets", ("q", "pt"), "float32"), event])
     assert signature.input_collections == ("jets",)
     assert signature.output_collections == ("tags",)
 

@@ -29,7 +29,7 @@ MEMBERS = [
 
 @pytest.mark.parametrize("storage", ["buffer", "columns"])
 def test_values_of_any_library_are_set_by_name(storage: Storage) -> None:
-    collection = Collection(Layout(MEMBERS, storage=storage), 3)
+    collection = Collection(Layout(MEMBERS, storage=storage), 3, capacity=5)
     collection["x"] = [1, 2, 3]
     collection["k"] = np.array([1.0, 2.0, -128.0])  # numbers that int8 has
     collection["flag"] = torch.tensor([True, False, True])

@@ -36,8 +36,13 @@ def filled(storage: Any, n: int = 50) -> Collection:
     return collection
 
 
+each_window = pytest.mark.parametrize(
+    ("start", "stop"), [(0, 50), (10, 20), (33, 34), (17, 17), (50, 50)]
+)
+
+
 @pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize(("start", "stop"), [(0, 50), (10, 20), (33, 34), (17, 17), (50, 50)])
+@each_window
 def test_a_window_is_those_rows(storage: Any, start: int, stop: int) -> None:
     whole = filled(storage)
     rows = whole.window(start, stop)
@@ -54,8 +59,9 @@ def test_a_window_is_those_rows(storage: Any, start: int, stop: int) -> None:
 
 
 @pytest.mark.parametrize("storage", STORAGES)
-def test_a_copy_of_a_window_is_a_whole_collection(storage: Any) -> None:
-    rows = filled(storage).window(10, 20)
+@each_window
+def test_a_copy_of_a_window_is_a_whole_collection(storage: Any, start: int, stop: int) -> None:
+    rows = filled(storage).window(start, stop)
     copy = rows.to("cpu")
     assert copy["hit"].tobytes() == rows["hit"].tobytes() and copy.whole is copy
 
@@ -67,13 +73,13 @@ def test_a_window_of_a_window_is_one_of_the_whole() -> None:
 
 
 def test_fewer_rows_of_a_window_are_its_first_ones() -> None:
-    rows = filled("buffer").window(15, 35).rows(3)
+    rows = filled("buffer").window(10, 40).window(5, 25).rows(3)
     assert (rows.start, rows["x"].tolist()) == (15, [15, 16, 17])
 
 
 def test_a_window_writes_its_rows_only() -> None:
     whole = filled("buffer")
-    whole.window(15, 35)["x"][:] = -1
+    whole.window(10, 40).window(5, 25)["x"][:] = -1
     assert whole["x"][14:36].tolist() == [14, *[-1] * 20, 35]
 
 
