@@ -159,11 +159,13 @@ class Router(Executable):
                 progress.drop()
         except (SoaPipelineError, RuntimeError) as raised:  # torch raises RuntimeErrors
             error = raised
-        finally:  # also if Ctrl-C ends it
+        except BaseException:  # Ctrl-C: nothing is known of the place
             with self._changed:
                 place.running -= 1
                 self._changed.notify_all()
+            raise
         with self._changed:
+            place.running -= 1
             if error is None:
                 self._succeeded(place, time.perf_counter() - begun)
             else:

@@ -15,6 +15,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace soa_runner {
@@ -47,14 +48,14 @@ class WorkerPool {
     if (!turn.owns_lock()) return work();
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      const bool new_workers = static_cast<int>(workers_.size()) < helpers;
       while (static_cast<int>(workers_.size()) < helpers) {
-        workers_.emplace_back([this, id = workers_.size()] { loop(id); });
+        std::thread thread([this, id = workers_.size()] { loop(id); });  // it waits for the mutex
+        workers_.push_back({std::move(thread)});
       }
       work_ = &work;
       wanted_ = helpers;
       ++job_;
-      if (sleeping_ > 0 || new_workers) send_elsewhere();
+      send_elsewhere();
     }
     start_.notify_all();
     at_work_ = true;
@@ -71,6 +72,12 @@ class WorkerPool {
   }
 
  private:
+  struct Worker {
+    std::thread thread;
+    bool asleep = true;     // it waits to be woken, or is new
+    bool narrowed = false;  // it may not run on the processor of the caller that woke it
+  };
+
   static constexpr std::chrono::microseconds kShortly{50};
   static inline std::atomic<WorkerPool *> pool_{nullptr};
   static inline thread_local bool at_work_ = false;
@@ -88,12 +95,20 @@ class WorkerPool {
   // processor. So helpers that sleep begin on any processor of the caller except its current one. Then they may
   // run on all of them: one that could not move would wait for other programs on its processor.
   void send_elsewhere() {
+    const auto wanted = workers_.begin() + wanted_;
+    if (std::none_of(workers_.begin(), wanted, [](const Worker &worker) { return worker.asleep; })) return;
+    cpu_set_t processors, others;
     const int here = sched_getcpu();
-    if (here < 0 || sched_getaffinity(0, sizeof processors_, &processors_) != 0) return;
-    cpu_set_t others = processors_;
+    if (here < 0 || sched_getaffinity(0, sizeof processors, &processors) != 0) return;
+    others = processors;
     CPU_CLR(here, &others);
     if (CPU_COUNT(&others) == 0) return;
-    for (int i = 0; i < wanted_; ++i) pthread_setaffinity_np(workers_[i].native_handle(), sizeof others, &others);
+    for (auto worker = workers_.begin(); worker != wanted; ++worker) {
+      if (!worker->asleep) continue;
+      pthread_setaffinity_np(worker->thread.native_handle(), sizeof others, &others);
+      worker->narrowed = true;
+    }
+    processors_ = processors;
   }
 
   // What worker `id` does. Those with an `id` from wanted_ on take no part in a job.
@@ -102,17 +117,17 @@ class WorkerPool {
     uint64_t seen = 0;
     std::unique_lock<std::mutex> lock(mutex_);
     while (true) {
-      const bool slept = seen == 0 || job_ == seen;  // or it is new
-      ++sleeping_;
+      if (job_ == seen) workers_[id].asleep = true;
       start_.wait(lock, [&] { return job_ != seen; });
-      --sleeping_;
+      workers_[id].asleep = false;
       seen = job_;
       if (static_cast<int>(id) >= wanted_) continue;
       const std::function<void()> *work = work_;
       const cpu_set_t processors = processors_;
+      const bool narrowed = std::exchange(workers_[id].narrowed, false);
       ++running_;
       lock.unlock();
-      if (slept && CPU_COUNT(&processors) > 0) pthread_setaffinity_np(pthread_self(), sizeof processors, &processors);
+      if (narrowed) pthread_setaffinity_np(pthread_self(), sizeof processors, &processors);
       (*work)();
       lock.lock();
       if (--running_ == 0) done_.notify_all();
@@ -125,10 +140,10 @@ class WorkerPool {
   std::mutex turns_;  // held by the caller whose job the pool does
   std::mutex mutex_;  // of all below
   std::condition_variable start_, done_;
-  std::vector<std::thread> workers_;
+  std::vector<Worker> workers_;
   const std::function<void()> *work_ = nullptr;
-  int wanted_ = 0, sleeping_ = 0;  // the helpers that may begin the job, and those that must be woken for one
-  cpu_set_t processors_{};         // those of the caller; none if they are not known
+  int wanted_ = 0;          // the helpers that may begin the job
+  cpu_set_t processors_{};  // those of the caller that narrowed a worker last
   // These are changed under the mutex, but wait_shortly() reads them without it.
   std::atomic<int> running_{0};   // the helpers that are at the job
   std::atomic<uint64_t> job_{0};  // the number of the job
