@@ -233,7 +233,7 @@ def test_the_example_is_two_rows_of_the_reference_and_runs(
     model = pyfunc_model(bundle)
     example = model.input_example
     rows = arrays(bundle, case)
-    assert {len(column) for column in rows.values() if column.ndim} <= {1, 2}
+    assert len(next(iter(rows.values()))) == 2
     assert_equal(dict(example.items()), rows)
     assert_equal(dict(model.predict(example).items()), expected(bundle, case))
 
@@ -390,7 +390,11 @@ def event_model(event: Bundle) -> Any:
         ("nodes.y", lambda values: values.reshape(4, 1), r"'nodes.y' has shape \(4, 1\)"),
         ("nodes.y", lambda values: values[:3], "'nodes.y' has 3 rows, another of 'nodes' has 4"),
         ("nodes.z", lambda _: np.ones(2, "f4"), r"'nodes.z' has shape \(2,\), needed \(1,\)"),
-        ("edges.weight", lambda _: np.ones(91, "f4"), "edges = 91 is outside .* 0 … 90"),
+        (
+            "edges.weight",
+            lambda _: np.ones(91, "f4"),
+            "edges = 91 is outside the compiled range 0 … 90",
+        ),
     ],
     ids=["missing", "dtype", "byte order", "shape", "rows", "scalar", "range"],
 )

@@ -86,13 +86,15 @@ def keeps(labels, outputs, column, edges):
 
 @pytest.fixture
 def written_by(tmp_path: Path) -> Callable[[str], list[Values]]:
-    """Labels, scores and a column after a function of `WRITERS` got them, by its name."""
+    """Labels, scores and a column after a function of `WRITERS` got them, by its name; the arrays
+    are those of its last call, also if it raised."""
     (tmp_path / "own.py").write_text(WRITERS)
+    labels, scores, mass = LABELS.copy(), SCORES.copy(), SCORES.copy()
 
     def call(name: str) -> list[Values]:
-        labels, scores, mass = LABELS.copy(), SCORES.copy(), SCORES.copy()
-        metric = Metric("m", f"{tmp_path}/own.py:{name}", "y", "truth")
-        metric.value(labels, scores, lambda _: mass)
+        if name:
+            metric = Metric("m", f"{tmp_path}/own.py:{name}", "y", "truth")
+            metric.value(labels, scores, lambda _: mass)
         return [labels, scores, mass]
 
     return call
@@ -104,6 +106,8 @@ def test_a_function_cannot_write_into_its_arrays(
 ) -> None:
     with pytest.raises(MetricError, match="read-only"):
         written_by(name)
+    for array, original in zip(written_by(""), (LABELS, SCORES, SCORES), strict=True):
+        assert np.array_equal(array, original)
 
 
 def test_a_function_that_writes_through_torch_writes_into_copies(

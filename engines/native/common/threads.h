@@ -48,6 +48,7 @@ class WorkerPool {
     if (!turn.owns_lock()) return work();
     {
       std::lock_guard<std::mutex> lock(mutex_);
+      workers_.reserve(helpers);
       while (static_cast<int>(workers_.size()) < helpers) {
         std::thread thread([this, id = workers_.size()] { loop(id); });  // it waits for the mutex
         workers_.push_back({std::move(thread)});

@@ -745,7 +745,12 @@ def inputs(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("sources", "out", "options", "problem"),
     [
-        ("fewer.npz", "out", "", "fewer.npz has no 'f'; it has a, b, c, d, e: say which column"),
+        (
+            "fewer.npz",
+            "out",
+            "",
+            "fewer.npz has no 'f'; it has a, b, c, d, e: say which column it is",
+        ),
         ("good.parquet fewer.npz", "out", "", "fewer.npz has no 'f'"),
         ("wider.npz", "out", "", "rows 0 to 256: column 'b' is float64, the layout says float32"),
         ("text.npz", "out", "", "column 'c' is"),

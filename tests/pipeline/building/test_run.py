@@ -176,28 +176,23 @@ FORGETS_CONFIG = (
 )
 
 
-@pytest.mark.parametrize(
-    ("value", "code", "phrases"),
-    [
-        (200.0, 1, ["max abs deviation 100"]),
-        (99.0, 0, ["differs from eager for infinity", "registered forgets/1"]),
-    ],
-    ids=["clamped", "not clamped"],
-)
-def test_every_row_of_the_users_file_counts(
-    tmp_path: Path, empty: Registry, value: float, code: int, phrases: list[str]
-) -> None:
-    """The export differs from the model only for a value above 100, here in a late row."""
+def test_every_row_of_the_users_file_counts(tmp_path: Path, empty: Registry) -> None:
+    """The export differs from the model only for a value above 100, here in a late row. The second
+    run has the work folder of the first, which was refused, and another file."""
     (tmp_path / "model.py").write_text(FORGETS)
     (tmp_path / "config.yaml").write_text(FORGETS_CONFIG)
-    rows = np.random.default_rng(1).normal(size=100).astype("f4")
-    rows[83] = value
-    columns: Any = {"given/a": rows}
-    np.savez(tmp_path / "rows.npz", **columns)
     where = ("--work", tmp_path / "work", "--registry", empty.uri)
-    text = " ".join(cli("run", tmp_path / "config.yaml", *where, code=code).output.split())
-    for phrase in phrases:
-        assert phrase in text
+
+    def run_with(value: float, code: int) -> str:
+        rows = np.random.default_rng(1).normal(size=100).astype("f4")
+        rows[83] = value
+        columns: Any = {"given/a": rows}
+        np.savez(tmp_path / "rows.npz", **columns)
+        return " ".join(cli("run", tmp_path / "config.yaml", *where, code=code).output.split())
+
+    assert "max abs deviation 100" in run_with(200.0, 1)
+    accepted = run_with(99.0, 0)
+    assert "differs from eager for infinity" in accepted and "registered forgets/1" in accepted
 
 
 def test_second_run_does_no_work(jets: Built) -> None:

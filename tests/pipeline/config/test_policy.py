@@ -317,14 +317,16 @@ def test_the_history_names_the_policy_and_the_approvals(with_approvals: Registry
     with pytest.raises(PromotionRefused):
         promote(with_approvals, "jets/1", "production", allow_unverified=EXCUSED)
     promote(with_approvals, "jets/1", "staging", allow_unverified=EXCUSED)
-    for name in ("Ada", "Bob"):
-        cli("approve", "jets/1", "--as", name, "--registry", with_approvals.uri)
+    for ref, name in (("jets/1", "Ada"), ("jets/2", "Bob"), ("jets/1", "Bob")):
+        cli("approve", ref, "--as", name, "--registry", with_approvals.uri)
     promotion = promote(with_approvals, "jets/1", "production", allow_unverified=EXCUSED)
     assert promotion.version.ref == "jets/1"
     (origin,) = with_approvals.history("jets")[-1].policies
     assert origin.startswith("the registry's policy, set by ")
-    kinds = ["refusal", "promotion", "approval", "approval", "promotion"]
-    assert events(with_approvals) == [(kind, 1) for kind in kinds]
+    assert events(with_approvals) == [
+        ("refusal", 1), ("promotion", 1), ("approval", 1), ("approval", 2), ("approval", 1),
+        ("promotion", 1),
+    ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

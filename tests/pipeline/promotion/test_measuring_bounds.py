@@ -40,17 +40,21 @@ def test_a_better_model_passes(empty: Registry, gated: Gated) -> None:
     assert metrics(better)["accuracy"].found.startswith("1; jets/1 has 0.")
 
 
-def test_a_worse_model_is_refused_and_changes_nothing(empty: Registry, gated: Gated) -> None:
+def test_a_worse_model_is_refused_and_changes_nothing(
+    empty: Registry, gated: Gated, tmp_path: Path
+) -> None:
+    """It is compared with production, not with another version that is as bad."""
+    empty.register(gated.bad)
     empty.promote(empty.register(gated.good), "production", PASSED)
-    worse = empty.register(gated.bad)
+    worse = empty.register(described(gated.bad, tmp_path / "worse", "worse again"))
     with pytest.raises(PromotionRefused) as caught:
         promote(empty, worse.ref, "production")
     refused = [decision.gate for decision in caught.value.decisions if not decision.passed]
     assert refused == ["metrics"]
     detail = metrics(caught.value)["accuracy"].detail
     assert detail.startswith(f"accuracy on {TARGET} is 0.")
-    assert detail.endswith("; jets/1 has 1, limit >= 0.001, drop <= 0.01")
-    assert empty.find("jets@production").ref == "jets/1"
+    assert detail.endswith("; jets/2 has 1, limit >= 0.001, drop <= 0.01")
+    assert empty.find("jets@production").ref == "jets/2"
     assert empty.find(worse.ref).aliases == ()
 
 

@@ -341,7 +341,9 @@ def test_too_few_events_do_not_pass_the_gate(same: Candidate) -> None:
     assert (few.passed, few.found, few.limit) == (False, "0", ">= 20")
 
 
-def test_a_shadow_that_agrees_passes_the_gate(same: Candidate) -> None:
+def test_a_shadow_that_agrees_passes_the_gate_beside_one_that_does_not(
+    other: Candidate, same: Candidate
+) -> None:
     same.shadow(25)
     decisions = same.gate()
     assert decisions and all(decision.passed for decision in decisions.values())

@@ -62,6 +62,7 @@ def test_a_registry_into_which_others_write_can_be_read(
 ) -> None:
     with locked(in_use, "IMMEDIATE"):
         assert action(in_use, bundle)
+        assert in_use.find("jets@production").number == 1
 
 
 @pytest.mark.parametrize("action", WRITE.values(), ids=WRITE)
@@ -83,6 +84,8 @@ def test_a_registry_that_others_have_to_themselves_is_unavailable(
     other = Bundle.open(make_bundle(seed=1))
     with locked(in_use, "EXCLUSIVE"):
         assert "database is locked" in unavailable(lambda: action(in_use, other))
+    assert in_use.find("jets").aliases == ("production",)
+    assert in_use.register(other).number == 2
 
 
 def test_a_rollback_in_a_registry_that_others_have_to_themselves_is_unavailable(
@@ -90,6 +93,7 @@ def test_a_rollback_in_a_registry_that_others_have_to_themselves_is_unavailable(
 ) -> None:
     with locked(in_use, "EXCLUSIVE"):
         assert "database is locked" in unavailable(lambda: in_use.rollback("jets"))
+    assert in_use.find("jets").aliases == ("production",)
 
 
 def test_an_error_of_the_database_says_nothing_on_the_screen(

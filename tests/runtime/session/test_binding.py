@@ -557,7 +557,7 @@ def in_use(request: pytest.FixtureRequest) -> Iterator[InUse]:
 
     def wait(arguments: Sequence[torch.Tensor]) -> None:
         inside.set()
-        leave.wait(10)  # so that a use that waits, instead of being refused, ends too
+        leave.wait(60)  # so that a use that waits, instead of being refused, ends too
 
     slow = rogues.Calls(wait)
     signature = mlp_signature(100, (), 2)
@@ -599,6 +599,8 @@ def test_two_threads_on_one_binding_are_refused(
         use(in_use.session, in_use.binding)
     in_use.finish()
     assert in_use.binding.rows == {"n": 7}
+    in_use.binding.rebind(jets(6), tags(6))
+    assert in_use.binding.rows == {"n": 6}
 
 
 def test_a_binding_is_free_again_after_its_call(in_use: InUse) -> None:

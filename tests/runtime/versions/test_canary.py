@@ -299,10 +299,10 @@ def answer_of(call: Callable[[], None], tags: Collection, n: int) -> float:
 def test_rows_of_a_call_are_for_both_versions(with_canary: Any) -> None:
     binding, tags = bound(with_canary(0.5, answers(CANARY)), 8)
     answered: Counter[float] = Counter()
-    for rows in (8, 3, 8):
+    for rows in (None, 3, None):  # None: the bound rows
         for _ in range(2):  # on both versions, in one order or the other
-            answered[answer_of(partial(binding, rows), tags, rows)] += 1
-            assert binding.rows == {"n": rows}
+            answered[answer_of(partial(binding, rows), tags, rows or 8)] += 1
+            assert binding.rows == {"n": rows or 8}
     assert answered == {PRODUCTION: 3, CANARY: 3}
 
 
@@ -310,8 +310,8 @@ def test_resized_rows_are_for_both_versions(with_canary: Any) -> None:
     binding, tags = bound(with_canary(0.5, answers(CANARY)), 8)
     binding(3)
     binding.resize(2)
-    answered = {answer_of(binding, tags, 2) for _ in range(4)}
-    assert answered == {PRODUCTION, CANARY}
+    answered = Counter(answer_of(binding, tags, 2) for _ in range(4))
+    assert answered[PRODUCTION] in (1, 2) and answered[CANARY] in (2, 3)  # after the first call
     assert binding.bound == {"n": 2}
 
 
@@ -320,7 +320,8 @@ def test_other_memory_is_for_both_versions(with_canary: Any) -> None:
     binding, _ = bound(session, 8)
     jets, tags = memory(session, 4)
     binding.rebind(jets, tags)
-    assert {answer_of(binding, tags, 4) for _ in range(4)} == {PRODUCTION, CANARY}
+    answered = Counter(answer_of(binding, tags, 4) for _ in range(4))
+    assert answered == {PRODUCTION: 2, CANARY: 2}
 
 
 def test_run_many_divides_bindings_between_the_versions(with_canary: Any) -> None:

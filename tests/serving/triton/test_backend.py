@@ -336,6 +336,8 @@ def test_a_request_of_tensors_longer_than_a_run_is_cut(sessions: dict[str, Sessi
     (answer,) = Core(session, arrays=TENSORS, merge=True, requests="rows").answer([tensors(long)])
     (expected,) = Core(session, merge=True, requests="rows").answer([long])
     require_equal(answer, expected)
+    assert isinstance(answer, dict)
+    assert all(isinstance(values, torch.Tensor) for values in answer.values())
 
 
 @pytest.mark.cuda
@@ -358,3 +360,6 @@ def test_requests_on_a_gpu_are_answered_there(tmp_path: Path) -> None:
     for answer in answers[::2]:
         assert isinstance(answer, dict)
         assert all(tensor.device == gpu for tensor in answer.values())
+    for answer in answers[1::2]:
+        assert isinstance(answer, dict)
+        assert all(isinstance(values, np.ndarray) for values in answer.values())

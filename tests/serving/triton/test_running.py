@@ -71,10 +71,13 @@ def test_a_client_that_names_no_version_sees_the_digest_of_the_first_one(three: 
     assert fact(three, "digest") == fact(three, "digest", "") == "1" * 64
 
 
-def test_without_the_first_version_the_next_one_is_the_first(three: Any) -> None:
+def test_without_the_first_version_the_next_one_is_the_first(tags: Tags, three: Any) -> None:
     remaining = without(three, [2, 5], 1)
     assert list(remaining.version_policy.specific.versions) == [2, 5]
     assert fact(remaining, "digest") == fact(remaining, "digest", 1) == "2" * 64
+    assert fact(remaining, "target", 5) == tags.deployed.service.target
+    assert fact(remaining, "requests", 5) == "columns"
+    assert fact(remaining, "nothing", 5) == ""
 
 
 def test_each_version_has_its_target_and_form(tags: Tags, three: Any) -> None:

@@ -99,8 +99,9 @@ def test_a_set_that_does_not_fit_is_refused(
 
 def test_a_file_that_is_no_set_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no tensors")
-    with pytest.raises(ReferenceDataError, match="is not a reference set"):
+    with pytest.raises(ReferenceDataError, match="is not a reference set") as caught:
         read_set(signature(), tmp_path / "text")
+    assert str(caught.value).startswith(str(tmp_path / "text"))
 
 
 def judged(jets: Built, inputs: Path, program: Path) -> ValidationReport:
