@@ -238,6 +238,10 @@ def test_the_example_is_two_rows_of_the_reference_and_runs(
     assert_equal(dict(model.predict(example).items()), expected(bundle, case))
 
 
+def test_a_bundle_that_was_run_has_what_mlflow_reads(jets: Built) -> None:
+    assert {"MLmodel", "requirements.txt", "input_example.json"} <= set(jets.bundle.files)
+
+
 def test_requirements_name_what_built_it(jets: Built) -> None:
     lines = jets.bundle.file("requirements.txt").read_text().splitlines()
     requirements = dict(line.partition("==")[::2] for line in lines)

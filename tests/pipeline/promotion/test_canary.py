@@ -180,10 +180,19 @@ def test_the_gate_does_not_ask_for_a_canary(candidate: Candidate) -> None:
     assert candidate.canary_gate() == []
 
 
-def test_a_canary_that_answered_well_passes_the_gate(candidate: Candidate) -> None:
+def test_a_canary_that_answered_well_passes_the_gate(
+    candidate: Candidate, gated: Gated, tmp_path: Path
+) -> None:
+    """What a later canary did does not count."""
     session = with_canary(candidate.registry, canary_limits=COMPARED)
     run_events(session, 40)
     session.close()
+    third = candidate.registry.register(regated(gated.good, tmp_path / "third", GATES))
+    candidate.registry.promote(third, "staging", PASSED)
+    later = with_canary(candidate.registry, canary_limits=COMPARED)
+    break_canary(later)
+    run_events(later, 4)
+    later.close()
     (decision,) = candidate.canary_gate()
     assert decision.passed and "answered 10 calls" in decision.detail
     assert record_of(candidate.registry, candidate.ref).events == 10

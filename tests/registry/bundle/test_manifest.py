@@ -129,10 +129,16 @@ CHOSEN = {"status": "verified", "chosen": "a", "candidates": VALID}
         ({"status": "verified"}, "names the chosen engine"),
         ({"status": "unverified", "chosen": "aoti"}, "is not among"),
         (CHOSEN | {"candidates": {"a": {"status": "valid"}}}, "no files"),
-        (CHOSEN | {"candidates": {"a": {"status": "refused", "files": ["f"]}}}, "is refused, not"),
+        (
+            CHOSEN | {"candidates": {"a": {"status": "refused", "files": ["f"]}}},
+            "is refused, not valid",
+        ),
         (CHOSEN | {"below": [{"rows": 9, "engine": "b"}]}, "'b' is not among"),
         (CHOSEN | {"below": [{"rows": 9, "engine": "a"}] * 2}, "do not ascend"),
-        (CHOSEN | {"candidates": {"a": {"status": "valid", "files": ["../f"]}}}, "leaves its"),
+        (
+            CHOSEN | {"candidates": {"a": {"status": "valid", "files": ["../f"]}}},
+            "leaves its folder",
+        ),
     ],
 )
 def test_a_target_that_contradicts_itself_is_refused(

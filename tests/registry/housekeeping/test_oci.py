@@ -147,7 +147,10 @@ def test_other_programs_read_it(server: OciServer, pulled: Path, tmp_path: Path)
     assert standard(*command, "--public_key", keys.public) != 0
 
 
-def test_an_artifact_is_a_model_of_the_cncf_format(server: OciServer, pulled: Path) -> None:
+def test_an_artifact_is_a_model_of_the_cncf_format(
+    server: OciServer, pulled: Path, tmp_path: Path
+) -> None:
+    sign(Bundle.open(pulled), make_keys(tmp_path, "release").private)  # its signature is a layer
     image = f"{server.host}/physics/cncf:1"
     _, bundle = oci.push(pulled, f"oci://{image}")
     manifest = oras.client.OrasClient(insecure=True).get_manifest(image)

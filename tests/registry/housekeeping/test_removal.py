@@ -87,8 +87,9 @@ def test_a_model_whose_last_version_is_removed_keeps_its_history(
 def test_a_version_with_an_alias_is_not_removed(
     registry: Registry, promoted: list[Version], number: int, alias: str
 ) -> None:
-    with pytest.raises(RegistryError, match=f"jets/{number} is @{alias}"):
+    with pytest.raises(RegistryError) as caught:
         remove(registry, Ref("jets", number))
+    assert str(caught.value) == f"jets/{number} is @{alias}: move that to another version first"
     assert len(registry.history("jets")) == 2
     assert registry.open(registry.find(f"jets/{number}")).digest == promoted[number - 1].digest
 
@@ -96,7 +97,7 @@ def test_a_version_with_an_alias_is_not_removed(
 @pytest.mark.usefixtures("promoted")
 @pytest.mark.parametrize("ref", [Ref("jets"), Ref("jets", alias="production")], ids=str)
 def test_a_version_is_removed_by_its_number_only(registry: Registry, ref: Ref) -> None:
-    with pytest.raises(RegistryError, match="by its number, as jets/3"):
+    with pytest.raises(RegistryError, match="say which version by its number, as jets/3"):
         remove(registry, ref)
 
 
@@ -118,7 +119,7 @@ def shared(registry: Registry, promoted: list[Version]) -> Version:
 
 @pytest.mark.usefixtures("shared")
 def test_a_version_whose_files_another_one_has_is_not_removed(registry: Registry) -> None:
-    with pytest.raises(RegistryError, match="jets/3: copies/1 has the same files"):
+    with pytest.raises(RegistryError, match="jets/3: copies/1 has the same files: remove it first"):
         remove(registry, Ref("jets", 3))
 
 
@@ -166,6 +167,9 @@ def test_a_removal_that_was_killed_has_happened_or_not(
     assert [event.state for event in registry.history("jets")[2:]] == states
     assert run_of(promoted[2]).exists() is not removed
     assert collect(registry) == []
+    if not removed:
+        registry.open(registry.find("jets/3"))
+        remove(registry, Ref("jets", 3))
 
 
 @pytest.mark.usefixtures("promoted")

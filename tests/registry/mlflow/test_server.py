@@ -162,10 +162,12 @@ def test_a_version_is_removed_from_a_server(
 ) -> None:
     registry = Registry(server)
     folder = folder_with_an_annex(Bundle.open(make_bundle(seed=13)), tmp_path / "folder")
+    push(registry, folder, "kept")  # another version with the same bundle
     version = push(registry, folder, "removed").version
     assert remove(registry, Ref("removed", 1), "a trial").bytes > 30_000  # files of 5000 bytes
     with registry.client() as client:
         assert client.list_artifacts(str(version.run_id)) == []
+    registry.open(registry.find("kept/1"), cache=tmp_path / "new").verify()
 
 
 def be_killed(*arguments: object) -> None:

@@ -237,9 +237,11 @@ def test_a_point_of_speed_that_is_nan_is_the_worst(ask: Ask) -> None:
 
 def test_speed_names_the_worst_point(ask: Ask) -> None:
     points = (SpeedPoint(V3, 10, 9.0, 10.0), SpeedPoint(V3, 1000, 300.0, 200.0))
-    detail = ask(speed=SpeedComparison("jets/1", points))["speed"].detail
+    speed = SpeedComparison("jets/1", points)
+    detail = ask(speed=speed)["speed"].detail
     for part in (f"{V3} at n=1000", "300 µs", "200 µs of jets/1", "ratio 1.5", "limit 1.1"):
         assert part in detail
+    assert refusals(ask(speed=speed, max_slowdown=1.5)) == set()
 
 
 def test_a_speed_that_was_not_measured_is_refused(ask: Ask) -> None:
@@ -299,6 +301,7 @@ def test_all_whom_a_policy_names_must_approve(
 ) -> None:
     gate = ask(approvals=("Ada", "Bob"), approved_by=approved_by)["approvals"]
     assert gate.passed is (missing == "")
+    assert ("missing" in gate.detail) is (missing != "")
     assert missing in gate.detail
 
 

@@ -124,9 +124,9 @@ def test_an_entry_has_the_size_of_its_files(host: Host) -> None:
     cached = host.hold(host.source)
     (entry,) = host.cache.entries()
     assert (entry.digest, entry.in_use) == (host.source.digest, True)
-    assert entry.size == sum(
-        file.stat().st_size for file in cached.path.rglob("*") if file.is_file()
-    )
+    files = [file for file in host.source.path.rglob("*") if file.is_file()]
+    assert entry.size == sum(file.stat().st_size for file in files)
+    cached.release()
 
 
 def test_a_process_that_waits_fetches_instead_of_a_killed_one(host: Host) -> None:
@@ -177,10 +177,18 @@ def test_the_entry_unused_for_longest_is_removed_first(host: Host, make_bundle: 
 
 
 def test_eviction_spares_what_is_used(host: Host, make_bundle: MakeBundle) -> None:
-    """An entry in use, here or in another process, is never removed."""
+    """An entry in use, here or in another process, is never removed, but counts towards the size;
+    of the others the one unused for longest goes first."""
     mine = host.hold(Bundle.open(make_bundle(seed=1)))
+    size = host.cache.entries()[0].size
+    younger, older = (Bundle.open(make_bundle(seed=seed)) for seed in (2, 3))
+    leave_unused(host, younger, used_at=1000)
+    leave_unused(host, older, used_at=999)
     process = host.start()
     assert answer(process) == host.source.digest
+    assert host.digests()[:2] == [older.digest, younger.digest]
+    assert host.shrink(3 * size + 2000) == [older.digest]  # sizes differ by less than 2000 bytes
+    assert host.shrink(0) == [younger.digest]
     assert host.shrink(0) == []
     process.kill()  # a lock dies with its holder
     process.wait()

@@ -99,11 +99,16 @@ def test_test_mode_takes_what_was_not(registry: Registry, name: str) -> None:
     assert session.report.worst["probabilities"].outside == 0
 
 
+@pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize("form", [Path, str])
-def test_test_mode_takes_a_folder(jets: Built, form: Callable[[Path], str | Path]) -> None:
-    session = load(form(jets.bundle.path), mode="test")
+def test_test_mode_takes_a_folder(
+    jets: Built, form: Callable[[Path], str | Path], name: str
+) -> None:
+    session = load(form(jets.bundle.path), mode="test", engine_name=name)
     assert isinstance(session, CheckedSession)
-    require_right(session)
+    require_right(session, name)
+    assert session.report.events == 1
+    assert session.report.worst["probabilities"].outside == 0
 
 
 def test_test_mode_does_not_change_torchs_threads(jets: Built) -> None:
@@ -225,8 +230,9 @@ def test_a_note_without_its_fields_is_refused(copy: Path, text: str) -> None:
         load(copy)
 
 
-def test_test_mode_reads_no_note(copy: Path) -> None:
-    (copy / "PROMOTED.json").write_text("[]")
+@pytest.mark.parametrize("text", ["", "[]", '{"ref": "jets/1"}'])
+def test_test_mode_reads_no_note(copy: Path, text: str) -> None:
+    (copy / "PROMOTED.json").write_text(text)
     require_right(load(copy, mode="test"))
 
 

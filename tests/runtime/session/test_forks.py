@@ -161,9 +161,10 @@ def test_a_scheduler_takes_no_event_in_the_child(mlp: Built, scheduler: Schedule
     scheduler.submit(inputs, outputs).result(60)
 
 
-def test_a_scheduler_does_not_count_events_in_the_child(scheduler: Scheduler) -> None:
+def test_a_scheduler_does_not_count_events_in_the_child(mlp: Built, scheduler: Scheduler) -> None:
     error = error_in_a_child(scheduler, lambda: scheduler.waiting)
     assert error.startswith("RunError: this scheduler was opened before a fork")
+    scheduler.submit(*mlp.collections({"n": 5})).result(60)
 
 
 def test_a_scheduler_is_closed_in_the_child_without_an_effect_on_its_parent(

@@ -74,7 +74,8 @@ def test_an_object_that_is_no_stream_of_the_device_is_refused(stream: Any, messa
 def test_the_cpu_has_no_streams(use: Callable[[Session, Binding], None]) -> None:
     session = Session(mlp_signature(), rogues.honest())
     binding = session.bind(session.collection("jets", 3), session.collection("tags", 3))
-    with pytest.raises(BindError, match="the model runs on the CPU, which has no streams"):
+    message = "stream= was given, but the model runs on the CPU, which has no streams"
+    with pytest.raises(BindError, match=message):
         use(session, binding)
 
 

@@ -65,15 +65,16 @@ def test_helm_itself_takes_the_values(needs: Needs, tmp_path: Path) -> None:
     assert yaml.safe_load(yaml.safe_load(text)["data"]["all"]) == installed(values)
 
 
-def test_helm_itself_refuses_values_of_another_type(tmp_path: Path) -> None:
+@every_vendor
+def test_helm_itself_refuses_values_of_another_type(needs: Needs, tmp_path: Path) -> None:
     helm = pytest.importorskip("helm_python")
-    values = helm_values(CPU)
+    values = helm_values(needs)
     wrong = {**values, "keda": {**values["keda"], "maxReplicaCount": "ten"}}
     with (
         helm.Chart.load(chart(tmp_path)) as loaded,
         pytest.raises(helm.HelmError, match="maxReplicaCount"),
     ):
-        loaded.render(values=wrong)
+        loaded.render(values=wrong, name=needs.name)
 
 
 def test_values_for_cpus_ask_for_no_gpu() -> None:
