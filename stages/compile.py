@@ -131,8 +131,8 @@ def compile_here(
 
 
 def _with_facts(files: list[str], folder: Path, facts: Mapping[str, Any]) -> list[str]:
-    """Add facts to those that the engine wrote into its facts file. Returns a candidate's files
-    with this one; none if it has none, since the first file is the one to open."""
+    """Add facts to those that the engine wrote into its facts file. Returns the files with this
+    one. No files stay no files, since the first file is the one to open."""
     of_engine = json.loads((folder / FACTS).read_text()) if FACTS in files else {}  # ours
     (folder / FACTS).write_text(json.dumps({**of_engine, **facts}))
     return [*files, FACTS] if files and FACTS not in files else files

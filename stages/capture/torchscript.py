@@ -37,8 +37,9 @@ def torchscript(
     folder: Path,
     row_wise: bool = False,
 ) -> Script:
-    """Write model.ts by scripting, else by tracing; or only by the `route` that is given. Raises
-    CaptureError if that one fails.
+    """Write model.ts by scripting, else by tracing; or only by the `route` that is given, and
+    raise CaptureError if that one fails. A ScriptModule is only scripted; with the route `none`
+    nothing is written.
 
     `arguments`: row-major, for the bare model; `soa_arguments`: in the calling convention. A
     `row_wise` model is not traced: the trace would keep the example's number of rows.

@@ -149,19 +149,19 @@ def _finite(values: Any, dtype: str) -> npt.NDArray[np.bool_]:
 def too_much(counts: Sequence[Nonfinite], limit: float) -> str | None:
     """Why the reference is refused, or None. It is refused if more than the fraction `limit` of an
     output is not finite, or if no value of an output is finite in some case."""
-    for output in counts:
-        few = output.share <= limit
-        if few and not output.empty:
+    for counted in counts:
+        few = counted.share <= limit
+        if few and not counted.empty:
             continue
-        none = f", no value at all is finite at {output.empty}" if output.empty else ""
+        none = f", no value at all is finite at {counted.empty}" if counted.empty else ""
         cure = CURE
         if few:
             cure += ", or another reference: seed"
-        elif not output.empty:
+        elif not counted.empty:
             cure += ", or raise reference: nonfinite"
         return (
-            f"output {output.output!r}: {output.share:.2%} of the reference is NaN or infinite, "
+            f"output {counted.output!r}: {counted.share:.2%} of the reference is NaN or infinite, "
             f"which proves nothing (at most {limit:.2%} is allowed){none}; the first is in "
-            f"{output.first}: {cure}"
+            f"{counted.first}: {cure}"
         )
     return None

@@ -179,8 +179,8 @@ def choose_by_rows(
         if name != following:
             middle = math.ceil(math.sqrt(max(n, 1) * larger))
             below.append((max(middle, n + 1), name))
-    _, largest = engine_at[-1]
-    return largest, tuple(below)
+    _, at_largest = engine_at[-1]
+    return at_largest, tuple(below)
 
 
 def _cost(timing: Timing) -> float:

@@ -291,7 +291,7 @@ def _nodes(node: Node) -> _Nodes:
     leaf, opposite = modes == "LEAF", np.isin(modes, ["BRANCH_GT", "BRANCH_GTE"])
     threshold = np.where(np.isin(modes, ["BRANCH_LEQ", "BRANCH_GT"]), next_larger, threshold)
     missing_true = np.asarray(node("nodes_missing_value_tracks_true", np.zeros(len(tree_of_node))))
-    if_true, if_false = (  # a leaf names no node that is there
+    if_true, if_false = (  # what a leaf names is not used, and may be absent
         np.array([position.get(key, 0) for key in zip(tree_of_node, node(name), strict=True)])
         for name in ("nodes_truenodeids", "nodes_falsenodeids")
     )
