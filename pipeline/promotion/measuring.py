@@ -30,8 +30,8 @@ from registry.store import Registry
 from registry.trust import trusted
 from registry.version import Version
 from runtime.checked import recorded_tolerances
-from runtime.loader import measured_session
-from runtime.opening import Opened, Opening, held_files, open_version
+from runtime.loader import open_measured_session
+from runtime.opening import Opened, Opening, hold_files, open_version
 from soa.signature import Signature
 from stages.capture import SEE_EACH_OTHER, dependence_of
 from stages.errors import NotMeasuredError
@@ -65,7 +65,7 @@ def measure(
     `shadows`: records beside those in the registry; None if the alias needs no shadow."""
     manifest = opened.bundle.manifest
     served = _engines_by_target(manifest, needed)
-    worst = {target: _worst_of_all(opened, target, served[target], say) for target in served}
+    worst = {target: _validate_engines(opened, target, served[target], say) for target in served}
     in_place = _open_in_place(registry, version, replaced, say)
     limit = BuiltFrom(manifest).reference.nonfinite
     counts, _ = proof_of(opened.bundle)
@@ -163,9 +163,9 @@ def _validate(
     compare it with the portable program on these inputs."""
     manifest = opened.bundle.manifest
     candidate = manifest.targets[target].candidates[engine_name]
-    with _trial(opened, target, engine_name) as (trial, folder):
+    with _open_trial(opened, target, engine_name) as (trial, folder):
         program = trial.program
-        assert program is not None  # `_trial` sets it
+        assert program is not None  # `_open_trial` sets it
         dependence = dependence_of(manifest.capture.dependence, program) if candidate.tile else None
         if dependence:
             return ValidationReport.refused(
@@ -178,13 +178,13 @@ def _validate(
 
 
 @contextmanager
-def _trial(opened: Opened, target: str, engine_name: str) -> Iterator[tuple[Trial, Path]]:
+def _open_trial(opened: Opened, target: str, engine_name: str) -> Iterator[tuple[Trial, Path]]:
     """An artifact beside the reference, with their files held; and a folder for scratch files."""
     manifest = opened.bundle.manifest
     candidate = manifest.targets[target].candidates[engine_name]
     with (
         tempfile.TemporaryDirectory(prefix="soa-validate-") as folder,
-        held_files(opened, target, engine_name) as held,
+        hold_files(opened, target, engine_name) as held,
     ):
         trial = Trial(
             engine_name,
@@ -205,7 +205,7 @@ def _validate_by_driver(opened: Opened, target: str, engine_name: str) -> Valida
     """Validate one artifact on a GPU that torch does not support. It counts as valid, although it
     did not run in torch, because it ran on a device of the target and not in an emulator."""
     parsed = Target.parse(target)
-    with _trial(opened, target, engine_name) as (trial, folder):
+    with _open_trial(opened, target, engine_name) as (trial, folder):
         report = emulate_candidate(
             trial, folder, _VALIDATION_LIMIT_S, parsed, emulator=this_gpu(parsed)
         )
@@ -221,7 +221,7 @@ def _compare_bits(opened: Opened, target: str, engine_name: str, say: Say) -> li
         return list(reproduce(opened, target, engine_name, Path(folder)))
 
 
-def _worst_of_all(
+def _validate_engines(
     opened: Opened, target: str, engines: Sequence[str], say: Say
 ) -> Mapping[str, Worst]:
     """The worst deviation of each output over the engines of one target, from new validations. An
@@ -312,10 +312,12 @@ def _race_versions(new: Opened, old: Opened, target: str) -> list[SpeedPoint]:
     points: list[SpeedPoint] = []
     with one_thread():
         versions = {"new": new, "old": old}
-        sessions = {side: measured_session(opened, target) for side, opened in versions.items()}
-        inputs = {side: _reference_inputs(opened) for side, opened in versions.items()}
+        sessions = {
+            side: open_measured_session(opened, target) for side, opened in versions.items()
+        }
+        inputs = {side: _load_reference_inputs(opened) for side, opened in versions.items()}
         for case in benchmark_cases(new.signature):
-            if not _takes(old.signature, case):
+            if not _accepts_case(old.signature, case):
                 continue
             calls = {side: bound_call(sessions[side], inputs[side], case) for side in versions}
             times = race(calls, _SECONDS_A_SIZE)
@@ -324,13 +326,13 @@ def _race_versions(new: Opened, old: Opened, target: str) -> list[SpeedPoint]:
     return points
 
 
-def _reference_inputs(opened: Opened) -> Arrays:
+def _load_reference_inputs(opened: Opened) -> Arrays:
     """The inputs of a version's reference."""
     path = opened.bundle.file(opened.bundle.manifest.reference)
     return Reference.load(path, opened.signature).inputs
 
 
-def _takes(signature: Signature, case: Mapping[str, int]) -> bool:
+def _accepts_case(signature: Signature, case: Mapping[str, int]) -> bool:
     """Whether the model has the row dimensions of a case, with ranges that contain its numbers."""
     ranges = signature.ranges
     return set(signature.dims) == set(case) and all(

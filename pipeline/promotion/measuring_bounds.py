@@ -16,8 +16,8 @@ from registry.bundle import TargetRecord
 from registry.promotion import Measured
 from registry.shadow_record import ShadowRecord
 from registry.version import Version
-from runtime.loader import measured_session
-from runtime.opening import Opened, copy_files, held_files
+from runtime.loader import open_measured_session
+from runtime.opening import Opened, copy_files, hold_files
 from soa.errors import SoaPipelineError
 from stages.errors import NotMeasuredError
 from stages.reference import Reference, label
@@ -52,20 +52,20 @@ def bounded(
                 yield Measured(gate, gate, math.nan, why=why)
     for target in targets:
         if gates.outside_share is not None:
-            yield from _outside_share(manifest.targets[target], target, gates.outside_share)
+            yield from _judge_outside_share(manifest.targets[target], target, gates.outside_share)
         if gates.max_artifact_mb is not None:
-            yield _size(opened, target, gates.max_artifact_mb)
+            yield _measure_size(opened, target, gates.max_artifact_mb)
         for limit in gates.latency_p99_us or ():
             say(f"timing single calls on {target} at {label(limit.rows)}")
-            yield _latency(opened, target, limit)
+            yield _measure_latency(opened, target, limit)
         for limit in gates.memory_mb or ():
             say(f"measuring memory on {target} at {label(limit.rows)}")
-            yield _memory(opened, target, limit)
+            yield _measure_memory(opened, target, limit)
     if gates.metrics is not None and targets:
-        yield from _metrics(opened, in_place, targets, gates.metrics, say)
+        yield from _measure_metrics(opened, in_place, targets, gates.metrics, say)
 
 
-def _size(opened: Opened, target: str, limit_mb: float) -> Measured:
+def _measure_size(opened: Opened, target: str, limit_mb: float) -> Measured:
     """The bytes of all files of a target's engines together, in MB."""
     record = opened.bundle.manifest.targets[target]
     files = {name for engine in record.engines() for name in record.candidates[engine].files}
@@ -73,7 +73,7 @@ def _size(opened: Opened, target: str, limit_mb: float) -> Measured:
     return Measured("size", f"MB of the artifact for {target}", size_mb, max=limit_mb)
 
 
-def _outside_share(record: TargetRecord, target: str, limit: float) -> Iterator[Measured]:
+def _judge_outside_share(record: TargetRecord, target: str, limit: float) -> Iterator[Measured]:
     """The bound on the share of rows outside the tolerance, which the build recorded."""
     for engine in record.engines():
         many = record.candidates[engine].many_rows
@@ -83,16 +83,16 @@ def _outside_share(record: TargetRecord, target: str, limit: float) -> Iterator[
         yield Measured("outside share", what, share, max=limit, why=why)
 
 
-def _latency(opened: Opened, target: str, limit: LimitConfig) -> Measured:
+def _measure_latency(opened: Opened, target: str, limit: LimitConfig) -> Measured:
     """The 99th percentile of the time of a call with this number of rows, on one thread."""
     inputs = Reference.load(opened.bundle.file(opened.bundle.manifest.reference)).inputs
     with one_thread():
-        p99 = p99_us(bound_call(measured_session(opened, target), inputs, limit.rows))
+        p99 = p99_us(bound_call(open_measured_session(opened, target), inputs, limit.rows))
     what = f"p99 of a call on {target} at {label(limit.rows)} in us"
     return Measured("latency", what, p99, max=limit.max)
 
 
-def _memory(opened: Opened, target: str, limit: LimitConfig) -> Measured:
+def _measure_memory(opened: Opened, target: str, limit: LimitConfig) -> Measured:
     """The memory that the artifact takes at this number of rows, measured in a new process."""
     what = f"MB that the artifact for {target} takes at {label(limit.rows)}"
     if Target.parse(target).torch_device != "cpu":
@@ -102,7 +102,7 @@ def _memory(opened: Opened, target: str, limit: LimitConfig) -> Measured:
     candidate = manifest.targets[target].candidates[engine]
     with (
         tempfile.TemporaryDirectory(prefix="soa-memory-") as folder,
-        held_files(opened, target, engine) as held,
+        hold_files(opened, target, engine) as held,
     ):
         payload = {
             "name": engine,
@@ -121,7 +121,7 @@ def _memory(opened: Opened, target: str, limit: LimitConfig) -> Measured:
     return Measured("memory", what, megabytes, max=limit.max, why=outcome.error or "")
 
 
-def _metrics(
+def _measure_metrics(
     opened: Opened,
     in_place: InPlace | None,
     targets: Sequence[str],
@@ -138,8 +138,8 @@ def _metrics(
         labelled = Labelled.from_bundle(stored, asked, Path(folder))
         for target in targets:
             say(f"metrics on {target}, {stored.rows:,} rows of {stored.source}")
-            new = _metric_values(labelled, opened, target)
-            old = _metric_values_in_place(labelled, in_place, target)
+            new = _compute_metrics(labelled, opened, target)
+            old = _compute_metrics_in_place(labelled, in_place, target)
             for name, bound in asked.functions.items():
                 ref = in_place.ref if in_place else ""
                 why = new[name].why
@@ -152,7 +152,7 @@ def _metrics(
                 )  # fmt: skip
 
 
-def _metric_values_in_place(
+def _compute_metrics_in_place(
     labelled: Labelled, in_place: InPlace | None, target: str
 ) -> dict[str, Measurement]:
     """Each metric of the version in place: on this target, else on another that this host runs."""
@@ -161,16 +161,16 @@ def _metric_values_in_place(
         targets = other.bundle.manifest.targets
         for name in (target, *targets):
             if name in targets and targets[name].chosen and torch_runs(Target.parse(name)):
-                return _metric_values(labelled, other, name)
+                return _compute_metrics(labelled, other, name)
     return dict.fromkeys(labelled.asked.functions, Measurement(math.nan, "it cannot be run here"))
 
 
-def _metric_values(labelled: Labelled, opened: Opened, target: str) -> dict[str, Measurement]:
+def _compute_metrics(labelled: Labelled, opened: Opened, target: str) -> dict[str, Measurement]:
     """Each metric of a version; NaN and the reason if it cannot be computed."""
     try:
         built = BuiltFrom(opened.bundle.manifest)
-        session = measured_session(opened, target)
-        return labelled.values(session, built.apply.columns, built.missing)
+        session = open_measured_session(opened, target)
+        return labelled.measure(session, built.apply.columns, built.missing)
     except SoaPipelineError as error:
         return dict.fromkeys(labelled.asked.functions, Measurement(math.nan, str(error)))
 

@@ -113,7 +113,7 @@ def promote(
         with tempfile.TemporaryDirectory(prefix="soa-policy-") as folder:
             policies = [*registry.policies(version.name, Path(folder)), *local]
             needed = requirements(opened.bundle, alias, max_slowdown, policies)
-            from_files = [_shadow_record(file, version, replaced) for file in shadows]
+            from_files = [_read_shadow_record(file, version, replaced) for file in shadows]
             records = from_files if alias == PRODUCTION else None
             findings = measure(registry, opened, version, replaced, needed, excused, records, say)
         decisions = tuple(overridden(decide(findings), override, reason))
@@ -142,7 +142,7 @@ def _version_in_place(registry: Registry, name: str, alias: str) -> Version | No
         return None
 
 
-def _shadow_record(file: Path, version: Version, replaced: Version | None) -> ShadowRecord:
+def _read_shadow_record(file: Path, version: Version, replaced: Version | None) -> ShadowRecord:
     """Read the record of a shadow. RegistryError if it is not of this version beside the one in
     place."""
     try:

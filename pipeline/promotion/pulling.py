@@ -10,7 +10,7 @@ from registry.history import PRODUCTION
 from registry.housekeeping import oci
 from registry.store import Registry
 from runtime.errors import LoadError
-from runtime.opening import require_promoted, require_vouched, why_torch
+from runtime.opening import require_promoted, require_vouched, why_torch_is_needed
 
 
 def pull(
@@ -45,7 +45,7 @@ def pull(
             write_note(folder, note)
         if runtime:
             require_vouched(ref, read_note(folder), bundle)
-            if why := why_torch(bundle.manifest):
+            if why := why_torch_is_needed(bundle.manifest):
                 raise LoadError(f"{name} was not pulled: {why}")
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)

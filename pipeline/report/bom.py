@@ -22,11 +22,13 @@ def bill_of_materials(bundle: Bundle) -> dict[str, Any]:
     manifest, built = bundle.manifest, bundle.manifest.provenance
     data = {manifest.reference} | ({manifest.labelled.file} if manifest.labelled else set())
     files = []
-    for name, digest in _sealed(bundle):
+    for name, digest in _sealed_files(bundle):
         kind = "data" if name in data else "file"
         files.append(_component(kind, name, hashes=[{"alg": "SHA-256", "content": digest}]))
     tools = [  # excluded: not inside
-        _component("library", name, version=version, purl=_purl(name, version), scope="excluded")
+        _component(
+            "library", name, version=version, purl=_package_url(name, version), scope="excluded"
+        )
         for name, version in sorted(built.tools.items())
     ]
     model = _component(
@@ -50,9 +52,9 @@ def bill_of_materials(bundle: Bundle) -> dict[str, Any]:
 def build_provenance(bundle: Bundle) -> dict[str, Any]:
     """An in-toto statement about every file of the bundle, as it was sealed: how it was built."""
     built, labelled = bundle.manifest.provenance, bundle.manifest.labelled
-    builder = _purl("soa-pipeline", built.tools.get("soa-pipeline", "unknown"))
+    builder = _package_url("soa-pipeline", built.tools.get("soa-pipeline", "unknown"))
     tools = sorted(built.tools.items())
-    dependencies: list[dict[str, Any]] = [{"uri": _purl(*tool)} for tool in tools]
+    dependencies: list[dict[str, Any]] = [{"uri": _package_url(*tool)} for tool in tools]
     if built.git_commit is not None:
         dependencies.append({"name": "config", "digest": {"gitCommit": built.git_commit}})
     if labelled is not None:
@@ -66,7 +68,7 @@ def build_provenance(bundle: Bundle) -> dict[str, Any]:
     run = {"builder": {"id": builder}, "metadata": {"finishedOn": built.created}}
     return {
         "_type": "https://in-toto.io/Statement/v1",
-        "subject": [{"name": file, "digest": {"sha256": d}} for file, d in _sealed(bundle)],
+        "subject": [{"name": file, "digest": {"sha256": d}} for file, d in _sealed_files(bundle)],
         "predicateType": "https://slsa.dev/provenance/v1",
         "predicate": {"buildDefinition": build, "runDetails": run},
     }
@@ -77,12 +79,12 @@ def _component(kind: str, name: str, **fields: object) -> dict[str, Any]:
     return {"type": kind, "bom-ref": f"{kind}/{name}", "name": name, **fields}
 
 
-def _sealed(bundle: Bundle) -> list[tuple[str, str]]:
+def _sealed_files(bundle: Bundle) -> list[tuple[str, str]]:
     """Each file with its digest, by name; the seal is one of them."""
     return sorted({**bundle.files, SUMS: bundle.digest}.items())
 
 
-def _purl(name: str, version: str) -> str:
+def _package_url(name: str, version: str) -> str:
     """The tool as a package URL."""
     package = "generic/g%2B%2B" if name == "g++" else f"pypi/{quote(name.lower(), safe='')}"
     return f"pkg:{package}@{quote(version, safe='')}"

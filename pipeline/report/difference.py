@@ -27,7 +27,7 @@ from soa.text import microseconds, number
 if TYPE_CHECKING:
     from pipeline.report.tables import Part, Table
 
-_LONGEST = 80
+_MOST_CHARACTERS = 80
 _MOST_ROWS = 40
 _NUMBERS = ("max_abs", "norm_a", "norm_b", "norm_difference")
 
@@ -52,25 +52,25 @@ def compare(a: Bundle, b: Bundle, ref_a: str, ref_b: str) -> dict[str, Any]:
     annexes_a, annexes_b = (
         {target: annex.digest for target, annex in bundle.annexes.items()} for bundle in (a, b)
     )
-    subjects_a, subjects_b = _subjects(a), _subjects(b)
-    records = {what: list(_changes(subjects_a[what], subjects_b[what])) for what in subjects_a}
-    difference: dict[str, Any] = _finite(
+    subjects_a, subjects_b = _comparable_records(a), _comparable_records(b)
+    records = {what: list(_find_changes(subjects_a[what], subjects_b[what])) for what in subjects_a}
+    difference: dict[str, Any] = _without_nonfinite(
         {
             "a": {"ref": ref_a, "digest": a.digest, "annexes": annexes_a},
             "b": {"ref": ref_b, "digest": b.digest, "annexes": annexes_b},
-            "weights": _weights(a, b),
+            "weights": _compare_weights(a, b),
             "records": {subject: changes for subject, changes in records.items() if changes},
-            **_measured(a.manifest, b.manifest),
+            **_compare_measurements(a.manifest, b.manifest),
             "same": a.digest == b.digest and annexes_a == annexes_b,
         }
     )
     return difference
 
 
-def _weights(a: Bundle, b: Bundle) -> dict[str, Any]:
+def _compare_weights(a: Bundle, b: Bundle) -> dict[str, Any]:
     """How many tensors are the same, the changes of the others, and why they cannot be read."""
     try:
-        tensors_a, tensors_b = _tensors(a), _tensors(b)
+        tensors_a, tensors_b = _load_tensors(a), _load_tensors(b)
     except (EngineError, BundleError) as error:
         return {"same": 0, "changes": [], "unreadable": str(error)}
     names = dict.fromkeys((*tensors_a, *tensors_b))
@@ -79,7 +79,7 @@ def _weights(a: Bundle, b: Bundle) -> dict[str, Any]:
     return {"same": len(compared) - len(changes), "changes": changes, "unreadable": ""}
 
 
-def _tensors(bundle: Bundle) -> dict[str, torch.Tensor]:
+def _load_tensors(bundle: Bundle) -> dict[str, torch.Tensor]:
     """Parameters, buffers and constants of the portable program."""
     with quiet_torch():
         program = load_program(bundle.file(bundle.manifest.program))
@@ -115,7 +115,7 @@ def tensor_change(
     return change | {"elements": int((wide_a != wide_b).sum())} | numbers
 
 
-def _subjects(bundle: Bundle) -> dict[str, Any]:
+def _comparable_records(bundle: Bundle) -> dict[str, Any]:
     """What is compared of a bundle, by subject."""
     manifest = bundle.manifest
     provenance = manifest.provenance
@@ -130,7 +130,7 @@ def _subjects(bundle: Bundle) -> dict[str, Any]:
         "signature": manifest.signature,
         "config": provenance.config,
         "tolerances": {name: asdict(each) for name, each in manifest.tolerances.items()},
-        "targets": {name: _target(bundle, name) for name in manifest.targets},
+        "targets": {name: _comparable_target(bundle, name) for name in manifest.targets},
         "tools": {"python": provenance.python, **provenance.tools},
         "host": provenance.host,
         "source": {"git_commit": provenance.git_commit, "git_dirty": provenance.git_dirty},
@@ -138,7 +138,7 @@ def _subjects(bundle: Bundle) -> dict[str, Any]:
     }
 
 
-def _target(bundle: Bundle, name: str) -> dict[str, Any]:
+def _comparable_target(bundle: Bundle, name: str) -> dict[str, Any]:
     """What is compared of a target."""
     record = bundle.manifest.targets[name]
     annex = bundle.annexes.get(name)
@@ -155,10 +155,10 @@ def _target(bundle: Bundle, name: str) -> dict[str, Any]:
     }
 
 
-def _changes(a: Any, b: Any, at: str = "") -> Iterator[dict[str, Any]]:
+def _find_changes(a: Any, b: Any, at: str = "") -> Iterator[dict[str, Any]]:
     """Yields the values that differ, each with its path. If all items of a list have a name, they
     are compared by name."""
-    left, right = _named(a), _named(b)
+    left, right = _items_by_name(a), _items_by_name(b)
     if left is None or right is None:
         if a != b:
             yield {"what": at, "a": a, "b": b}
@@ -168,12 +168,12 @@ def _changes(a: Any, b: Any, at: str = "") -> Iterator[dict[str, Any]]:
     for key in dict.fromkeys((*left, *right)):
         place = f"{at}.{key}" if at else str(key)
         if key in left and key in right:
-            yield from _changes(left[key], right[key], place)
+            yield from _find_changes(left[key], right[key], place)
         else:
             yield {"what": place, "a": left.get(key), "b": right.get(key)}
 
 
-def _named(value: Any) -> dict[str, Any] | None:
+def _items_by_name(value: Any) -> dict[str, Any] | None:
     """The items of a mapping; or those of a list by their names, if each has another name. None for
     a value without such items."""
     if isinstance(value, Mapping):
@@ -184,20 +184,20 @@ def _named(value: Any) -> dict[str, Any] | None:
     return None
 
 
-def _measured(a: Manifest, b: Manifest) -> dict[str, Any]:
+def _compare_measurements(a: Manifest, b: Manifest) -> dict[str, Any]:
     """Median times of a call and largest deviations, for each target and engine of either side."""
-    of_a, of_b = _candidates(a), _candidates(b)
+    of_a, of_b = _candidates_by_engine(a), _candidates_by_engine(b)
     none = Candidate(status="failed")
     speed, deviations = [], []
     for target, engine in dict.fromkeys((*of_a, *of_b)):
         whose = {"target": target, "engine": engine}
         pair = of_a.get((target, engine), none), of_b.get((target, engine), none)
-        speed += [{**whose, **times} for times in _times(*pair)]
-        deviations += [{**whose, **worst} for worst in _deviations(*pair)]
+        speed += [{**whose, **times} for times in _compare_times(*pair)]
+        deviations += [{**whose, **worst} for worst in _compare_deviations(*pair)]
     return {"speed": speed, "deviations": deviations}
 
 
-def _candidates(manifest: Manifest) -> dict[tuple[str, str], Candidate]:
+def _candidates_by_engine(manifest: Manifest) -> dict[tuple[str, str], Candidate]:
     """All candidates of a version, by target and engine."""
     return {
         (target, engine): candidate
@@ -206,7 +206,7 @@ def _candidates(manifest: Manifest) -> dict[tuple[str, str], Candidate]:
     }
 
 
-def _times(a: Candidate, b: Candidate) -> Iterator[dict[str, Any]]:
+def _compare_times(a: Candidate, b: Candidate) -> Iterator[dict[str, Any]]:
     """The median times of two candidates for each number of rows."""
     for rows in dict.fromkeys((*a.benchmark, *b.benchmark)):
         a_us, b_us = (
@@ -216,7 +216,7 @@ def _times(a: Candidate, b: Candidate) -> Iterator[dict[str, Any]]:
         yield {"rows": rows, "a_us": a_us, "b_us": b_us, "ratio": ratio}
 
 
-def _deviations(a: Candidate, b: Candidate) -> Iterator[dict[str, Any]]:
+def _compare_deviations(a: Candidate, b: Candidate) -> Iterator[dict[str, Any]]:
     """The worst deviations of two candidates for each output."""
     for output in dict.fromkeys((*a.worst, *b.worst)):
         measured: dict[str, Any] = {"output": output}
@@ -226,14 +226,14 @@ def _deviations(a: Candidate, b: Candidate) -> Iterator[dict[str, Any]]:
         yield measured
 
 
-def _finite(value: Any) -> Any:
+def _without_nonfinite(value: Any) -> Any:
     """The value with texts in place of numbers that JSON does not have: nan, inf and -inf."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
+        return {key: _without_nonfinite(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
+        return [_without_nonfinite(each) for each in value]
     return value
 
 
@@ -261,9 +261,11 @@ def _describe_changes(subject: str, changes: Sequence[Mapping[str, Any]]) -> Ite
         yield f"files that differ: {names}{more}"
         return
     shown = changes[:_MOST_ROWS]
-    rows = ((change["what"], _value(change["a"]), _value(change["b"])) for change in shown)
+    rows = (
+        (change["what"], _value_text(change["a"]), _value_text(change["b"])) for change in shown
+    )
     yield new_table(subject, "", "A", "B", rows=rows)
-    yield from _more(len(changes))
+    yield from _count_hidden_rows(len(changes))
 
 
 def _deviation_table(deviations: Iterable[Mapping[str, Any]]) -> Table:
@@ -271,7 +273,7 @@ def _deviation_table(deviations: Iterable[Mapping[str, Any]]) -> Table:
     title = "deviation from the model's own answers: max abs (fraction outside the tolerance)"
     table = new_table(title, "target", "engine", "output", "A", "B")
     for each in deviations:
-        cells = (_deviation(each[f"{side}_max_abs"], each[f"{side}_outside"]) for side in "ab")
+        cells = (_deviation_text(each[f"{side}_max_abs"], each[f"{side}_outside"]) for side in "ab")
         table.add_row(each["target"], each["engine"], each["output"], *cells)
     return table
 
@@ -303,34 +305,34 @@ def _describe_weights(same: int, changes: list[dict[str, Any]], unreadable: str)
         numbers = (change[key] for key in _NUMBERS)
         table.add_row(
             change["name"],
-            _shape(a),
-            "=" if a == b else _shape(b),
+            _shape_text(a),
+            "=" if a == b else _shape_text(b),
             "" if elements is None else f"{elements:,}",
             *("" if n is None else number(float(n)) for n in numbers),
         )
     yield table
-    yield from _more(len(changes))
+    yield from _count_hidden_rows(len(changes))
 
 
-def _shape(kind: str | None) -> str:
+def _shape_text(kind: str | None) -> str:
     """Dtype and shape as one word, such as `float32[48,6]`."""
     return "—" if kind is None else kind.replace(" (", "[").replace(", ", ",").replace(")", "]")
 
 
-def _deviation(largest: Any, outside: Any) -> str:
+def _deviation_text(largest: Any, outside: Any) -> str:
     """A deviation as text. The arguments are numbers, or texts such as `nan` and `inf`."""
     return "—" if largest is None else f"{number(float(largest))} ({percent(float(outside))})"
 
 
-def _more(count: int) -> Iterator[str]:
+def _count_hidden_rows(count: int) -> Iterator[str]:
     """A line that says how many of `count` changes the table before it does not show, if any."""
     if count > _MOST_ROWS:
         yield f"  … and {count - _MOST_ROWS} more: --json has all"
 
 
-def _value(value: Any) -> str:
-    """A value of a record as one text of at most `_LONGEST` characters."""
+def _value_text(value: Any) -> str:
+    """A value of a record as one text of at most `_MOST_CHARACTERS` characters."""
     if value is None:
         return "—"
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 1]}…"

@@ -84,7 +84,7 @@ class Deviations:
         return list(map(sum, zip_longest(*map(bins_of, self.deviations), fillvalue=0)))
 
 
-def _rows(value: float) -> str:
+def _rows_text(value: float) -> str:
     """A number of rows as text."""
     return f"{value:,.0f}"
 
@@ -96,7 +96,7 @@ class Axis:
     x: str
     y: str
     unit: Callable[[float], str]
-    x_unit: Callable[[float], str] = _rows
+    x_unit: Callable[[float], str] = _rows_text
 
 
 def speed_figure(caption: str, report: BenchmarkReport) -> Figure | None:
@@ -143,10 +143,10 @@ def error_figure(caption: str, series: Iterable[Deviations]) -> Figure | None:
     bins = [Steps(each.name, each.summed(lambda d: d.error_bins), each.ours) for each in series]
     first = Deviation.FIRST_DECADE
 
-    def begins(i: int) -> str:
+    def edge_text(i: int) -> str:
         return f"1e{first + i - 2}" if i > 1 else f"<1e{first}"
 
-    return _deviation_histogram(caption, "absolute error, from", bins, begins)
+    return _deviation_histogram(caption, "absolute error, from", bins, edge_text)
 
 
 def kept_of(
@@ -193,7 +193,7 @@ def why_not_drawn(curve: Curve) -> str:
     if isinstance(curve, NotDrawn):
         return curve.why
     if isinstance(curve, Roc):
-        single = len({signal for signal, _ in _points(curve) if signal > 0}) < 2
+        single = len({signal for signal, _ in _drawable_points(curve) if signal > 0}) < 2
         return "no background passes before all of the signal does" if single else ""
     return "" if _has_bins(curve.found) else "no difference to the label is a finite number"
 
@@ -202,25 +202,25 @@ def roc_figure(caption: str, curves: Mapping[str, Roc]) -> Figure | None:
     """Background efficiency over signal efficiency, from which a working point is chosen."""
     lines = []
     for name, roc in curves.items():
-        if points := _points(roc):
+        if points := _drawable_points(roc):
             lines.append(Line(name, points, marked=False))
-    axis = Axis("signal efficiency", "background efficiency", _share, _share)
+    axis = Axis("signal efficiency", "background efficiency", _percent_text, _percent_text)
     return _line_figure(caption, lines, axis)
 
 
-def _points(roc: Roc) -> Points:
+def _drawable_points(roc: Roc) -> Points:
     """The points with background above zero, which a logarithmic axis can show."""
     pairs = zip(roc.signal, roc.background, strict=False)
     return [(signal, background) for signal, background in pairs if background > 0]
 
 
 def _deviation_histogram(
-    caption: str, label: str, bins: Sequence[Steps], begins: Callable[[int], str]
+    caption: str, label: str, bins: Sequence[Steps], edge_text: Callable[[int], str]
 ) -> Figure | None:
     """Draw the shares of values over their deviation; the first bin has the equal values. None if
     all values are equal.
 
-    Empty bins between the first and the others, and at the end, are left out. `begins`: the
+    Empty bins between the first and the others, and at the end, are left out. `edge_text`: the
     smallest deviation of a bin as text, by its index.
     """
     cut = (replace(each, values=each.values[:_MOST_BINS]) for each in bins)
@@ -235,8 +235,8 @@ def _deviation_histogram(
         padded = [*each.values, *[0] * (high + 1 - len(each.values))]
         values = [count / total for count in (padded[0], *padded[low : high + 1])]
         shares.append(replace(each, values=values))
-    names = ["0", *(begins(i) for i in range(low, high + 1))]
-    return _step_figure(caption, Axis(label, "share of values", _share), shares, names)
+    names = ["0", *(edge_text(i) for i in range(low, high + 1))]
+    return _step_figure(caption, Axis(label, "share of values", _percent_text), shares, names)
 
 
 def drift_figure(caption: str, shares: Sequence[Share]) -> Figure:
@@ -245,7 +245,7 @@ def drift_figure(caption: str, shares: Sequence[Share]) -> Figure:
         Steps("reference", [each.reference for each in shares], ours=False),
         Steps("counted", [each.counted for each in shares]),
     ]
-    axis = Axis("value", "share of values", _share)
+    axis = Axis("value", "share of values", _percent_text)
     return _step_figure(caption, axis, series, [each.name.partition(" to ")[0] for each in shares])
 
 
@@ -253,11 +253,11 @@ def operators_figure(caption: str, times: Sequence[OperatorTime]) -> Figure:
     """Draw the share of a call that each operator takes, for each size."""
     sizes = [*times[0].shares][: len(_SERIES)]
     series = [Steps(size, [each.shares[size] for each in times]) for size in sizes]
-    axis = Axis("operator", "share of a call", _share)
+    axis = Axis("operator", "share of a call", _percent_text)
     return _step_figure(caption, axis, series, [each.operator for each in times])
 
 
-def _share(value: float) -> str:
+def _percent_text(value: float) -> str:
     """A share as text, in percent."""
     return f"{number(100 * value)}%"
 
@@ -280,7 +280,7 @@ def _line_figure(
             _draw_line(axes, line, _SERIES[i % len(_SERIES)], _MARKERS[i % len(_MARKERS)])
         for limit in limits:
             axes.axhline(limit, color=_TEXT, linestyle=":", linewidth=1, label="allowed (atol)")
-        axes.set(yscale="log", xscale="log" if axis.x_unit is _rows else "linear")
+        axes.set(yscale="log", xscale="log" if axis.x_unit is _rows_text else "linear")
         axes.xaxis.set_major_formatter(lambda value, _: axis.x_unit(value))
 
     def in_words(line: Line) -> str:
@@ -295,7 +295,7 @@ def _step_figure(
 ) -> Figure:
     """Draw histograms. `edges`: numbers; or for bins of equal width, a text per lower edge."""
     named = isinstance(edges[0], str)
-    begins = [each if isinstance(each, str) else number(each) for each in edges]
+    edge_text = [each if isinstance(each, str) else number(each) for each in edges]
 
     def draw(axes: Any) -> None:
         places = [i - 0.5 for i in range(len(edges) + 1)] if named else edges
@@ -312,13 +312,13 @@ def _step_figure(
         else:
             axes.set_ylim(bottom=0)
         if named:
-            step = math.ceil(len(begins) / 8)  # at most eight texts have room
-            axes.set_xticks(range(0, len(begins), step), begins[::step])
+            step = math.ceil(len(edge_text) / 8)  # at most eight texts have room
+            axes.set_xticks(range(0, len(edge_text), step), edge_text[::step])
         else:
             axes.xaxis.set_major_formatter(lambda value, _: number(value))
 
     def in_words(steps: Steps) -> str:
-        pairs = zip(steps.values, begins, strict=False)
+        pairs = zip(steps.values, edge_text, strict=False)
         bins = ", ".join(f"{axis.unit(value)} from {begin}" for value, begin in pairs if value)
         return f"{steps.name}: {bins}"
 
@@ -345,7 +345,7 @@ def _figure(caption: str, axis: Axis, draw: Callable[[Any], None], words: Sequen
             drawing.legend(loc="outside lower center", ncols=2)
         out = io.StringIO()
         drawing.savefig(out, format="svg", metadata=dict.fromkeys(("Date", "Creator")))
-    return Figure(Markup(_inline(out.getvalue(), "; ".join([caption, *words]))), caption)
+    return Figure(Markup(_prepare_svg(out.getvalue(), "; ".join([caption, *words]))), caption)
 
 
 def _draw_line(axes: Any, line: Line, color: str, marker: str) -> None:
@@ -358,7 +358,7 @@ def _draw_line(axes: Any, line: Line, color: str, marker: str) -> None:
         axes.fill_between(places, line.low, line.high, color=color, alpha=0.15, linewidth=0)
 
 
-def _inline(svg: str, label: str) -> str:
+def _prepare_svg(svg: str, label: str) -> str:
     """Prepare an SVG for a page: unique ids, the page's colours, and `label` for screen readers."""
     prefix = f"f{zlib.crc32((label + svg).encode()):x}-"
     text = svg[svg.index("<svg") :]

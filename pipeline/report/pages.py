@@ -102,7 +102,7 @@ def page(
     links: Sequence[tuple[str, str]] = (),
 ) -> str:
     """Write a page as HTML; empty sections are left out. `links`: pairs of text and address."""
-    with _report_extra():
+    with _explain_missing_library():
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     def without_controls(value: object) -> object:
@@ -113,7 +113,10 @@ def page(
         autoescape=True, finalize=without_controls, undefined=StrictUndefined,
     )  # fmt: skip
     filled = [
-        Section(section.title, [_filled(part) for part in section.parts if part is not None])
+        Section(
+            section.title,
+            [_without_empty_columns(part) for part in section.parts if part is not None],
+        )
         for section in sections
     ]
     return templates.get_template("page.html").render(
@@ -122,13 +125,13 @@ def page(
     )  # fmt: skip
 
 
-def _filled(part: Part | Figure | Flow) -> Part | Figure | Flow:
+def _without_empty_columns(part: Part | Figure | Flow) -> Part | Figure | Flow:
     """The part; a table without its empty columns."""
     return part.filled() if isinstance(part, Table) else part
 
 
 @contextmanager
-def _report_extra() -> Iterator[None]:
+def _explain_missing_library() -> Iterator[None]:
     """Inside, a library that is not installed is a ReportError that says what to install."""
     try:
         yield
@@ -140,7 +143,7 @@ def _report_extra() -> Iterator[None]:
 
 def require_libraries() -> None:
     """Import the libraries that pages need; raise ReportError if one is not installed."""
-    with _report_extra():
+    with _explain_missing_library():
         import jinja2  # noqa: F401
         import matplotlib.backends.backend_svg
         import matplotlib.figure  # noqa: F401
@@ -164,13 +167,13 @@ def version_page(
     sections = [
         Section("What it is", [flow(manifest.name, Signature.from_dict(manifest.signature)),
                                blocks_of(manifest)]),
-        Section("Agreement with the model", list(_agreement(bundle))),
+        Section("Agreement with the model", list(_agreement_parts(bundle))),
         Section("Speed", [part for target in manifest.targets
                           for part in speed_parts(target, benchmark_of(bundle, target))]),
         Section("Reference and metrics",
-                [*describe_reference(bundle), *metrics_of(bundle), *_curves(bundle)]),
-        Section("History", list(_history(version, events))),
-        Section("Provenance", list(_provenance(bundle, version))),
+                [*describe_reference(bundle), *metrics_of(bundle), *_curve_parts(bundle)]),
+        Section("History", list(_history_parts(version, events))),
+        Section("Provenance", list(_provenance_parts(bundle, version))),
     ]  # fmt: skip
     return page(title, sections, [manifest.description, aliases, *targets], links)
 
@@ -201,7 +204,7 @@ def flow(name: str, signature: Signature) -> Flow:
     )
 
 
-def _agreement(bundle: Bundle) -> Iterator[Part | Figure | None]:
+def _agreement_parts(bundle: Bundle) -> Iterator[Part | Figure | None]:
     """How each target's artifacts agree with the reference: tables and figures."""
     for target, record in bundle.manifest.targets.items():
         reports = validation_of(bundle, target)
@@ -214,13 +217,13 @@ def _agreement(bundle: Bundle) -> Iterator[Part | Figure | None]:
             yield error_figure(f"{target}: how far {output} is off", series)
             yield ulp_figure(f"{target}: how far {output} is off, in ULP", series)
         if chosen := next((each for each in reports if each.engine == record.chosen), None):
-            yield from _equality(bundle, chosen)
+            yield from _describe_equality(bundle, chosen)
         with suppress(ValueError, KeyError, IndexError):  # a report from others may not fit
-            yield _worst_rows(bundle, reports, record.chosen)
+            yield _worst_rows_table(bundle, reports, record.chosen)
         yield from facts_of(record)
 
 
-def _equality(bundle: Bundle, chosen: ValidationReport) -> Iterator[Part]:
+def _describe_equality(bundle: Bundle, chosen: ValidationReport) -> Iterator[Part]:
     """Says for each output of the chosen artifact if all values are equal to the model's, or which
     rows change their class."""
     signature = Signature.from_dict(bundle.manifest.signature)
@@ -234,10 +237,10 @@ def _equality(bundle: Bundle, chosen: ValidationReport) -> Iterator[Part]:
         elif deviation.argmax == 1:
             yield f"{bound.name}: no row changes its class with {chosen.engine}"
         elif deviation.reclassified:
-            yield _confusion(bound, chosen.engine, deviation)
+            yield _confusion_table(bound, chosen.engine, deviation)
 
 
-def _confusion(bound: BoundBlock, engine: str, deviation: Deviation) -> Table:
+def _confusion_table(bound: BoundBlock, engine: str, deviation: Deviation) -> Table:
     """The number of rows by the model's class and the artifact's, if these differ."""
     classes = [bound.plan.components[i] for i in bound.plan.order]
 
@@ -258,7 +261,7 @@ def _confusion(bound: BoundBlock, engine: str, deviation: Deviation) -> Table:
     return table
 
 
-def _worst_rows(
+def _worst_rows_table(
     bundle: Bundle, reports: Sequence[ValidationReport], chosen: str | None
 ) -> Table | None:
     """For each output of the chosen artifact, the row that deviates most, with its inputs."""
@@ -277,12 +280,12 @@ def _worst_rows(
         worst = case.outputs[bound.name]
         arrays = inputs_at(signature, inputs, case.rows)
         size = ", ".join(f"{dim}={n:,}" for dim, n in case.rows.items())
-        values = _values_of_row(signature, arrays, bound.rows, worst.worst_row)
+        values = _row_text(signature, arrays, bound.rows, worst.worst_row)
         table.add_row(bound.name, size, f"{worst.worst_row}", number(worst.max_abs), values)
     return table if table.rows else None
 
 
-def _values_of_row(signature: Signature, arrays: Arrays, dim: str, row: int | None) -> str:
+def _row_text(signature: Signature, arrays: Arrays, dim: str, row: int | None) -> str:
     """The first numbers that a model gets in a row of the row dimension `dim`, with their names."""
     if row is None:
         return ""
@@ -297,15 +300,17 @@ def _values_of_row(signature: Signature, arrays: Arrays, dim: str, row: int | No
     return ", ".join(values[:_MOST_VALUES]) + more
 
 
-def _curves(bundle: Bundle) -> Iterator[Part | Figure | None]:
+def _curve_parts(bundle: Bundle) -> Iterator[Part | Figure | None]:
     """The curves of the metrics on each target. Older releases recorded metrics without curves."""
     recorded = dict(curves_of(bundle))
     for target, record in bundle.manifest.targets.items():
         curves = dict.fromkeys(record.metrics, _NOT_KEPT) | recorded.get(target, {})
-        yield from _curves_on(target, curves)
+        yield from _curve_parts_of_target(target, curves)
 
 
-def _curves_on(target: str, curves: Mapping[str, Curve]) -> Iterator[Part | Figure | None]:
+def _curve_parts_of_target(
+    target: str, curves: Mapping[str, Curve]
+) -> Iterator[Part | Figure | None]:
     """One ROC plot with a line per score, named by its metrics; the residuals of each regression;
     and the reason for each curve that is not drawn."""
     scores: dict[Roc, list[str]] = {}
@@ -329,14 +334,14 @@ def speed_parts(target: str, timed: BenchmarkReport) -> Iterator[Part | Figure |
         yield describe_benchmark(f"{target}: one call from SoA to SoA, {SPREAD}", timed)
 
 
-def _provenance(bundle: Bundle, version: Version | None) -> Iterator[Part]:
+def _provenance_parts(bundle: Bundle, version: Version | None) -> Iterator[Part]:
     """Where a version is from, and its targets that were built later."""
     yield new_table("", "", "", rows=facts(bundle, version).items())
     for target in bundle.manifest.targets:
         yield from annex_of(bundle, target)
 
 
-def _history(version: Version | None, events: Sequence[Event]) -> Iterator[Part]:
+def _history_parts(version: Version | None, events: Sequence[Event]) -> Iterator[Part]:
     """The events of a version, and the decisions of its promotions."""
     if version is None:
         return
@@ -370,20 +375,20 @@ def apply_page(report: Report, about: Sequence[About]) -> str:
     """The page about a job of `pipeline apply`. `about`: records of its first outputs, in order."""
     scored = report.spent.rows
     now = "" if scored == report.rows else f", {f'{scored:,}' if scored else 'none'} of them now"
-    facts_table = new_table("", "", "", rows=_nonempty(_facts_of_job(report, about)))
+    facts_table = new_table("", "", "", rows=_nonempty_facts(_facts_of_job(report, about)))
     more = len(report.outputs) - len(about)
     more_line = f"and {more:,} more outputs" if more else None
     return page(
-        f"{report.rows:,} rows scored by {_scorer(about[0])}{now}",
+        f"{report.rows:,} rows scored by {_scorer_name(about[0])}{now}",
         [
             Section("The run", [facts_table, _outputs_table(report, about), more_line]),
             Section("Against the reference", list(describe_drift(report.moved))),
-            Section("Answers", list(_answers(report))),
+            Section("Answers", list(_answer_parts(report))),
         ],
     )
 
 
-def _scorer(about: About) -> str:
+def _scorer_name(about: About) -> str:
     """The version that made an output; the name of its model if it was a bundle in a folder."""
     return f"{about.model}/{about.version}" if about.version else about.model
 
@@ -394,7 +399,7 @@ def _facts_of_job(report: Report, about: Sequence[About]) -> dict[str, str]:
     took = report.seconds - report.start
     times = {name: seconds for name, seconds in report.spent.times.items() if seconds}
     return {
-        "version": f"{_scorer(first)}, bundle {first.digest[:12]}",
+        "version": f"{_scorer_name(first)}, bundle {first.digest[:12]}",
         "mode": first.mode,
         "targets": ", ".join(dict.fromkeys(t for each in about for t in each.targets)),
         "engines": ", ".join(dict.fromkeys(e for each in about for e in each.engines)),
@@ -431,7 +436,7 @@ def drift_page(profile: Profile, counts: Counts, moved: Sequence[Moved], limit: 
     return page(
         f"{len(beyond)} of {len(moved)} columns of {counts.label} moved",
         [
-            Section("The counts", [new_table("", "", "", rows=_nonempty(facts))]),
+            Section("The counts", [new_table("", "", "", rows=_nonempty_facts(facts))]),
             Section("Against the reference", list(describe_drift(moved, len(moved)))),
             Section("The columns that moved most", [
                 drift_figure(
@@ -444,12 +449,12 @@ def drift_page(profile: Profile, counts: Counts, moved: Sequence[Moved], limit: 
     )  # fmt: skip
 
 
-def _nonempty(facts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _nonempty_facts(facts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """The facts that have a text."""
     return ((name, text) for name, text in facts.items() if text)
 
 
-def _answers(report: Report) -> Iterator[Part | Figure | None]:
+def _answer_parts(report: Report) -> Iterator[Part | Figure | None]:
     """Histograms of the outputs that a run wrote."""
     if not report.histograms:
         yield "This run wrote no row, so there is nothing to count."
@@ -471,13 +476,13 @@ def _answers(report: Report) -> Iterator[Part | Figure | None]:
 
 def difference_page(difference: Mapping[str, Any], links: Sequence[tuple[str, str]] = ()) -> str:
     """The page about the result of `diff`. `links`: see `page`."""
-    sides = {side: difference[side] | {"ref": _shared(difference[side])} for side in "ab"}
+    sides = {side: difference[side] | {"ref": _shareable_name(difference[side])} for side in "ab"}
     title = f"{sides['a']['ref']} and {sides['b']['ref']}"
     changes = describe_difference({**difference, **sides})
     return page(title, [Section("What changed", [*changes])], links=links)
 
 
-def _shared(side: Mapping[str, Any]) -> str:
+def _shareable_name(side: Mapping[str, Any]) -> str:
     """The name of a bundle on a page for others, without paths of this host."""
     ref = str(side["ref"])
     return f"bundle {side['digest'][:12]}" if ref.startswith("/") else ref

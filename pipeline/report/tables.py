@@ -54,13 +54,17 @@ class Table:
 
     def numbers(self) -> list[bool]:
         """By column: true if it has only numbers; then it is aligned to the right."""
-        return [i > 0 and self._all(i, _NUMBER) for i in range(len(self.columns))]
+        return [i > 0 and self._all_match(i, _NUMBER) for i in range(len(self.columns))]
 
     def is_prose(self, column: int) -> bool:
         """True if a column has text, which may be broken into lines."""
-        return column > 0 and not self._all(column, _NUMBER) and not self._all(column, _MOMENT)
+        return (
+            column > 0
+            and not self._all_match(column, _NUMBER)
+            and not self._all_match(column, _MOMENT)
+        )
 
-    def _all(self, column: int, form: re.Pattern[str]) -> bool:
+    def _all_match(self, column: int, form: re.Pattern[str]) -> bool:
         """True if every line of a column has this form. Rows may have fewer cells than columns."""
         cells = (row[column] for row in self.rows if column < len(row))
         return all(form.fullmatch(line) for cell in cells for line in cell)
@@ -91,9 +95,9 @@ def show(parts: Iterable[Part], width: int | None = None) -> None:
 
 
 def write(text: object, err: bool = False) -> None:
-    """Print a line. On a terminal, a long line is wrapped between words and indented."""
+    """Print a line. On a terminal, a long line is wrap_line between words and indented."""
     line, stream = plain(text), sys.stderr if err else sys.stdout
-    for piece in wrapped(line, terminal_width()) if stream.isatty() else [line]:
+    for piece in wrap_line(line, terminal_width()) if stream.isatty() else [line]:
         _echo(piece, err)
 
 
@@ -111,15 +115,15 @@ def terminal_width() -> int:
     return shutil.get_terminal_size((_PIPE, 24)).columns
 
 
-def wrapped(line: str, width: int) -> list[str]:
+def wrap_line(line: str, width: int) -> list[str]:
     """The line broken at spaces. A word that is longer than the terminal is not broken."""
     # Further lines begin below the text after a first word with two or more spaces behind it.
     lead = re.match(r" *(\S+ {2,})?", line)
     indent = min(lead.end() if lead else 0, width // 2)
-    return _wrap(line, width, " " * (indent or 2))
+    return _wrap_text(line, width, " " * (indent or 2))
 
 
-def _wrap(text: str, width: int, indent: str = "") -> list[str]:
+def _wrap_text(text: str, width: int, indent: str = "") -> list[str]:
     """The lines of a text, of at most `width` characters; all but the first begin with `indent`."""
     return textwrap.wrap(
         text, max(width, 1), subsequent_indent=indent, break_long_words=False,
@@ -131,45 +135,45 @@ def table_lines(table: Table, width: int) -> Iterator[str]:
     """The table in at most `width` characters. Sentences are broken into several lines, numbers and
     names are not. If the table is still too wide, each cell gets a line."""
     if table.title:
-        yield from _wrap(table.title, width)
+        yield from _wrap_text(table.title, width)
     table = table.filled()
-    widths = _widths(table, width)
+    widths = _column_widths(table, width)
     are_facts = len(table.columns) == 2 and not any(table.columns)  # a name, and what is said
     if widths is None and are_facts:
-        first = max((cells_of(line) for row in table.rows for line in row[0]), default=0)
+        first = max((text_width(line) for row in table.rows for line in row[0]), default=0)
         widths = [first, max(width - first - len(_GAP), 1)]
     if widths is None:
-        yield from _apart(table, width)
+        yield from _paragraph_lines(table, width)
         return
     right = table.numbers()
     heads = tuple(
-        tuple(_wrap(name, room)) for name, room in zip(table.columns, widths, strict=True)
+        tuple(_wrap_text(name, room)) for name, room in zip(table.columns, widths, strict=True)
     )
     if any(table.columns):
-        yield from _row(heads, widths, right)
+        yield from _row_lines(heads, widths, right)
         yield _GAP.join("─" * room for room in widths)
     for row in table.rows:
-        yield from _row(row, widths, right)
+        yield from _row_lines(row, widths, right)
 
 
-def _row(
+def _row_lines(
     cells: Sequence[Sequence[str]], widths: Sequence[int], right: Sequence[bool]
 ) -> Iterator[str]:
-    """The lines of a row: each cell is wrapped to its width."""
+    """The lines of a row: each cell is wrap_line to its width."""
     broken = [
-        [piece for line in cell for piece in (_wrap(line, room) if line else [""])]
+        [piece for line in cell for piece in (_wrap_text(line, room) if line else [""])]
         for cell, room in zip(cells, widths, strict=False)
     ]
     for lines in zip_longest(*broken, fillvalue=""):
         padded = [
-            line.rjust(room - cells_of(line) + len(line)) if to_right
-            else line.ljust(room - cells_of(line) + len(line))
+            line.rjust(room - text_width(line) + len(line)) if to_right
+            else line.ljust(room - text_width(line) + len(line))
             for line, room, to_right in zip(lines, widths, right, strict=False)
         ]  # fmt: skip
         yield _GAP.join(padded).rstrip()
 
 
-def cells_of(text: str) -> int:
+def text_width(text: str) -> int:
     """The width of a text on a terminal, in characters."""
     if text.isascii():
         return len(text)
@@ -178,7 +182,7 @@ def cells_of(text: str) -> int:
     return cell_len(text)
 
 
-def _widths(table: Table, width: int) -> list[int] | None:
+def _column_widths(table: Table, width: int) -> list[int] | None:
     """The width of each column; None if the table does not fit.
 
     A column has at least its longest word, or its longest line if it is no prose. The room that is
@@ -188,11 +192,11 @@ def _widths(table: Table, width: int) -> list[int] | None:
     whole, least = [], []
     for i, name in enumerate(table.columns):
         lines = [line for row in table.rows if i < len(row) for line in row[i]]
-        longest = max(map(cells_of, lines), default=0)
-        head = max(map(cells_of, name.split()), default=0)
-        words = max((cells_of(word) for line in lines for word in line.split()), default=0)
+        longest = max(map(text_width, lines), default=0)
+        head = max(map(text_width, name.split()), default=0)
+        words = max((text_width(word) for line in lines for word in line.split()), default=0)
         needed = max(words, min(longest, _PROSE)) if table.is_prose(i) else longest
-        whole.append(max(longest, cells_of(name)))
+        whole.append(max(longest, text_width(name)))
         least.append(max(needed, head))
     if sum(least) > room:
         return None
@@ -203,13 +207,13 @@ def _widths(table: Table, width: int) -> list[int] | None:
     return widths
 
 
-def _apart(table: Table, width: int) -> Iterator[str]:
+def _paragraph_lines(table: Table, width: int) -> Iterator[str]:
     """A table that is too wide for the terminal: a paragraph for each row."""
-    names = max((cells_of(name) for name in table.columns[1:]), default=0)
+    names = max((text_width(name) for name in table.columns[1:]), default=0)
     for row in table.rows:
-        yield from _wrap(" ".join(row[0]) or "—", width)
+        yield from _wrap_text(" ".join(row[0]) or "—", width)
         for name, cell in zip(table.columns[1:], row[1:], strict=False):
             if any(cell):
-                lead = f"  {name}{' ' * (names - cells_of(name))}  " if names else "  "
+                lead = f"  {name}{' ' * (names - text_width(name))}  " if names else "  "
                 text = _GAP.join(line for line in cell if line)
-                yield from _wrap(lead + text, width, " " * min(len(lead), width // 2))
+                yield from _wrap_text(lead + text, width, " " * min(len(lead), width // 2))

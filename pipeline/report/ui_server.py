@@ -32,11 +32,11 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-_HERE = ("127.0.0.1", "localhost", "::1", "[::1]")
+_THIS_HOST = ("127.0.0.1", "localhost", "::1", "[::1]")
 _one_at_a_time = threading.Lock()  # matplotlib has one set of settings per process
 
 
-def site(registry: Registry, host: str = _HERE[0]) -> Any:
+def site(registry: Registry, host: str = _THIS_HOST[0]) -> Any:
     """The application, for an ASGI server. On localhost, it refuses requests that name another
     host."""
     try:
@@ -49,8 +49,8 @@ def site(registry: Registry, host: str = _HERE[0]) -> Any:
         ) from error
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    if host in _HERE:  # protects from foreign pages whose name resolves here (DNS rebinding)
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(_HERE))
+    if host in _THIS_HOST:  # protects from foreign pages whose name resolves here (DNS rebinding)
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(_THIS_HOST))
 
     def answer(text: str, status: int = 200) -> HTMLResponse:
         return HTMLResponse(text, status, headers=_HEADERS)
@@ -80,7 +80,9 @@ def site(registry: Registry, host: str = _HERE[0]) -> Any:
         with _one_at_a_time:
             opened = open_version(Opening(known.ref, mode="test", registry=registry))
             events = registry.history(name)
-            return answer(version_page(opened.bundle, known, events, _links(registry, known)))
+            return answer(
+                version_page(opened.bundle, known, events, _version_links(registry, known))
+            )
 
     @app.get("/models/{name}/{second}/beside/{first}")
     def beside(name: str, second: int, first: int) -> HTMLResponse:
@@ -95,7 +97,7 @@ def site(registry: Registry, host: str = _HERE[0]) -> Any:
 HOME = ("all models", "/")
 
 
-def _links(registry: Registry, version: Version) -> list[tuple[str, str]]:
+def _version_links(registry: Registry, version: Version) -> list[tuple[str, str]]:
     """Links from a version's page: home, the model, the version before it, MLflow."""
     name, number = version.name, version.number
     links = [HOME, (name, f"/models/{name}")]

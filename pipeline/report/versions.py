@@ -70,7 +70,7 @@ def validation_of(bundle: Bundle, target: str) -> list[ValidationReport]:
     stored = bundle.report(VALIDATION)
     if target not in stored:
         return []
-    return list(_recorded(dict[str, ValidationReport], bundle, stored, target).values())
+    return list(_read_report(dict[str, ValidationReport], bundle, stored, target).values())
 
 
 def benchmark_of(bundle: Bundle, target: str) -> BenchmarkReport:
@@ -79,7 +79,7 @@ def benchmark_of(bundle: Bundle, target: str) -> BenchmarkReport:
     stored = bundle.report(BENCHMARK)
     if target not in stored:
         return BenchmarkReport({}, None)
-    return _recorded(BenchmarkReport, bundle, stored, target)
+    return _read_report(BenchmarkReport, bundle, stored, target)
 
 
 def curves_of(bundle: Bundle) -> Iterator[tuple[str, dict[str, Curve]]]:
@@ -87,10 +87,10 @@ def curves_of(bundle: Bundle) -> Iterator[tuple[str, dict[str, Curve]]]:
     recorded = bundle.report(CURVES)
     for target in bundle.manifest.targets:
         if target in recorded:
-            yield target, _recorded(dict[str, Curve], bundle, recorded, target)
+            yield target, _read_report(dict[str, Curve], bundle, recorded, target)
 
 
-def _recorded(kind: type[T], bundle: Bundle, reports: Mapping[str, Any], target: str) -> T:
+def _read_report(kind: type[T], bundle: Bundle, reports: Mapping[str, Any], target: str) -> T:
     """The report on a target, as a record of `kind`. Raises BundleError if it does not fit."""
     try:
         return as_record(kind, reports.get(target))
@@ -141,7 +141,7 @@ def describe_validation(title: str, reports: Sequence[ValidationReport]) -> Iter
                 _ulp_text(worst), percent(worst.outside), agreement,
             )  # fmt: skip
     yield table if table.rows else title
-    yield from _verdicts(reports)
+    yield from _describe_verdicts(reports)
 
 
 def _ulp_text(deviation: Deviation) -> str:
@@ -152,7 +152,7 @@ def _ulp_text(deviation: Deviation) -> str:
     return "exact" if deviation.ulp_max is None and deviation.max_abs == 0 else "—"
 
 
-def _verdicts(reports: Iterable[ValidationReport]) -> Iterator[str]:
+def _describe_verdicts(reports: Iterable[ValidationReport]) -> Iterator[str]:
     """Says which engines are valid, and why the others are not."""
     if valid := [report.engine for report in reports if report.valid]:
         yield f"valid: {', '.join(valid)}"
@@ -215,11 +215,11 @@ def facts(bundle: Bundle, version: Version | None) -> dict[str, str]:
         "aliases": ", ".join(f"@{a}" for a in version.aliases) if version else "",
         "created": provenance.created,
         "source": source,
-        "origin": _origin(version.origin if version else {}),
+        "origin": _origin_text(version.origin if version else {}),
         "precision": manifest.capture.precision,
         "torchscript": manifest.capture.torchscript or manifest.capture.torchscript_note or "none",
         "rows": rows_of(signature),
-        "dependence": _dependence(manifest.capture),
+        "dependence": _dependence_text(manifest.capture),
         "jagged": ", ".join(f"{k}: the first {v} of a row" for k, v in signature.jagged.items()),
         "tools": ", ".join(f"{k} {v}" for k, v in provenance.tools.items()),
         "took": ", ".join(f"{k} {v:.1f} s" for k, v in provenance.seconds.items()),
@@ -247,7 +247,7 @@ def rows_of(signature: Signature) -> str:
     )
 
 
-def _dependence(capture: Capture) -> str:
+def _dependence_text(capture: Capture) -> str:
     """What is known about rows that depend on other rows, and how."""
     if capture.tried:
         return f"none found, tried: {capture.tried}"
@@ -286,7 +286,7 @@ def _first_names(names: Sequence[str]) -> str:
     return ", ".join(names[:6]) + (f", … ({len(names)})" if len(names) > 6 else "")
 
 
-def _origin(origin: Mapping[str, Any]) -> str:
+def _origin_text(origin: Mapping[str, Any]) -> str:
     """The registry and version from which a version was pushed, as text."""
     if not origin:
         return ""
@@ -319,7 +319,7 @@ def annex_of(bundle: Bundle, target: str) -> Iterator[str]:
 
 def describe_decisions(title: str, decisions: Sequence[Decision]) -> Iterator[Part]:
     """The decisions of gates as a table, and the details of those that did not pass."""
-    rows = ((_question(d), d.answer, d.found, d.limit) for d in decisions)
+    rows = ((_gate_text(d), d.answer, d.found, d.limit) for d in decisions)
     yield new_table(title, "gate", "answer", "found", "limit", rows=rows)
     for decision in decisions:
         if not decision.passed:
@@ -327,7 +327,7 @@ def describe_decisions(title: str, decisions: Sequence[Decision]) -> Iterator[Pa
             yield f"{decision.gate}: {decision.detail}{why}"
 
 
-def _question(decision: Decision) -> str:
+def _gate_text(decision: Decision) -> str:
     """The name of the gate and, if the gate decides several times, the target or quantity: these
     begin its detail."""
     quantity, limit, _ = decision.detail.partition(f" is {decision.found}, limit ")
@@ -343,11 +343,11 @@ def describe_history(name: str, events: Iterable[Event]) -> Part:
     for event in events:
         time = event.time.strftime("%Y-%m-%d %H:%M:%S")
         who = event.approver or event.by
-        table.add_row(str(event.number), time, _what(name, event), who, _why(event))
+        table.add_row(str(event.number), time, _event_text(name, event), who, _reasons_text(event))
     return table
 
 
-def _what(name: str, event: Event) -> str:
+def _event_text(name: str, event: Event) -> str:
     """What happened to the model `name`, in a few words."""
     text = event.kind if event.state == "done" else f"{event.kind} (void)"
     if event.version is not None:
@@ -360,7 +360,7 @@ def _what(name: str, event: Event) -> str:
     return text
 
 
-def _why(event: Event) -> str:
+def _reasons_text(event: Event) -> str:
     """The reasons for an event, or against it, in a few words."""
     if event.kind == "found":
         aliases = ", ".join(f"@{alias} {number}" for alias, number in event.after.items())

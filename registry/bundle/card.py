@@ -43,14 +43,14 @@ def require_cards(
     contract = Signature.from_dict(signature)
     for card, candidate in candidates.items():
         lines = _sorted_lines(read_sealed(root, card).decode(errors="replace"))
-        if lines not in _cards(contract, candidate):
+        if lines not in _possible_cards(contract, candidate):
             raise BundleError(
                 f"{root}: {card} says something else than the manifest: it was altered after it "
                 "was packaged; build the version again, or take it from its registry"
             )
 
 
-def _cards(signature: Signature, candidate: Candidate) -> Iterator[list[str]]:
+def _possible_cards(signature: Signature, candidate: Candidate) -> Iterator[list[str]]:
     """What a card may say. It may leave out tiles and windows that the manifest allows."""
     for tile in {None, candidate.tile}:
         for windows in {False, candidate.windows}:

@@ -55,7 +55,7 @@ class Hashed(NamedTuple):
 
 # Digests that this process has computed: an unchanged file is not read again. Two writes within one
 # tick of the clock give the same times, so the digest of a file that was just written is not kept.
-_seen: dict[Identity, str] = {}
+_known_digests: dict[Identity, str] = {}
 _SETTLED_NS = 2_000_000_000
 
 
@@ -86,7 +86,7 @@ class Sealed:
 
     def verify(self) -> None:
         """Check again that every file in the folder has the same content as when it was opened."""
-        _seen.clear()
+        _known_digests.clear()
         if self.open(self.path).digest != self.digest:
             raise BundleError(
                 f"{self.path}: sealed anew since it was opened", code="bundle-altered"
@@ -111,7 +111,7 @@ def open_sealed(
     _require_digest(root, main, listed, hashlib.sha256(content).hexdigest(), len(content))
     hashed: dict[str, Identity] = {}
     names = [name for name in listed if verify and name != main]
-    for name, file in zip(names, _hashes(root, names), strict=True):
+    for name, file in zip(names, _hash_files(root, names), strict=True):
         _require_digest(root, name, listed, file.digest, file.identity.size)
         hashed[name] = file.identity
     digest = hashlib.sha256(text).hexdigest()
@@ -122,8 +122,8 @@ def open_sealed(
 def seal(path: str | Path) -> str:
     """Write `SHA256SUMS` for all files of the folder, and return the bundle's digest."""
     root = Path(path)
-    names = sorted(name for name in _listing(root) if name not in _BESIDE)
-    pairs = zip(_hashes(root, names), names, strict=True)
+    names = sorted(name for name in _list_files(root) if name not in _BESIDE)
+    pairs = zip(_hash_files(root, names), names, strict=True)
     text = "".join(f"{file.digest}  {name}\n" for file, name in pairs).encode()
     (root / SUMS).write_bytes(text)
     return hashlib.sha256(text).hexdigest()
@@ -131,18 +131,18 @@ def seal(path: str | Path) -> str:
 
 def open_file(root: Path, name: str) -> int:
     """A descriptor of a plain file. Raises BundleError for a link or a special file."""
-    with _read_errors(root, name):
+    with _explain_read_errors(root, name):
         return open_plain(root / name)
 
 
 def read_sealed(root: Path, name: str) -> bytes:
     """The content of a plain file. Raises BundleError for a link or a special file."""
-    with _read_errors(root, name):
+    with _explain_read_errors(root, name):
         return read_plain(root / name)
 
 
 @contextlib.contextmanager
-def _read_errors(root: Path, name: str) -> Iterator[None]:
+def _explain_read_errors(root: Path, name: str) -> Iterator[None]:
     """Turn errors of opening and reading the file `name` into BundleErrors."""
     try:
         yield
@@ -152,33 +152,35 @@ def _read_errors(root: Path, name: str) -> Iterator[None]:
         raise BundleError(f"{root}: cannot read {name}: {error.strerror}") from error
 
 
-def _hashes(root: Path, names: Sequence[str]) -> list[Hashed]:
+def _hash_files(root: Path, names: Sequence[str]) -> list[Hashed]:
     """The hash of each file. If there is much to hash, several threads share the files: hashing
     releases the GIL."""
     try:
-        total = sum(file.size for name in names if (file := identity(root / name)) not in _seen)
+        total = sum(
+            file.size for name in names if (file := identity(root / name)) not in _known_digests
+        )
     except OSError:  # a file was removed since it was listed: reading it raises the error
         total = 0
     cores = len(os.sched_getaffinity(0))
     if total < _WORTH_A_THREAD or cores == 1:
-        return [_hash(root, name) for name in names]
+        return [_hash_by_name(root, name) for name in names]
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(min(cores, _HASHERS)) as pool:
-        return list(pool.map(lambda name: _hash(root, name), names))
+        return list(pool.map(lambda name: _hash_by_name(root, name), names))
 
 
-def _hash(root: Path, name: str) -> Hashed:
+def _hash_by_name(root: Path, name: str) -> Hashed:
     """The hash of a file. A file that did not change is not read again."""
     handle, opened_ns = open_file(root, name), time.time_ns()
     try:
         now = identity(handle)
-        known = _seen.get(now)
+        known = _known_digests.get(now)
         if known is not None:
             return Hashed(known, now)
         file = hash_file(handle, root, name)
         if opened_ns - max(file.identity.modified_ns, file.identity.changed_ns) > _SETTLED_NS:
-            _seen[file.identity] = file.digest
+            _known_digests[file.identity] = file.digest
         return file
     finally:
         os.close(handle)
@@ -188,7 +190,7 @@ def hash_file(handle: int, root: Path, name: str) -> Hashed:
     """The hash of an open file. Raises BundleError if it is changed meanwhile."""
     digest, offset = hashlib.sha256(), 0
     chunk = memoryview(bytearray(_CHUNK))
-    with _read_errors(root, name):
+    with _explain_read_errors(root, name):
         before = identity(handle)
         while count := os.preadv(handle, [chunk], offset):
             digest.update(chunk[:count])
@@ -244,7 +246,7 @@ def _parse_sums(root: Path, content: bytes, main: str) -> dict[str, str]:
     return listed
 
 
-def _listing(root: Path) -> Iterator[str]:
+def _list_files(root: Path) -> Iterator[str]:
     """All files below `root`, relative to it; links, special files and unsafe names are refused."""
     folders = [root]
     while folders:
@@ -265,17 +267,20 @@ def _listing(root: Path) -> Iterator[str]:
 def _compare_listing(root: Path, listed: Mapping[str, str], aside: Collection[str]) -> None:
     """Raise BundleError if a listed file is missing, or one is there that is not listed."""
     try:
-        present = {name for name in _listing(root) if name.partition("/")[0] not in aside}
+        present = {name for name in _list_files(root) if name.partition("/")[0] not in aside}
     except OSError as error:
         raise BundleError(f"cannot read {error.filename}: {error.strerror}") from error
     if missing := sorted(listed.keys() - present):
-        raise BundleError(f"{root}: {missing[0]} is missing{_more(missing)}", code="bundle-altered")
+        raise BundleError(
+            f"{root}: {missing[0]} is missing{_count_others(missing)}", code="bundle-altered"
+        )
     if extra := sorted(present - listed.keys() - _BESIDE):
         raise BundleError(
-            f"{root}: {extra[0]} does not belong to the bundle{_more(extra)}", code="bundle-altered"
+            f"{root}: {extra[0]} does not belong to the bundle{_count_others(extra)}",
+            code="bundle-altered",
         )
 
 
-def _more(names: list[str]) -> str:
+def _count_others(names: list[str]) -> str:
     """How many names there are beside the first one, for a message that names only this."""
     return f" (and {len(names) - 1} more)" if len(names) > 1 else ""

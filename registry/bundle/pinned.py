@@ -58,7 +58,7 @@ class Pinned:
         """Raise BundleError if a file has been changed since it was pinned."""
         for name, handle in self._handles.items():
             if identity(handle) != self._identities[name]:
-                raise self._changed(name)
+                raise self._changed_error(name)
 
     def close(self) -> None:
         """Close the files and remove the folder of links. It may be called twice."""
@@ -78,11 +78,11 @@ class Pinned:
             file = hash_file(handle, root, inside)
             self._identities[name] = file.identity
             if file.digest != self._bundle.files[name]:
-                raise self._changed(name)
+                raise self._changed_error(name)
         self.file(name).parent.mkdir(parents=True, exist_ok=True)
         self.file(name).symlink_to(f"/proc/{self._owner}/fd/{handle}")
 
-    def _changed(self, name: str) -> BundleError:
+    def _changed_error(self, name: str) -> BundleError:
         """The error for a file that is not the one whose digest was checked."""
         return BundleError(
             f"{self._bundle.path}: {name} was changed after its digest was checked",

@@ -33,7 +33,7 @@ def write_atomically(
     """
     final = Path(dest).absolute()
     partial = final.parent / f".{final.name}.{resume or os.urandom(4).hex()}.partial"
-    with _disk_errors(final):
+    with _explain_disk_errors(final):
         if not replace and os.path.lexists(final):
             raise BundleError(f"{final}: exists already")
         try:
@@ -44,7 +44,7 @@ def write_atomically(
             partial.mkdir(exist_ok=bool(resume))
         except FileNotFoundError as error:  # in /proc, or if somebody has removed the parent
             raise BundleError(f"cannot write {final}: {error.strerror}: {final.parent}") from None
-        with _alone(partial) if resume else contextlib.nullcontext():
+        with _hold_folder(partial) if resume else contextlib.nullcontext():
             try:
                 yield partial
                 _sync_tree(partial)
@@ -53,11 +53,11 @@ def write_atomically(
                 if not (resume and isinstance(error, RegistryUnavailableError | KeyboardInterrupt)):
                     shutil.rmtree(partial, ignore_errors=True)
                 raise
-        _sync(final.parent)
+        _sync_to_disk(final.parent)
 
 
 @contextlib.contextmanager
-def _alone(partial: Path) -> Iterator[None]:
+def _hold_folder(partial: Path) -> Iterator[None]:
     """Hold a folder whose name could be foreseen, so it may be another user's or process's. Raises
     BundleError or RegistryUnavailableError if it is."""
     handle = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -96,7 +96,7 @@ def _move_into_place(partial: Path, final: Path, *, replace: bool) -> None:
 
 
 @contextlib.contextmanager
-def _disk_errors(dest: Path) -> Iterator[None]:
+def _explain_disk_errors(dest: Path) -> Iterator[None]:
     """Turn the errors that a user can mend into BundleErrors; others pass."""
     try:
         yield
@@ -110,11 +110,11 @@ def _sync_tree(root: Path) -> None:
     """Write all files and folders below `root` to the disk, and `root` itself."""
     for folder, _, names in os.walk(root):
         for name in names:
-            _sync(Path(folder, name))
-        _sync(Path(folder))
+            _sync_to_disk(Path(folder, name))
+        _sync_to_disk(Path(folder))
 
 
-def _sync(path: Path) -> None:
+def _sync_to_disk(path: Path) -> None:
     """Write a file, or the entries of a folder, to the disk (fsync)."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:

@@ -133,7 +133,7 @@ class History:
 
     def events(self) -> list[Event]:
         """All events, oldest first."""
-        return self._in_order(RunQuery(self._experiment, _EVENT))
+        return self._read_events(RunQuery(self._experiment, _EVENT))
 
     def promotions(self, second: datetime | None = None) -> list[Event]:
         """The promotions, oldest first.
@@ -145,14 +145,14 @@ class History:
         if second is not None:
             since = int(second.timestamp()) * 1000
             started = (since, since + 1000)
-        return self._in_order(RunQuery(self._experiment, _EVENT, "promotion", started=started))
+        return self._read_events(RunQuery(self._experiment, _EVENT, "promotion", started=started))
 
     def last(self) -> Event | None:
         """The event that was written last, or None."""
         query = RunQuery(self._experiment, _EVENT, order="start_time DESC", limit=1)
-        return next(iter(self._in_order(query)), None)
+        return next(iter(self._read_events(query)), None)
 
-    def _in_order(self, query: RunQuery) -> list[Event]:
+    def _read_events(self, query: RunQuery) -> list[Event]:
         """The events of the runs that `query` finds, by number."""
         events = [_read_event(run, self._model) for run in self._store.runs(query)]
         return sorted(events, key=lambda event: event.number)

@@ -75,12 +75,12 @@ def write_lock(
 ) -> contextlib.AbstractContextManager[WriteLock]:
     """Wait for the lock on all data of model `name`. Must not be nested."""
     if access.sqlite is None:
-        return _lease_held(access, client, f"soa-pipeline lock {name}")
-    return _file_lock_held(access.sqlite, access.shown)
+        return _hold_lease(access, client, f"soa-pipeline lock {name}")
+    return _hold_file_lock(access.sqlite, access.shown)
 
 
 @contextlib.contextmanager
-def _file_lock_held(database: Path, shown: str) -> Iterator[WriteLock]:
+def _hold_file_lock(database: Path, shown: str) -> Iterator[WriteLock]:
     """Wait for the file lock next to an SQLite registry, and hold it in the block."""
     from filelock import FileLock, Timeout
 
@@ -97,11 +97,11 @@ def _file_lock_held(database: Path, shown: str) -> Iterator[WriteLock]:
 
 
 @contextlib.contextmanager
-def _lease_held(access: Access, client: MlflowClient, name: str) -> Iterator[WriteLock]:
+def _hold_lease(access: Access, client: MlflowClient, name: str) -> Iterator[WriteLock]:
     """Wait for the lease called `name`, and hold it in the block until it expires."""
     with sent_once(LEASE_S / 4):
         lease = Lease(client, name)
-        lock = _wait(access, lease)
+        lock = _wait_for_lease(access, lease)
         try:
             yield lock
         finally:
@@ -110,7 +110,7 @@ def _lease_held(access: Access, client: MlflowClient, name: str) -> Iterator[Wri
                 lease.release()
 
 
-def _wait(access: Access, lease: Lease) -> WriteLock:
+def _wait_for_lease(access: Access, lease: Lease) -> WriteLock:
     """Wait for the lease. Short outages of the server are waited for, too."""
     deadline = time.monotonic() + QUEUE_WAIT_S
     silent_since: float | None = None  # None: the server answered the last request
@@ -149,7 +149,7 @@ class Lease:
         """Return the lock if it is free, else None. Renames the lease of a dead owner."""
         start = time.monotonic()
         self._asked_at = start if self._asked_at is None else self._asked_at
-        if self._create():
+        if self._try_to_create():
             return WriteLock(start + LEASE_S / 2)
         lease = model_of(self._client, self.name)
         if lease is None:
@@ -196,7 +196,7 @@ class Lease:
                 with contextlib.suppress(Exception):
                     self._client.delete_registered_model(dead.name)
 
-    def _create(self) -> bool:
+    def _try_to_create(self) -> bool:
         """Try to create the lease; False if another writer has it."""
         try:
             self._client.create_registered_model(

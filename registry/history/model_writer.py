@@ -82,7 +82,7 @@ def as_settled(store: Store, events: Sequence[Event], aliases: Mapping[str, int]
     for i, event in enumerate(events):
         if event.state == "open":
             settled[i] = replace(
-                event, state="done" if _happened(store, event, aliases) else "void"
+                event, state="done" if _has_taken_effect(store, event, aliases) else "void"
             )
     return settled
 
@@ -106,22 +106,22 @@ def promotions_of(store: Store, history: History, version: Version, alias: str) 
     return completed(tagged.time) or completed(None)
 
 
-def _happened(store: Store, event: Event, aliases: Mapping[str, int]) -> bool:
+def _has_taken_effect(store: Store, event: Event, aliases: Mapping[str, int]) -> bool:
     """True if an open event has taken effect in the registry and must be completed; else it is
     void."""
     if event.kind in _MOVES:
         return event.alias is not None and aliases.get(event.alias) == event.after[event.alias]
     if event.kind == "build":
-        tags = _tags(store, event.model, event.version) or {}
+        tags = _read_tags(store, event.model, event.version) or {}
         return all(
             tags.get(ANNEX + tag_of(target)) == digest for target, digest in event.annexes.items()
         )
     if event.kind == "removal":
-        return _tags(store, event.model, event.version) is None
+        return _read_tags(store, event.model, event.version) is None
     return True
 
 
-def _tags(store: Store, model: str, number: int | None) -> Mapping[str, str] | None:
+def _read_tags(store: Store, model: str, number: int | None) -> Mapping[str, str] | None:
     """The tags of a version; None if there is no such version."""
     stored = None if number is None else store.version(model, number)
     return None if stored is None else stored.tags
@@ -136,7 +136,7 @@ class ModelWriter:
         self.client, self.model, self.history, self.lock = client, model, history, lock
         self._store = ClientStore(client)
         self.last = history.last()
-        self.aliases = self._aliases()
+        self.aliases = self._read_aliases()
 
     def settle(self) -> None:
         """Complete or undo an event that a killed writer left open, and record the aliases that
@@ -157,7 +157,7 @@ class ModelWriter:
         digests = {version.ref: version.digest}
         holder = None if alias is None else before.get(alias)
         if holder is not None:
-            tags = _tags(self._store, self.model, holder) or {}
+            tags = _read_tags(self._store, self.model, holder) or {}
             if DIGEST in tags:  # else not a version of ours
                 digests[f"{self.model}/{holder}"] = tags[DIGEST]
         if alias is not None and kind in _MOVES:
@@ -254,7 +254,7 @@ class ModelWriter:
                 self.lock.check()
                 self.client.delete_model_version(self.model, str(opened.version))
             else:
-                self._point(opened, str(opened.alias))
+                self._move_alias(opened, str(opened.alias))
             return self._finish(opened)
         except BaseException:
             with contextlib.suppress(Exception):  # else the next writer does it
@@ -263,11 +263,11 @@ class ModelWriter:
 
     def _settle_event(self, opened: Event) -> None:
         """Complete an event that has taken effect; undo and void one that has not."""
-        self.aliases = self._aliases()
-        if _happened(self._store, opened, self.aliases):
+        self.aliases = self._read_aliases()
+        if _has_taken_effect(self._store, opened, self.aliases):
             self._finish(opened)
         else:
-            self._unprepare(opened)
+            self._undo_prepare(opened)
             self._close(opened, "void")
 
     def _prepare(self, event: Event) -> None:
@@ -275,14 +275,14 @@ class ModelWriter:
         if event.kind == "promotion":
             self.tag(event.version, f"{PROMOTION}{event.alias}", promotion_of(event).to_json())
 
-    def _unprepare(self, event: Event) -> None:
+    def _undo_prepare(self, event: Event) -> None:
         """Undo `_prepare`: set the tag to the last completed promotion, or delete it."""
         if event.kind != "promotion":
             return
         key, prepared = f"{PROMOTION}{event.alias}", promotion_of(event)
         # Older releases wrote no model, number and digest into the tag.
         of_older_release = replace(prepared, model=None, number=None, digest=None)
-        tags = _tags(self._store, self.model, event.version) or {}
+        tags = _read_tags(self._store, self.model, event.version) or {}
         if tags.get(key) not in (prepared.to_json(), of_older_release.to_json()):
             return
         earlier = self.promotion(event.version, event.alias)
@@ -296,10 +296,14 @@ class ModelWriter:
         """Do the steps of an event that are not done yet, and close it."""
         self._prepare(event)
         if event.kind in _MOVES:
-            self._point_all(event)
+            self._move_aliases(event)
         replaced = event.replaced
-        if event.kind == "rollback" and _tags(self._store, self.model, replaced) is not None:
-            record = {"by": event.by, "at": _seconds(event), "to": f"{self.model}/{event.version}"}
+        if event.kind == "rollback" and _read_tags(self._store, self.model, replaced) is not None:
+            record = {
+                "by": event.by,
+                "at": _time_text(event),
+                "to": f"{self.model}/{event.version}",
+            }
             self.tag(replaced, ROLLED_BACK, json.dumps(record, sort_keys=True))
         if event.kind == "build":
             self._tag_targets(event, TARGET, dict.fromkeys(event.annexes, "verified"))
@@ -312,15 +316,15 @@ class ModelWriter:
         self.last = self.history.close(event, state)
         return self.last
 
-    def _point_all(self, event: Event) -> None:
+    def _move_aliases(self, event: Event) -> None:
         """Move every alias that differs before and after the event and has not been moved yet."""
         for alias, number in event.after.items():
             moves = event.before.get(alias) != number
             # Another program may have deleted the version since the event was written.
-            if moves and _tags(self._store, self.model, number) is not None:
-                self._point(event, alias)
+            if moves and _read_tags(self._store, self.model, number) is not None:
+                self._move_alias(event, alias)
 
-    def _point(self, event: Event, alias: str) -> None:
+    def _move_alias(self, event: Event, alias: str) -> None:
         """Move one alias to its version after the event, unless it is there."""
         number = event.after[alias]
         if self.aliases.get(alias) == number:
@@ -339,7 +343,7 @@ class ModelWriter:
         for target, value in values.items():
             self.tag(event.version, prefix + tag_of(target), value)
 
-    def _aliases(self) -> dict[str, int]:
+    def _read_aliases(self) -> dict[str, int]:
         """All aliases of the model now, and the numbers of their versions."""
         return aliases_of(self.client.get_registered_model(self.model))
 
@@ -349,7 +353,7 @@ def promotion_of(event: Event) -> Promotion:
     return Promotion(
         str(event.alias),
         event.by,
-        at=_seconds(event),
+        at=_time_text(event),
         decisions=event.decisions,
         annexes=event.annexes,
         model=event.model,
@@ -358,6 +362,6 @@ def promotion_of(event: Event) -> Promotion:
     )
 
 
-def _seconds(event: Event) -> str:
+def _time_text(event: Event) -> str:
     """The time of an event, as a promotion's record has it."""
     return event.time.isoformat(timespec="seconds")

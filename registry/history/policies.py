@@ -58,10 +58,10 @@ def set_policy(access: Access, policy: Policy, model: str | None, reference: Pat
         )
         if reference is not None:
             client.log_artifact(run.info.run_id, str(reference))
-        _end_last(access, client, experiment, model, run.info.run_id)
+        _finish_as_last(access, client, experiment, model, run.info.run_id)
 
 
-def _end_last(
+def _finish_as_last(
     access: Access, client: MlflowClient, experiment: str, model: str | None, run: str
 ) -> None:
     """End a run later than every other one of the model: the run that ends last counts. The lock is
@@ -88,7 +88,7 @@ def policies_in_force(access: Access, model: str | None, into: Path | None = Non
                 return []
             scopes = [None] if model is None else [None, model]
             runs = [_last_run(store, experiment, scope) for scope in scopes]
-            return [_asked(access, run, into) for run in runs if run is not None]
+            return [_read_policy(access, run, into) for run in runs if run is not None]
     except NoRegistryError:
         return []  # the first `run` makes the registry
 
@@ -101,7 +101,7 @@ def _last_run(store: Store, experiment: str, model: str | None) -> StoredRun | N
     return next(iter(store.runs(query)), None)
 
 
-def _asked(access: Access, run: StoredRun, into: Path | None) -> Asked:
+def _read_policy(access: Access, run: StoredRun, into: Path | None) -> Asked:
     """A stored policy and its origin. With `into`, its reference set is copied there."""
     # Imported here: these need pydantic, which a lookup should not load if no policy is set.
     from pydantic import ValidationError

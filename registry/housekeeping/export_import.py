@@ -89,7 +89,7 @@ class ForeignEvent(Record):
         return self.registry, self.model, self.happened.number, self.happened.time
 
 
-def _from_key(key: object) -> object:
+def _number_from_key(key: object) -> object:
     """The number of a version from a key of JSON, which is text; anything else unchanged."""
     return int(key) if isinstance(key, str) and key.isdecimal() else key
 
@@ -105,7 +105,7 @@ class Export(Record):
     by: str
     at: str
     """UTC, ISO 8601."""
-    versions: dict[Annotated[Number, Before(_from_key, also=str)], ExportedVersion]
+    versions: dict[Annotated[Number, Before(_number_from_key, also=str)], ExportedVersion]
     history: list[ForeignEvent]
 
 
@@ -134,19 +134,19 @@ def export_to(registry: Registry, ref: Ref, dest: Path) -> Export:
         registry=registry.shown,
         by=stamp.user_at_host(),
         at=stamp.now(),
-        versions={version.number: _exported_version(version) for version in versions},
-        history=[_foreign_event(event, registry) for event in events],
+        versions={version.number: _describe_version(version) for version in versions},
+        history=[_export_event(event, registry) for event in events],
     )
     with write_atomically(dest) as partial:
         for version in versions:
             registry.fetch(version, partial / "versions" / str(version.number))
         (partial / EXPORT).write_text(record_to_json(export))
         if dest.suffix == ".tar":
-            _as_tar(partial)
+            _replace_by_tar(partial)
     return export
 
 
-def _exported_version(version: Version) -> ExportedVersion:
+def _describe_version(version: Version) -> ExportedVersion:
     """What an export says about a version, beside its files."""
     return ExportedVersion(
         digest=version.digest,
@@ -197,15 +197,15 @@ def _read_export(folder: Path, source: Path) -> Export:
     return export
 
 
-def _foreign_event(event: Event, registry: Registry) -> ForeignEvent:
+def _export_event(event: Event, registry: Registry) -> ForeignEvent:
     """An event for the export. An imported event keeps its original registry and content."""
     if event.kind == "import":
-        return _original_event(event)
+        return _read_original_event(event)
     data = {"registry": registry.shown, "model": event.model, "event": event.to_json()}
     return as_record(ForeignEvent, data)
 
 
-def _original_event(event: Event) -> ForeignEvent:
+def _read_original_event(event: Event) -> ForeignEvent:
     """The event of another registry in an event of kind "import". Raises RegistryError."""
     try:
         return as_record(ForeignEvent, event.imported)
@@ -213,16 +213,16 @@ def _original_event(event: Event) -> ForeignEvent:
         raise RegistryError(f"{event.title}: not a record that we wrote: {error}") from error
 
 
-def _keys(events: Iterable[Event]) -> set[tuple[str, str, int, str]]:
+def _imported_keys(events: Iterable[Event]) -> set[tuple[str, str, int, str]]:
     """The keys of the foreign events that these events imported."""
-    return {_original_event(event).key for event in events if event.kind == "import"}
+    return {_read_original_event(event).key for event in events if event.kind == "import"}
 
 
 def _add_events(registry: Registry, model: str, export: Export, numbers: Mapping[int, int]) -> int:
     """Record the events of an export that are not in the registry; returns their number.
     `numbers`: by number of a version in the export, its number here."""
     events = registry.history(model)
-    known, newest = _keys(events), len(events)
+    known, newest = _imported_keys(events), len(events)
     added = 0
     for foreign in export.history:
         if foreign.key in known:
@@ -233,7 +233,7 @@ def _add_events(registry: Registry, model: str, export: Export, numbers: Mapping
         # Each event takes the lock anew: for all of them, the lock might be held too long.
         with registry.writing(model) as writer:
             if writer.last is not None and writer.last.number != newest:  # others wrote meanwhile
-                known = _keys(writer.history.events())
+                known = _imported_keys(writer.history.events())
             if foreign.key not in known:
                 aliases, original = dict(writer.aliases), as_data(foreign)
                 event = Event("import", model, aliases, aliases, version=number)
@@ -244,7 +244,7 @@ def _add_events(registry: Registry, model: str, export: Export, numbers: Mapping
     return added
 
 
-def _as_tar(folder: Path) -> None:
+def _replace_by_tar(folder: Path) -> None:
     """Replace the folder by a tar file of its content."""
     archive = folder.with_suffix(".old")
     try:

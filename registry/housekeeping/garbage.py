@@ -84,7 +84,7 @@ def collect(
             collector = _Collector(registry, client, before, dry_run)
             collected += collector.collect()
             folders = collector.folders
-    for path in _temporary(registry, folders, cache, before):
+    for path in _find_temporary(registry, folders, cache, before):
         with contextlib.suppress(FileNotFoundError):  # another collector was quicker
             size = _remove_temporary(registry, path, dry_run)
             collected.append(Garbage("temporary", "left by a killed process", str(path), size))
@@ -121,13 +121,13 @@ class _Collector:
             for summary in self.registry.list():
                 with self.registry.writing(summary.name):
                     pass  # this settles an interrupted removal
-        for model, run in self._runs():
-            if self._versions(run):
+        for model, run in self._find_runs():
+            if self._find_versions(run):
                 yield from self._collect_annexes(model, run)
             elif (garbage := self._collect_registration(model, run)) is not None:
                 yield garbage
 
-    def _runs(self) -> Iterator[tuple[str, Any]]:
+    def _find_runs(self) -> Iterator[tuple[str, Any]]:
         """Each of our runs that was made for the files of a version, with the model's name."""
         from mlflow.entities import ViewType
 
@@ -138,7 +138,7 @@ class _Collector:
                 for run in all_pages(search, ids, _OURS, run_view_type=every):
                     yield experiment.name, run
 
-    def _versions(self, run: Any) -> Sequence[Any]:
+    def _find_versions(self, run: Any) -> Sequence[Any]:
         """MLflow's versions of this run, or else of its files."""
         search, info = self.client.search_model_versions, run.info
         versions = all_pages(search, f"run_id = '{info.run_id}'")
@@ -151,7 +151,7 @@ class _Collector:
     def _collect_registration(self, model: str, run: Any) -> Garbage | None:
         """Remove a run without a version. It is first ended under the lock, so that nobody can make
         a version of it any more."""
-        verdict = self._verdict(run)
+        verdict = self._judge_run(run)
         if verdict is None:
             return None
         uri = run.info.artifact_uri.rstrip("/")
@@ -160,7 +160,7 @@ class _Collector:
         else:
             with write_lock(self.registry, self.client, model) as lock:
                 now = self.client.get_run(run.info.run_id)
-                if self._versions(now) or self._verdict(now) is None:
+                if self._find_versions(now) or self._judge_run(now) is None:
                     return None
                 if now.info.status in _UNFINISHED:
                     lock.check()
@@ -170,7 +170,7 @@ class _Collector:
             return None  # an earlier call has collected it
         return Garbage(verdict.kind, f"{model}: {verdict.why}", uri, size)
 
-    def _verdict(self, run: Any) -> _Verdict | None:
+    def _judge_run(self, run: Any) -> _Verdict | None:
         """The verdict on a run without a version; None if it may still become a version."""
         info, tags = run.info, run.data.tags
         if REMOVED in tags:
@@ -196,12 +196,12 @@ class _Collector:
             annex = "/".join(name.split("/")[:2])  # TARGET/DIGEST, see `annex_place`
             sizes[annex] += size
         for annex, size in sizes.items():
-            if not self._abandoned(run, annex):
+            if not self._is_abandoned(run, annex):
                 continue
             uri = f"{root}/{ANNEXES}/{annex}"
             if not self.dry_run:
                 with write_lock(self.registry, self.client, model) as lock:
-                    if not self._abandoned(self.client.get_run(run.info.run_id), annex):
+                    if not self._is_abandoned(self.client.get_run(run.info.run_id), annex):
                         continue
                     lock.check()
                     bundle_files.remove_files(self.registry, uri)
@@ -209,11 +209,11 @@ class _Collector:
                 "annex", f"{model}: an annex ({annex}) that was never finished", uri, size
             )
 
-    def _abandoned(self, run: Any, annex: str) -> bool:
+    def _is_abandoned(self, run: Any, annex: str) -> bool:
         """True if no version has this annex, and its upload did not begin after `before`. `annex`:
         its target and digest, as `TARGET/DIGEST`."""
         target, _, folder = annex.partition("/")
-        versions = self._versions(run)
+        versions = self._find_versions(run)
         if any(version.tags.get(ANNEX + target) == folder for version in versions):
             return False
         # While it is being written, the folder's name is `.DIGEST.0123abcd.partial`.
@@ -222,7 +222,7 @@ class _Collector:
         return upload_start is None or datetime.fromisoformat(upload_start) <= self.before
 
 
-def _temporary(
+def _find_temporary(
     registry: Registry, folders: Sequence[Path], cache: str | Path | None, before: datetime
 ) -> Iterator[Path]:
     """Temporary files and folders that have not been changed since `before`.

@@ -74,25 +74,25 @@ def push(folder: str | Path, to: str) -> tuple[str, Bundle]:
     the registry has are not uploaded, so a push that broke off can be repeated.
     """
     bundle = open_folder(folder)
-    layers = list(_layers(bundle))
-    repository = _repository(to)
+    layers = list(_describe_files(bundle))
+    repository = _open_repository(to)
     for layer in layers:
         repository.upload(bundle.path / layer["annotations"][FILEPATH], layer)
-    config = _json(
+    config = _to_json(
         descriptor={"name": bundle.manifest.name, "version": bundle.digest},
         config={"format": "pt2"},
         modelfs={"type": "layers", "diffIds": [layer["digest"] for layer in layers]},
     )
-    descriptor = {"mediaType": CONFIG, "size": len(config), "digest": _digest(config)}
+    descriptor = {"mediaType": CONFIG, "size": len(config), "digest": _oci_digest(config)}
     repository.upload_bytes(config, descriptor)
-    content = _json(
+    content = _to_json(
         schemaVersion=2, mediaType=IMAGE, artifactType=MODEL, config=descriptor, layers=layers
     )
     repository.put_manifest(content, IMAGE)
-    return f"{repository.shown}@{_digest(content)}", bundle
+    return f"{repository.shown}@{_oci_digest(content)}", bundle
 
 
-def _repository(address: str) -> Repository:
+def _open_repository(address: str) -> Repository:
     """The repository at an address, which has answered. Raises RegistryError."""
     match = _ADDRESS.fullmatch(address)
     if match is None or (match["tag"] or match["digest"]) is None:
@@ -104,7 +104,7 @@ def _repository(address: str) -> Repository:
     return Repository(**match.groupdict())
 
 
-def _layers(bundle: Bundle) -> Iterator[dict[str, Any]]:
+def _describe_files(bundle: Bundle) -> Iterator[dict[str, Any]]:
     """The descriptor of every file to upload."""
     digests = dict(bundle.files) | {SUMS: bundle.digest}
     digests |= {f"{annex.prefix}{SUMS}": annex.digest for annex in bundle.annexes.values()}
@@ -120,12 +120,12 @@ def _layers(bundle: Bundle) -> Iterator[dict[str, Any]]:
         }
 
 
-def _json(**fields: Any) -> bytes:
+def _to_json(**fields: Any) -> bytes:
     """A JSON object. Equal fields give equal bytes, so a second push has the same digests."""
     return json.dumps(fields, sort_keys=True).encode()
 
 
-def _digest(content: bytes) -> str:
+def _oci_digest(content: bytes) -> str:
     """The digest of a blob, as OCI writes it."""
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
@@ -138,9 +138,9 @@ def pull(address: str, folder: str | Path) -> tuple[str, Bundle]:
     off, the files that came are kept beside `folder`, and the next pull of the same version goes on
     with the others. After any other error nothing is left.
     """
-    repository = _repository(address)
+    repository = _open_repository(address)
     content = repository.manifest(IMAGE)
-    digest = _digest(content)
+    digest = _oci_digest(content)
     if repository.digest not in (None, digest):
         raise BundleError(f"{address}: the registry gave another manifest, {digest}")
     try:

@@ -58,7 +58,7 @@ class Repository(oras.provider.Registry):  # type: ignore[misc]
         self.container.repository, self.digest = name, digest
         self._manifest = f"{self.prefix}://{self.container.manifest_url(digest or tag)}"
         self.session.auth = lambda request: request  # else requests takes passwords of ~/.netrc
-        with self._errors():
+        with self._translate_errors():
             self._log_in(host)
 
     def _log_in(self, host: str) -> None:
@@ -79,7 +79,7 @@ class Repository(oras.provider.Registry):  # type: ignore[misc]
 
     def manifest(self, media_type: str) -> bytes:
         """The content of the artifact's manifest, of the first 4 MiB."""
-        with self._reading(self._manifest, Accept=media_type) as raw:
+        with self._open_body(self._manifest, Accept=media_type) as raw:
             return bytes(raw.read(LARGEST_MANIFEST, decode_content=False))
 
     def put_manifest(self, content: bytes, media_type: str) -> None:
@@ -89,12 +89,12 @@ class Repository(oras.provider.Registry):  # type: ignore[misc]
     def upload(self, file: Path, layer: Mapping[str, Any]) -> None:
         """Store a file, unless the registry has it. `layer`: its descriptor."""
         in_chunks = layer["size"] > IN_CHUNKS
-        with self._errors():
+        with self._translate_errors():
             self.upload_blob(str(file), self.container, dict(layer), do_chunked=in_chunks)
 
     def upload_bytes(self, content: bytes, layer: Mapping[str, Any]) -> None:
         """As `upload`, for content in memory, by way of a temporary file."""
-        with self._errors(), tempfile.NamedTemporaryFile(prefix="soa-oci-") as file:
+        with self._translate_errors(), tempfile.NamedTemporaryFile(prefix="soa-oci-") as file:
             file.write(content)
             file.flush()
             self.upload(Path(file.name), layer)
@@ -102,14 +102,14 @@ class Repository(oras.provider.Registry):  # type: ignore[misc]
     def pieces(self, digest: str) -> Iterator[bytes]:
         """The content of a blob, in pieces of at most 256 KiB."""
         url = f"{self.prefix}://{self.container.get_blob_url(digest)}"
-        with self._reading(url) as raw:
+        with self._open_body(url) as raw:
             yield from raw.stream(1 << 18, decode_content=False)
 
     @contextlib.contextmanager
-    def _reading(self, url: str, **headers: str) -> Iterator[Any]:
+    def _open_body(self, url: str, **headers: str) -> Iterator[Any]:
         """The body of an answer, as urllib3 gives it."""
         answer = self.do_request(url, headers=self.headers | headers, stream=True)
-        with self._errors(), answer:
+        with self._translate_errors(), answer:
             if answer.status_code == 404:
                 raise NotFoundError(f"{self.shown}: there is no {url.rpartition('/')[2]}")
             yield answer.raw
@@ -117,7 +117,7 @@ class Repository(oras.provider.Registry):  # type: ignore[misc]
     def do_request(self, url: str, *arguments: Any, **options: Any) -> requests.Response:
         """Replaces oras's method: an answer that is no error, except HTTP 404."""
         send = oras.provider.Registry.do_request.__wrapped__  # without its repetitions
-        with self._errors():
+        with self._translate_errors():
             answer: requests.Response = send(self, url, *arguments, **options)
             if answer.status_code == 401 and getattr(self.auth, "token", None):
                 self.auth.token = None  # it has expired, or is for reading only
@@ -127,13 +127,13 @@ class Repository(oras.provider.Registry):  # type: ignore[misc]
         body = " ".join(answer.text[:200].split())
         why = f"{self.shown}: HTTP {answer.status_code} {body or answer.reason}"
         if answer.status_code in (401, 403):
-            raise _no_login(why)
+            raise _login_error(why)
         if answer.status_code == 429 or answer.status_code >= 500:
             raise RegistryUnavailableError(why)
         raise RegistryError(why)
 
     @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         """Turn errors of the connection and wrong answers into those of the registry."""
         try:
             yield
@@ -144,7 +144,7 @@ class Repository(oras.provider.Registry):  # type: ignore[misc]
         except Exception as error:  # oras does not check answers
             why = f"{self.shown}: an answer is wrong: {reason(error)}"
             if "authentication" in why:
-                raise _no_login(why) from error
+                raise _login_error(why) from error
             raise RegistryError(why) from error
 
 
@@ -165,7 +165,7 @@ class _Adapter(HTTPAdapter):
         return answer
 
 
-def _no_login(answer: str) -> RegistryError:
+def _login_error(answer: str) -> RegistryError:
     """The error for an `answer` that refuses the user, with what can be done about it."""
     cure = "`docker login`, or what else writes ~/.docker/config.json, stores a user and a password"
     return RegistryError(f"{answer}: {cure}", code="registry-login")

@@ -52,10 +52,10 @@ def push(
     """
     whole = open_folder(folder, verify=False)
     annexes = tuple(whole.annexes.values())
-    version = _version_with_digest(registry, whole, name)
+    version = _find_version_with_digest(registry, whole, name)
     new = False
     if version is None:
-        text = json.dumps(_origin(whole, origin), sort_keys=True)
+        text = json.dumps(_describe_origin(whole, origin), sort_keys=True)
         version = registry.register(whole, name, annexes, origin=text)
         new = version.tags.get(ORIGIN) == text  # else another process registered it meanwhile
     else:
@@ -76,7 +76,9 @@ def push(
     return Pushed(version, new, tuple(added), tuple(kept), signature)
 
 
-def _version_with_digest(registry: Registry, bundle: Bundle, name: str | None) -> Version | None:
+def _find_version_with_digest(
+    registry: Registry, bundle: Bundle, name: str | None
+) -> Version | None:
     """The version that has the bundle's digest, or None. `name`: only one of this model; None: one
     of the manifest's name is taken first."""
     if not registry.exists:
@@ -95,7 +97,7 @@ def _version_with_digest(registry: Registry, bundle: Bundle, name: str | None) -
     return registry.find(min(refs, key=lambda ref: (ref.name != preferred, ref.name, ref.version)))
 
 
-def _origin(bundle: Bundle, exported: Mapping[str, str] | None) -> dict[str, str]:
+def _describe_origin(bundle: Bundle, exported: Mapping[str, str] | None) -> dict[str, str]:
     """The content of the tag `origin`: who pushes the version, and where it is from, according to
     the export, or if that is None, to the note of promotion in the folder."""
     origin = {"pushed_by": stamp.user_at_host(), "pushed_at": stamp.now()}

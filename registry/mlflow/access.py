@@ -58,7 +58,7 @@ class Access:
     @takes(RegistryError, uri=TEXT.or_none, artifact_root=PATH.or_none)
     def __init__(self, uri: str | None = None, artifact_root: str | Path | None = None) -> None:
         chosen = uri or os.environ.get(URI_VARIABLE)
-        self.uri = _absolute(chosen or f"{_SQLITE}{Path.cwd()}/{DEFAULT_FOLDER}/registry.db")
+        self.uri = _absolute_uri(chosen or f"{_SQLITE}{Path.cwd()}/{DEFAULT_FOLDER}/registry.db")
         file = self.uri.removeprefix(_SQLITE).partition("?")[0]
         self.sqlite = Path(file) if self.uri.startswith(_SQLITE) else None
         root = artifact_root or os.environ.get(ARTIFACTS_VARIABLE)
@@ -123,7 +123,7 @@ class Access:
         )
         with self._answering(write), quiet:
             if write and self.sqlite is not None and not self.sqlite.exists():
-                _create(self.sqlite, self._new_database or _new_database())
+                _write_database(self.sqlite, self._new_database or _new_database())
             yield self._mlflow_client()
 
     def get_ready(self) -> None:
@@ -248,7 +248,7 @@ class Access:
 _opened: dict[str, Inode] = {}
 
 
-def _absolute(uri: str) -> str:
+def _absolute_uri(uri: str) -> str:
     """The registry's URI with an absolute path. Raises RegistryError if it cannot be one."""
     scheme = urlsplit(uri).scheme
     if scheme in ("", "file") or len(scheme) == 1:
@@ -295,7 +295,7 @@ def _new_database() -> bytes:
         return read_plain(file, largest=None)
 
 
-def _create(path: Path, content: bytes) -> None:
+def _write_database(path: Path, content: bytes) -> None:
     """Create a new database, completely or not at all: MLflow cannot complete a file that has only
     some of the tables, for example after a full disk or Ctrl-C."""
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")

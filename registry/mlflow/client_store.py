@@ -58,19 +58,19 @@ class ClientStore:
 
     def model(self, name: str) -> StoredModel | None:
         registered = model_of(self._client, name)
-        return None if registered is None else _model(registered)
+        return None if registered is None else _convert_model(registered)
 
     def models(self) -> list[StoredModel]:
-        return [_model(model) for model in all_pages(self._client.search_registered_models)]
+        return [_convert_model(model) for model in all_pages(self._client.search_registered_models)]
 
     def versions(self, name: str) -> list[StoredVersion]:
         versions = all_pages(self._client.search_model_versions, f"name = '{name}'")
-        return [_version(version) for version in versions]
+        return [_convert_version(version) for version in versions]
 
     def version(self, name: str, number: int) -> StoredVersion | None:
         """As `Store.version`. The error codes of other failures are those of MLflow."""
         try:
-            return _version(self._client.get_model_version(name, str(number)))
+            return _convert_version(self._client.get_model_version(name, str(number)))
         except Exception as error:
             if has_code(error, "RESOURCE_DOES_NOT_EXIST"):
                 return None
@@ -102,15 +102,15 @@ class ClientStore:
 
         # With a limit, one page holds all that was asked for.
         runs = search(None) if query.limit else all_pages(search)
-        return [_run(run) for run in runs]
+        return [_convert_run(run) for run in runs]
 
 
-def _model(model: Any) -> StoredModel:
+def _convert_model(model: Any) -> StoredModel:
     """Our record of MLflow's RegisteredModel."""
     return StoredModel(str(model.name), model.description or "", aliases_of(model))
 
 
-def _version(version: Any) -> StoredVersion:
+def _convert_version(version: Any) -> StoredVersion:
     """Our record of MLflow's ModelVersion."""
     return StoredVersion(
         str(version.name),
@@ -118,18 +118,18 @@ def _version(version: Any) -> StoredVersion:
         created=int(version.creation_timestamp),
         run_id=version.run_id or "",
         source=str(version.source),
-        tags=_texts(version.tags),
+        tags=_convert_tags(version.tags),
     )
 
 
-def _run(run: Any) -> StoredRun:
+def _convert_run(run: Any) -> StoredRun:
     """Our record of MLflow's Run."""
     info = run.info
     return StoredRun(
-        info.run_id, info.status, info.start_time, info.end_time, _texts(run.data.tags)
+        info.run_id, info.status, info.start_time, info.end_time, _convert_tags(run.data.tags)
     )
 
 
-def _texts(tags: Mapping[Any, Any]) -> dict[str, str]:
+def _convert_tags(tags: Mapping[Any, Any]) -> dict[str, str]:
     """Tags with keys and values as text."""
     return {str(key): str(value) for key, value in tags.items()}

@@ -87,17 +87,17 @@ def open_tables(
         where = f"file:{quote(str(sqlite))}?mode=rw"  # creates no file; opens also a read-only one
         connection = sqlite3.connect(where, uri=True, timeout=wait_s, isolation_level=None)
         with contextlib.closing(connection):
-            yield _store(lambda query, values: connection.execute(query, dict(values)), shown)
+            yield _make_store(lambda query, values: connection.execute(query, dict(values)), shown)
         return
     from sqlalchemy import create_engine, text
     from sqlalchemy.pool import NullPool
 
     engine = create_engine(uri, poolclass=NullPool, isolation_level="AUTOCOMMIT")
     with engine.connect() as postgres:
-        yield _store(lambda query, values: postgres.execute(text(query), dict(values)), shown)
+        yield _make_store(lambda query, values: postgres.execute(text(query), dict(values)), shown)
 
 
-def _store(ask: Ask, shown: str) -> TableStore | None:
+def _make_store(ask: Ask, shown: str) -> TableStore | None:
     """A store that reads the tables, if their schema is known and has no workspaces; else None."""
     try:
         revisions = {str(row[0]) for row in ask("SELECT version_num FROM alembic_version", {})}
@@ -114,7 +114,7 @@ def _store(ask: Ask, shown: str) -> TableStore | None:
     return TableStore(ask)
 
 
-def _grouped(rows: Iterable[Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
+def _group_pairs(rows: Iterable[Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Join the rows that differ only in their last two values: yield each common part once, with a
     dictionary of the last two values as keys and values."""
     groups: dict[Any, dict[str, Any]] = {}
@@ -134,21 +134,21 @@ class TableStore:
     def model(self, name: str) -> StoredModel | None:
         """As `Store.model`: no prompt of that name is found."""
         no_prompt = _NO_PROMPT.format(table="registered_model_tags", name=":name", more="")
-        return next(iter(self._models(f"m.name = :name AND {no_prompt}", name=name)), None)
+        return next(iter(self._read_models(f"m.name = :name AND {no_prompt}", name=name)), None)
 
     def models(self) -> list[StoredModel]:
         """As `Store.models`: a prompt is a model whose tag is `true`."""
         no_prompt = _NO_PROMPT.format(table="registered_model_tags", name="m.name", more=_TRUE)
-        return self._models(no_prompt)
+        return self._read_models(no_prompt)
 
     def versions(self, name: str) -> list[StoredVersion]:
         """As `Store.versions`, in the order of their numbers."""
         no_prompt = _NO_PROMPT.format(table="model_version_tags", name=":name", more=_TRUE)
-        return self._versions(no_prompt, name=name)
+        return self._read_versions(no_prompt, name=name)
 
     def version(self, name: str, number: int) -> StoredVersion | None:
         """As `Store.version`: a prompt's version has that tag, too."""
-        versions = self._versions("v.version = :number", name=name, number=number)
+        versions = self._read_versions("v.version = :number", name=name, number=number)
         return next((version for version in versions if PROMPT not in version.tags), None)
 
     def experiment(self, name: str) -> StoredExperiment | None:
@@ -177,21 +177,21 @@ class TableStore:
         text = _RUNS.format(condition=" AND ".join(conditions), order=_ORDERS[query.order])
         return [
             StoredRun(run, status, start, end, tags)
-            for (run, status, start, end), tags in _grouped(self._ask(text, values))
+            for (run, status, start, end), tags in _group_pairs(self._ask(text, values))
         ]
 
-    def _models(self, condition: str, **values: Any) -> list[StoredModel]:
+    def _read_models(self, condition: str, **values: Any) -> list[StoredModel]:
         """The models for which the SQL `condition` is true. `values`: those of its parameters."""
         rows = self._ask(_MODELS.format(condition=condition), values)
         return [
             StoredModel(name, description or "", aliases)
-            for (name, description), aliases in _grouped(rows)
+            for (name, description), aliases in _group_pairs(rows)
         ]
 
-    def _versions(self, condition: str, name: str, **values: Any) -> list[StoredVersion]:
+    def _read_versions(self, condition: str, name: str, **values: Any) -> list[StoredVersion]:
         """The versions of a model for which the SQL `condition` is true."""
         rows = self._ask(_VERSIONS.format(condition=condition), {"name": name, **values})
         return [
             StoredVersion(name, number, created, run or "", str(source), tags)
-            for (number, created, run, source), tags in _grouped(rows)
+            for (number, created, run, source), tags in _group_pairs(rows)
         ]

@@ -49,7 +49,7 @@ def parameters(manifest: Manifest) -> dict[str, str]:
     for output, tolerance in manifest.tolerances.items():
         values[f"tolerance.{output}"] = f"atol {tolerance.atol:g} rtol {tolerance.rtol:g}"
     return {
-        _key(name): plain(value)[:_PARAMETER_LIMIT]
+        _valid_name(name): plain(value)[:_PARAMETER_LIMIT]
         for name, value in values.items()
         if value is not None
     }
@@ -72,23 +72,23 @@ def metrics(targets: Targets) -> Iterator[Plotted]:
     """
     for target, record in targets.items():
         for name, value in record.metrics.items():
-            yield Plotted(_key(f"{tag_of(target)}.metric.{name}"), value)
+            yield Plotted(_valid_name(f"{tag_of(target)}.metric.{name}"), value)
         for engine, candidate in record.candidates.items():
-            yield from _metrics_of(candidate, f"{tag_of(target)}.{engine}")
+            yield from _candidate_metrics(candidate, f"{tag_of(target)}.{engine}")
 
 
-def _metrics_of(candidate: Candidate, prefix: str) -> Iterator[Plotted]:
+def _candidate_metrics(candidate: Candidate, prefix: str) -> Iterator[Plotted]:
     """The metrics of one candidate, under names that begin with `prefix`."""
     for case, stats in candidate.benchmark.items():  # a case is `32`, or `nodes=5,edges=20`
         rows = max(int(count.rpartition("=")[2]) for count in case.split(","))
         for name, value in asdict(stats).items():
-            yield Plotted(_key(f"{prefix}.n{case}.{name}"), value)
-            yield Plotted(_key(f"{prefix}.{name}"), value, rows)
+            yield Plotted(_valid_name(f"{prefix}.n{case}.{name}"), value)
+            yield Plotted(_valid_name(f"{prefix}.{name}"), value, rows)
     for output, worst in candidate.worst.items():
         for name, value in asdict(worst).items():
-            yield Plotted(_key(f"{prefix}.worst.{output}.{name}"), value)
+            yield Plotted(_valid_name(f"{prefix}.worst.{output}.{name}"), value)
     if candidate.compile_seconds is not None:
-        yield Plotted(_key(f"{prefix}.compile_seconds"), candidate.compile_seconds)
+        yield Plotted(_valid_name(f"{prefix}.compile_seconds"), candidate.compile_seconds)
 
 
 def markdown(bundle: Bundle) -> str:
@@ -100,9 +100,14 @@ def markdown(bundle: Bundle) -> str:
         origin += f" from commit {provenance.git_commit}"
     if provenance.git_dirty:
         origin += " with uncommitted changes"
-    head = [_cell(manifest.description), ""] if manifest.description else []
-    head += [_cell(origin), "", *_lines([_CANDIDATES]), f"|{' --- |' * len(_CANDIDATES)}"]
-    rows = _lines(_candidates(manifest.targets))
+    head = [_cell_text(manifest.description), ""] if manifest.description else []
+    head += [
+        _cell_text(origin),
+        "",
+        *_table_lines([_CANDIDATES]),
+        f"|{' --- |' * len(_CANDIDATES)}",
+    ]
+    rows = _table_lines(_candidate_rows(manifest.targets))
     shown = list(rows)
     while shown and len("\n".join(head + shown)) > _DESCRIPTION_LIMIT - 40:  # room for "… and"
         shown.pop()
@@ -116,11 +121,11 @@ def with_target(text: str, target: str, record: TargetRecord) -> str:
 
     If that would exceed MLflow's limit, `text` is returned unchanged.
     """
-    longer = "\n".join([text, *_lines(_candidates({target: record}))])
+    longer = "\n".join([text, *_table_lines(_candidate_rows({target: record}))])
     return longer if len(longer) <= _DESCRIPTION_LIMIT else text
 
 
-def _candidates(targets: Targets) -> Rows:
+def _candidate_rows(targets: Targets) -> Rows:
     """One row for each candidate; one row for a target without candidates."""
     rows = []
     for target, record in sorted(targets.items()):
@@ -146,18 +151,18 @@ def _candidates(targets: Targets) -> Rows:
     return rows
 
 
-def _lines(rows: Rows) -> list[str]:
+def _table_lines(rows: Rows) -> list[str]:
     """The rows of a table in Markdown."""
-    return [f"| {' | '.join(map(_cell, row))} |" for row in rows]
+    return [f"| {' | '.join(map(_cell_text, row))} |" for row in rows]
 
 
-def _cell(text: str) -> str:
+def _cell_text(text: str) -> str:
     """A text in one line of a table, cut to MLflow's limits."""
     flat = " ".join(text.split())
     return in_markdown(flat if len(flat) <= _CELL_LIMIT else f"{flat[: _CELL_LIMIT - 1]}…")
 
 
-def _key(text: str) -> str:
+def _valid_name(text: str) -> str:
     """`text` as a valid MLflow name. MLflow allows also spaces, `:` and `/`, which become `_`
     here, because it refuses names with `/` that are no normal path."""
     return re.sub(r"[^A-Za-z0-9_.-]", "_", text)[:250]

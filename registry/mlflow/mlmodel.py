@@ -90,7 +90,7 @@ def write_mlmodel(folder: Path, manifest: Manifest, example: Mapping[str, Any]) 
     frame = is_frame(inputs)
     _write_examples(folder, example, frame)
     mlflow = provenance.tools.get("mlflow-skinny")  # always of the same version as mlflow
-    requirements = [f"mlflow=={mlflow}" if mlflow else "mlflow", *_requirements(manifest)]
+    requirements = [f"mlflow=={mlflow}" if mlflow else "mlflow", *_pip_requirements(manifest)]
     (folder / _REQUIREMENTS).write_text("\n".join(requirements) + "\n")
     environment = {
         "python": provenance.python,
@@ -108,8 +108,8 @@ def write_mlmodel(folder: Path, manifest: Manifest, example: Mapping[str, Any]) 
         }
         | ({"pandas_orient": "split"} if frame else {}),
         "signature": {
-            "inputs": json.dumps(_schema(inputs)),
-            "outputs": json.dumps(_schema(outputs)),
+            "inputs": json.dumps(_mlflow_schema(inputs)),
+            "outputs": json.dumps(_mlflow_schema(outputs)),
             "params": None,
         },
     } | ({"mlflow_version": mlflow} if mlflow else {})
@@ -147,7 +147,7 @@ def in_short(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _schema(columns: Sequence[Field]) -> list[dict[str, Any]]:
+def _mlflow_schema(columns: Sequence[Field]) -> list[dict[str, Any]]:
     """The fields as an MLflow Schema, as JSON data. A shape has -1 for the number of rows."""
     if is_frame(columns):
         return [
@@ -164,7 +164,7 @@ def _schema(columns: Sequence[Field]) -> list[dict[str, Any]]:
     ]
 
 
-def _requirements(manifest: Manifest) -> list[str]:
+def _pip_requirements(manifest: Manifest) -> list[str]:
     """Requirements for pip: the versions of the tools that built and validated the artifacts."""
     versions, names = manifest.provenance.tools, ["soa-pipeline", "torch", "numpy"]
     if any("onnxruntime" in record.engines() for record in manifest.targets.values()):

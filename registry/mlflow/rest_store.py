@@ -58,7 +58,7 @@ class RestError(OSError):
 
 def _needs_mlflow() -> bool:
     """True if variables or plugins ask for something that only MLflow's client does."""
-    insecure = _is_true("MLFLOW_TRACKING_INSECURE_TLS", "false")
+    insecure = _read_flag("MLFLOW_TRACKING_INSECURE_TLS", "false")
     if insecure and os.environ.get("MLFLOW_TRACKING_SERVER_CERT_PATH"):
         return True  # a user's mistake: MLflow reports it
     if any(os.environ.get(name) for name in _MLFLOW_ONLY):
@@ -77,14 +77,14 @@ def open_server(uri: str) -> Iterator[RestStore | None]:
     from requests.adapters import HTTPAdapter
     from urllib3.util import Retry
 
-    limit = int(_number("MLFLOW_HTTP_REQUEST_MAX_RETRIES", 7))
+    limit = int(_read_number("MLFLOW_HTTP_REQUEST_MAX_RETRIES", 7))
     retries = Retry(
         total=limit, connect=limit, read=limit, redirect=limit, status=limit,
         status_forcelist=_PASSING,
         allowed_methods=None,
-        backoff_factor=_number("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", 2),
-        backoff_jitter=_number("MLFLOW_HTTP_REQUEST_BACKOFF_JITTER", 1),
-        respect_retry_after_header=_is_true("MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER", "true"),
+        backoff_factor=_read_number("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", 2),
+        backoff_jitter=_read_number("MLFLOW_HTTP_REQUEST_BACKOFF_JITTER", 1),
+        respect_retry_after_header=_read_flag("MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER", "true"),
     )  # fmt: skip
     with requests.Session() as session:
         for scheme in ("http://", "https://"):
@@ -100,36 +100,36 @@ class RestStore:
 
     def __init__(self, session: Any, uri: str) -> None:
         self._session, self._uri = session, uri.rstrip("/")
-        self._options = {**settings(), "timeout": _number("MLFLOW_HTTP_REQUEST_TIMEOUT", 120)}
+        self._options = {**settings(), "timeout": _read_number("MLFLOW_HTTP_REQUEST_TIMEOUT", 120)}
 
     def model(self, name: str) -> StoredModel | None:
         """As `Store.model`: the server gives a prompt too, which is left out here."""
-        answer = self._get("registered-models/get", name=name)
-        if answer is None or PROMPT in _tags(answer["registered_model"]):
+        answer = self._request_or_none("registered-models/get", name=name)
+        if answer is None or PROMPT in _parse_tags(answer["registered_model"]):
             return None
-        return _model(answer["registered_model"])
+        return _parse_model(answer["registered_model"])
 
     def models(self) -> list[StoredModel]:
         """As `Store.models`: the server leaves prompts out."""
         query = {"max_results": 100}
         models = self._search("GET", "registered-models/search", "registered_models", query)
-        return [_model(model) for model in models]
+        return [_parse_model(model) for model in models]
 
     def versions(self, name: str) -> list[StoredVersion]:
         """As `Store.versions`: the server leaves prompts out."""
         query = {"filter": f"name = '{name}'", "max_results": 10_000}
         versions = self._search("GET", "model-versions/search", "model_versions", query)
-        return [_version(version) for version in versions]
+        return [_parse_version(version) for version in versions]
 
     def version(self, name: str, number: int) -> StoredVersion | None:
         """As `Store.version`: the server gives a prompt's version too, which is left out here."""
-        answer = self._get("model-versions/get", name=name, version=number)
-        version = None if answer is None else _version(answer["model_version"])
+        answer = self._request_or_none("model-versions/get", name=name, version=number)
+        version = None if answer is None else _parse_version(answer["model_version"])
         return None if version is None or PROMPT in version.tags else version
 
     def experiment(self, name: str) -> StoredExperiment | None:
         """As `Store.experiment`: the server also finds a deleted one."""
-        answer = self._get("experiments/get-by-name", experiment_name=name)
+        answer = self._request_or_none("experiments/get-by-name", experiment_name=name)
         if answer is None:
             return None
         experiment = answer["experiment"]
@@ -146,7 +146,7 @@ class RestStore:
             "max_results": query.limit or PAGE,
         }
         runs = self._search("POST", "runs/search", "runs", body)
-        return [_run(run) for run in islice(runs, query.limit)]
+        return [_parse_run(run) for run in islice(runs, query.limit)]
 
     def _search(
         self, method: str, path: str, field: str, query: Mapping[str, Any]
@@ -161,7 +161,7 @@ class RestStore:
                 return
             query = {**query, "page_token": page["next_page_token"]}
 
-    def _get(self, path: str, **query: Any) -> Any | None:
+    def _request_or_none(self, path: str, **query: Any) -> Any | None:
         """The server's answer, or None if the requested object does not exist."""
         try:
             return self._request("GET", path, params=query)
@@ -188,16 +188,16 @@ class RestStore:
 
 def settings() -> dict[str, Any]:
     """Arguments of `requests` for every request, from MLflow's environment variables."""
-    insecure = _is_true("MLFLOW_TRACKING_INSECURE_TLS", "false")
+    insecure = _read_flag("MLFLOW_TRACKING_INSECURE_TLS", "false")
     return {
-        "headers": _authorization(),
+        "headers": _authorization_header(),
         "verify": os.environ.get("MLFLOW_TRACKING_SERVER_CERT_PATH") or not insecure,
         "cert": os.environ.get("MLFLOW_TRACKING_CLIENT_CERT_PATH"),
-        "allow_redirects": _is_true("MLFLOW_ALLOW_HTTP_REDIRECTS", "true"),
+        "allow_redirects": _read_flag("MLFLOW_ALLOW_HTTP_REDIRECTS", "true"),
     }
 
 
-def _authorization() -> dict[str, str]:
+def _authorization_header() -> dict[str, str]:
     """The authorization header, as MLflow makes it: user and password take precedence over a
     token."""
     file = configparser.ConfigParser(interpolation=None)
@@ -213,7 +213,7 @@ def _authorization() -> dict[str, str]:
     return {}
 
 
-def _number(name: str, default: float) -> float:
+def _read_number(name: str, default: float) -> float:
     """The value of an environment variable. Raises RegistryError if it is no number."""
     text = os.environ.get(name, str(default))
     try:
@@ -222,18 +222,18 @@ def _number(name: str, default: float) -> float:
         raise RegistryError(f"{name}={text}: a number is needed") from None
 
 
-def _is_true(name: str, default: str) -> bool:
+def _read_flag(name: str, default: str) -> bool:
     """True if an environment variable is `true` or `1`, as MLflow reads it."""
     return os.environ.get(name, default).lower() in _TRUE
 
 
-def _model(model: Mapping[str, Any]) -> StoredModel:
+def _parse_model(model: Mapping[str, Any]) -> StoredModel:
     """A `registered_model` of an answer. The server leaves out a field that is empty."""
     aliases = {str(entry["alias"]): int(entry["version"]) for entry in model.get("aliases", ())}
     return StoredModel(str(model["name"]), model.get("description", ""), aliases)
 
 
-def _version(version: Mapping[str, Any]) -> StoredVersion:
+def _parse_version(version: Mapping[str, Any]) -> StoredVersion:
     """A `model_version` of an answer. The server leaves out a field that is empty."""
     return StoredVersion(
         str(version["name"]),
@@ -241,11 +241,11 @@ def _version(version: Mapping[str, Any]) -> StoredVersion:
         created=int(version["creation_timestamp"]),
         run_id=version.get("run_id", ""),
         source=str(version.get("source")),
-        tags=_tags(version),
+        tags=_parse_tags(version),
     )
 
 
-def _run(run: Mapping[str, Any]) -> StoredRun:
+def _parse_run(run: Mapping[str, Any]) -> StoredRun:
     """A `run` of an answer; a run that has not ended has no `end_time`."""
     info = run["info"]
     start, end = info.get("start_time"), info.get("end_time")
@@ -254,10 +254,10 @@ def _run(run: Mapping[str, Any]) -> StoredRun:
         str(info["status"]),
         start=None if start is None else int(start),
         end=None if end is None else int(end),
-        tags=_tags(run["data"]),
+        tags=_parse_tags(run["data"]),
     )
 
 
-def _tags(tagged: Mapping[str, Any]) -> dict[str, str]:
+def _parse_tags(tagged: Mapping[str, Any]) -> dict[str, str]:
     """The tags of an answer's object, by key."""
     return {str(tag["key"]): str(tag.get("value", "")) for tag in tagged.get("tags", ())}

@@ -41,10 +41,10 @@ def verified(findings: Findings) -> Iterable[Decision]:
         detail = "found no target to serve, at least 1 is needed"
         yield Decision("verified", False, "no target", "at least 1", detail)
     for target in findings.needed.targets:
-        yield _verified_target(findings, target)
+        yield _judge_target(findings, target)
 
 
-def _verified_target(findings: Findings, target: str) -> Decision:
+def _judge_target(findings: Findings, target: str) -> Decision:
     """Whether a target ran on a device of its kind, or may go without."""
     record = findings.manifest.targets.get(target)
     if record is None:
@@ -74,19 +74,23 @@ def tolerance(findings: Findings) -> Iterable[Decision]:
         record = findings.manifest.targets.get(target)
         limit = f"outside <= {findings.needed.max_outside:g}"
         if worst := findings.worst.get(target):
-            yield _within("tolerance", target, worst, findings)
+            yield _judge_deviations("tolerance", target, worst, findings)
         elif record and findings.waits(target) and findings.excused(target):
             detail = f"{target} was not run again: {record.status}, allowed by name"
             yield Decision("tolerance", True, "not run", "unverified allowed", detail)
         elif record and record.status == "emulated" and not findings.needed.production:
             candidate = record.candidates[str(record.chosen)]
-            yield _within("tolerance", f"{target} on an emulator", candidate.worst, findings)
+            yield _judge_deviations(
+                "tolerance", f"{target} on an emulator", candidate.worst, findings
+            )
         else:
             detail = f"{target} was not run again on its reference, {limit} must be shown"
             yield Decision("tolerance", False, "not run", limit, detail)
 
 
-def _within(gate: str, where: str, worst: Mapping[str, Worst], findings: Findings) -> Decision:
+def _judge_deviations(
+    gate: str, where: str, worst: Mapping[str, Worst], findings: Findings
+) -> Decision:
     """Decide by the output that exceeds its limit the most. `worst`: the deviations by output."""
     for_all = f"outside <= {findings.needed.max_outside:g}"
     if absent := sorted(findings.manifest.tolerances.keys() - worst.keys()):
@@ -118,7 +122,7 @@ def reproducible(findings: Findings) -> Iterable[Decision]:
         return
     first: dict[tuple[str, bool], Bits] = {}
     for target in findings.needed.targets:
-        yield _reproducible_target(findings, target, first)
+        yield _judge_bits(findings, target, first)
     records = (findings.manifest.targets.get(target) for target in findings.needed.targets)
     choices = dict.fromkeys(record.choice() for record in records if record and record.chosen)
     if len(choices) > 1:
@@ -126,10 +130,8 @@ def reproducible(findings: Findings) -> Iterable[Decision]:
         yield Decision("reproducible", False, "other engines", _SAME_BITS, detail)
 
 
-def _reproducible_target(
-    findings: Findings, target: str, first: dict[tuple[str, bool], Bits]
-) -> Decision:
-    """Whether a target gives the bits of the targets before it. `first`: see `_other_bits`."""
+def _judge_bits(findings: Findings, target: str, first: dict[tuple[str, bool], Bits]) -> Decision:
+    """Whether a target gives the bits of the targets before it. `first`: see `_describe_other_bits`."""
     bits = [result for result in findings.bits if result.target == target]
     measured = [result for result in bits if result.digest is not None]
     if not measured:
@@ -138,7 +140,7 @@ def _reproducible_target(
         return Decision("reproducible", False, "not measured", _SAME_BITS, detail)
     engines = ", ".join(dict.fromkeys(result.engine for result in measured))
     answer, detail = _SAME_BITS, f"{engines} gives {_SAME_BITS} in {len(measured)} ways"
-    other = list(_other_bits(measured, first))
+    other = list(_describe_other_bits(measured, first))
     if other:
         answer, detail = "other bits", "; ".join(other)
     missing = dict.fromkeys(
@@ -149,7 +151,9 @@ def _reproducible_target(
     return Decision("reproducible", not other, answer, _SAME_BITS, f"{target}: {detail}")
 
 
-def _other_bits(measured: Sequence[Bits], first: dict[tuple[str, bool], Bits]) -> Iterator[str]:
+def _describe_other_bits(
+    measured: Sequence[Bits], first: dict[tuple[str, bool], Bits]
+) -> Iterator[str]:
     """A text for each result that differs from the first one of its engine and set of rows.
     `first`: the first results, by engine and whether it was every row; new ones are added."""
     for result in measured:
@@ -186,7 +190,7 @@ def reference_set(findings: Findings) -> Iterable[Decision]:
     for result in findings.sets:
         where = f"{result.target}: {result.engine} beside the portable program on {result.name}"
         if result.worst:
-            yield _within("reference set", where, result.worst, findings)
+            yield _judge_deviations("reference set", where, result.worst, findings)
         else:
             detail = f"{where}: {result.why}, {limit} must be shown"
             yield Decision("reference set", False, "not shown", limit, detail)
@@ -216,10 +220,10 @@ def speed(findings: Findings) -> Iterable[Decision]:
 
 def bounded(findings: Findings) -> Iterable[Decision]:
     """Latency, memory, size, metrics, shadow: is each number within the bounds of the config?"""
-    return map(_within_bounds, findings.bounded)
+    return map(_judge_bounds, findings.bounded)
 
 
-def _within_bounds(measured: Measured) -> Decision:
+def _judge_bounds(measured: Measured) -> Decision:
     """A measured number beside its bounds, and beside that of the version in place."""
     value, old = measured.value, measured.old
     # By text of a limit: the limit, and whether the number is within it. A comparison with NaN is
@@ -249,16 +253,16 @@ def staging(findings: Findings) -> Iterable[Decision]:
     needed, time = findings.needed.min_time_in_staging, findings.in_staging
     if not needed:
         return
-    limit = f">= {_hours(needed)}"
+    limit = f">= {_hours_text(needed)}"
     if time is None:
-        detail = f"not in staging by a promotion, {_hours(needed)} there are needed"
+        detail = f"not in staging by a promotion, {_hours_text(needed)} there are needed"
         yield Decision("staging", False, "not in staging", limit, detail)
         return
-    detail = f"in staging for {_hours(time)}, {_hours(needed)} are needed"
-    yield Decision("staging", time >= needed, _hours(time), limit, detail)
+    detail = f"in staging for {_hours_text(time)}, {_hours_text(needed)} are needed"
+    yield Decision("staging", time >= needed, _hours_text(time), limit, detail)
 
 
-def _hours(time: timedelta) -> str:
+def _hours_text(time: timedelta) -> str:
     """A time in hours, as text."""
     return f"{number(time.total_seconds() / 3600)} h"
 

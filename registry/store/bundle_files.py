@@ -76,7 +76,7 @@ class Source:
     def open(self, kind: type[T], target: str | None, verify: bool) -> T:
         """Open the bundle without its annexes (`target` None), or the annex for a target."""
         version, folder = self.version, existing_folder(self.version)
-        local = None if folder is None else _sealed_folder(folder, version, target)
+        local = None if folder is None else _folder_in_store(folder, version, target)
         if local is not None and self.in_place and self.fetch:
             return _open_registered(kind, version, target, local, verify)
 
@@ -85,7 +85,9 @@ class Source:
             _copy_registered(kind, self.access, version, target, into)
 
         try:
-            entry = self.cache.hold(_digest(version, target), fill if self.fetch else None)
+            entry = self.cache.hold(
+                _registered_digest(version, target), fill if self.fetch else None
+            )
         except NotCachedError:
             if local is None:
                 raise
@@ -122,7 +124,7 @@ def _copy_registered(
     if local is not None:
         if not local.is_dir():
             raise BundleError(f"{version.ref}: its files are gone, they were in {local}")
-        copy_sealed(kind.open(_sealed_folder(local, version, target), verify=False), into)
+        copy_sealed(kind.open(_folder_in_store(local, version, target), verify=False), into)
     else:
         with access.client() as client:
             if target is None:
@@ -143,7 +145,7 @@ def _open_registered(
     kind: type[T], version: Version, target: str | None, path: Path, verify: bool
 ) -> T:
     """Open a folder; raises BundleError if it is not what the version registered."""
-    opened, registered = kind.open(path, verify=verify), _digest(version, target)
+    opened, registered = kind.open(path, verify=verify), _registered_digest(version, target)
     # The digest covers SHA256SUMS, which covers each file.
     another = opened.digest != registered
     if another or (isinstance(opened, Annex) and opened.target != target):
@@ -156,12 +158,12 @@ def _open_registered(
     return opened
 
 
-def _digest(version: Version, target: str | None) -> str:
+def _registered_digest(version: Version, target: str | None) -> str:
     """The registered digest of the bundle (`target` None), or of the annex for a target."""
     return version.digest if target is None else version.annexes[target]
 
 
-def _sealed_folder(bundle: Path, version: Version, target: str | None) -> Path:
+def _folder_in_store(bundle: Path, version: Version, target: str | None) -> Path:
     """The folder of the bundle (`target` None), or of an annex, in a store on this host. `bundle`:
     the bundle's folder, next to which the annexes are."""
     if target is None:

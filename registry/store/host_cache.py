@@ -97,11 +97,11 @@ class Cache:
     def entries(self) -> list[Entry]:
         """All entries, the least recently used first."""
         entries = []
-        for path in self._children(_DIGEST):
+        for path in self._find_children(_DIGEST):
             with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
                 used = datetime.fromtimestamp(path.stat().st_mtime, UTC)
-                with self._unused(path) as unused:
-                    entries.append(Entry(path.name, _size(path), used, not unused))
+                with self._try_to_lock(path) as unused:
+                    entries.append(Entry(path.name, _folder_size(path), used, not unused))
         return sorted(entries, key=lambda entry: entry.used)
 
     def shrink(self, limit: int) -> list[Entry]:
@@ -141,7 +141,7 @@ class Cache:
         the `SHA256SUMS` to be replaced; None if the entry does not exist."""
         size_bound()  # raises for a wrong setting before anything is fetched
         path = self.root / digest
-        with self._fetching(digest):
+        with self._hold_fetch_lock(digest):
             if path.is_dir() and inode_of(path / SUMS) != instead_of:
                 return
             self._sweep(digest)
@@ -149,7 +149,7 @@ class Cache:
                 fill(partial)
 
     @contextlib.contextmanager
-    def _fetching(self, digest: str, wait_s: float | None = None) -> Iterator[None]:
+    def _hold_fetch_lock(self, digest: str, wait_s: float | None = None) -> Iterator[None]:
         """Hold the lock for filling an entry."""
         from filelock import FileLock, Timeout  # here: not needed for reading the cache
 
@@ -172,7 +172,7 @@ class Cache:
             yield
 
     @contextlib.contextmanager
-    def _unused(self, path: Path) -> Iterator[bool]:
+    def _try_to_lock(self, path: Path) -> Iterator[bool]:
         """Yield True if no process uses the entry; then none can begin to within the block."""
         try:
             handle = os.open(path / SUMS, os.O_RDWR | os.O_NOFOLLOW)
@@ -195,7 +195,7 @@ class Cache:
         """Remove an entry that nobody uses; False if it is in use or cannot be removed."""
         path = self.root / digest
         aside = self.root / f".{digest}.{os.urandom(4).hex()}.old"
-        with self._unused(path) as unused:
+        with self._try_to_lock(path) as unused:
             if not unused:
                 return False
             try:
@@ -206,22 +206,22 @@ class Cache:
         return True
 
     def _sweep(self, digest: str) -> None:
-        """Remove the files that a killed process left. The caller holds the lock of `_fetching`, so
+        """Remove the files that a killed process left. The caller holds the lock of `_hold_fetch_lock`, so
         no other process is filling the entry."""
-        for path in self._children(_LEFTOVER):
+        for path in self._find_children(_LEFTOVER):
             if path.name.startswith(f".{digest}."):
                 shutil.rmtree(path, ignore_errors=True)
 
     def _sweep_all(self) -> None:
         """Remove the files that killed processes left, except of entries that are being filled."""
-        for digest in {path.name.split(".")[1] for path in self._children(_LEFTOVER)}:
+        for digest in {path.name.split(".")[1] for path in self._find_children(_LEFTOVER)}:
             with (
                 contextlib.suppress(RegistryUnavailableError, BundleError),
-                self._fetching(digest, 0),  # raises if another process is filling the entry
+                self._hold_fetch_lock(digest, 0),  # raises if another process is filling the entry
             ):
                 self._sweep(digest)
 
-    def _children(self, pattern: re.Pattern[str]) -> list[Path]:
+    def _find_children(self, pattern: re.Pattern[str]) -> list[Path]:
         """The paths in the cache's folder with such a name; none if there is no folder."""
         try:
             return [path for path in self.root.iterdir() if pattern.fullmatch(path.name)]
@@ -251,7 +251,7 @@ def parse_size(text: str, where: str) -> int:
     return int(float(match[1]) * _UNITS[match[2]])
 
 
-def _size(folder: Path) -> int:
+def _folder_size(folder: Path) -> int:
     """The bytes of all files below `folder`."""
     return sum(
         Path(parent, name).stat().st_size for parent, _, names in os.walk(folder) for name in names

@@ -58,7 +58,7 @@ class LookupCache:
         """The record, or None. Raises RegistryError if it is damaged."""
         path = self._path(ref)
         try:
-            return _parse(read_plain(path), ref)
+            return _parse_record(read_plain(path), ref)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -99,7 +99,7 @@ class LookupCache:
         return self._root / f"{_digest({**self._key, 'ref': ref})}.json"
 
 
-def _parse(text: bytes, ref: str) -> Lookup:
+def _parse_record(text: bytes, ref: str) -> Lookup:
     """The lookup of `ref` in the text of a record. Raises ValueError."""
     record = as_record(dict[str, Any], parse_json(text))
     content = as_record(dict[str, Any], record.get("content"))

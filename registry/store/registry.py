@@ -209,7 +209,7 @@ class Registry(Reader):
             every_decision = (
                 *decisions,
                 *writer.still_in_place(alias, replacing),
-                *self._policies_not_asked(version.name, policies),
+                *self._refuse_for_missing_policies(version.name, policies),
             )
             # Without any decision of a gate nothing was judged.
             passed = bool(decisions) and all(decision.lets_pass for decision in every_decision)
@@ -230,7 +230,9 @@ class Registry(Reader):
             writer.apply(event)
             return self._read_again(version)
 
-    def _policies_not_asked(self, model: str, origins: Sequence[str]) -> Sequence[Decision]:
+    def _refuse_for_missing_policies(
+        self, model: str, origins: Sequence[str]
+    ) -> Sequence[Decision]:
         """A refusal for each policy of this registry whose origin is not among `origins`."""
         return [
             Decision("policy", False, "not asked", asked.origin, f"{asked.origin}, was not asked")

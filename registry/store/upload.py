@@ -52,12 +52,12 @@ def upload(client: MlflowClient, run: Run, bundle: Bundle) -> str:
     from mlflow.entities import Param
 
     run_id = run.info.run_id
-    source = _upload(client, run_id, bundle, FOLDER)
+    source = _copy_to_store(client, run_id, bundle, FOLDER)
     manifest = bundle.manifest
     params = [Param(name, text) for name, text in description.parameters(manifest).items()]
     for start in range(0, len(params), 100):  # MLflow accepts at most 100 at once
         client.log_batch(run_id, params=params[start : start + 100])
-    _log_targets(client, run_id, manifest.targets)
+    _log_metrics(client, run_id, manifest.targets)
     if MLMODEL in bundle.files:
         # Then MLflow's page of the run shows that the folder is a model, and how to use it.
         model = {"run_id": run_id, "artifact_path": FOLDER} | in_short(manifest)
@@ -71,10 +71,10 @@ def upload_annex(client: MlflowClient, run: str, annex: Annex) -> None:
     """Copy an annex next to the run's bundle. It has no effect until a tag of the version names
     it."""
     client.set_tag(run, f"{UPLOADING}{tag_of(annex.target)}.{annex.digest}", stamp.now())
-    _upload(client, run, annex, annex_place(annex.target, annex.digest))
+    _copy_to_store(client, run, annex, annex_place(annex.target, annex.digest))
 
 
-def _upload(client: MlflowClient, run: str, sealed: Bundle | Annex, place: str) -> str:
+def _copy_to_store(client: MlflowClient, run: str, sealed: Bundle | Annex, place: str) -> str:
     """Copy a sealed folder into the artifact store; return its URI.
 
     If the store is a folder of this host, the copy is atomic, and another process may copy the same
@@ -100,7 +100,7 @@ def _upload(client: MlflowClient, run: str, sealed: Bundle | Annex, place: str) 
     return uri
 
 
-def _log_targets(client: MlflowClient, run: str, targets: Mapping[str, TargetRecord]) -> None:
+def _log_metrics(client: MlflowClient, run: str, targets: Mapping[str, TargetRecord]) -> None:
     """Log the metrics of targets; `description.metrics` describes their names."""
     from mlflow.entities import Metric
 
@@ -139,7 +139,7 @@ def describe_annex(client: MlflowClient, version: Version, annex: Annex) -> None
     target is already set, so a failure is ignored."""
     record, run = annex.record.record, str(version.run_id)
     with contextlib.suppress(Exception):
-        _log_targets(client, run, {annex.target: record})
+        _log_metrics(client, run, {annex.target: record})
         # MLflow's entity is read again: `Version` has no description.
         text = client.get_model_version(version.name, str(version.number)).description or ""
         longer = description.with_target(text, annex.target, record)

@@ -42,11 +42,11 @@ def trusted(pem: str | bytes, origin: str) -> Trusted:
     require_library()
     content = pem.encode() if isinstance(pem, str) else pem
     if b"BEGIN CERTIFICATE-----" in content:
-        return _root_certificate(content, origin)
-    return _public_key(content, origin)
+        return _parse_root_certificate(content, origin)
+    return _parse_public_key(content, origin)
 
 
-def _public_key(content: bytes, origin: str) -> Trusted:
+def _parse_public_key(content: bytes, origin: str) -> Trusted:
     """A trusted key from the content of a PEM file. Raises TrustError."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
@@ -65,7 +65,7 @@ def _public_key(content: bytes, origin: str) -> Trusted:
     return Trusted(pem.decode(), hashlib.sha256(pem).hexdigest(), origin)
 
 
-def _root_certificate(content: bytes, origin: str) -> Trusted:
+def _parse_root_certificate(content: bytes, origin: str) -> Trusted:
     """A trusted root certificate from the content of a PEM file. Raises TrustError."""
     from cryptography.hazmat.primitives import hashes, serialization
 

@@ -53,7 +53,7 @@ def sign(
     from model_signing import signing
 
     secret = None if password is None else password.encode()
-    private = _private_key(key, secret)
+    private = _load_private_key(key, secret)
     public = private.public_key().public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
@@ -70,14 +70,14 @@ def sign(
             signing_certificate=chain[0],
             certificate_chain=chain[1:] or chain,  # must not be empty; repeating it is harmless
         )
-    config.set_hashing_config(_Hashed(bundle))
+    config.set_hashing_config(_KnownDigests(bundle))
     with tempfile.TemporaryDirectory(prefix="soa-signature-") as folder:
         config.sign(bundle.path, Path(folder, SIGNATURE))
         put_signature(read_plain(Path(folder, SIGNATURE)), bundle.path)
     return signer
 
 
-def _private_key(file: Path, secret: bytes | None) -> Any:
+def _load_private_key(file: Path, secret: bytes | None) -> Any:
     """The private key in a PEM file. `secret`: its password, or None. Raises TrustError."""
     from cryptography.hazmat.primitives import serialization
 
@@ -145,8 +145,8 @@ def require_signature(bundle: Bundle, keys: Iterable[Trusted], called: str = "")
     content = bundle.signature()
     if content is None:
         raise TrustError(f"{name}: not signed; trusted keys: {', '.join(map(str, allowed))}")
-    signer = _signer_named_in(bundle, content)
-    candidates = _keys_of(signer, allowed, name)
+    signer = _read_signer(bundle, content)
+    candidates = _keys_to_try(signer, allowed, name)
     failure: Exception | None = None
     for key in candidates:
         try:
@@ -164,7 +164,7 @@ def require_signature(bundle: Bundle, keys: Iterable[Trusted], called: str = "")
     ) from failure
 
 
-def _keys_of(signer: _Signer, allowed: Sequence[Trusted], name: str | Path) -> list[Trusted]:
+def _keys_to_try(signer: _Signer, allowed: Sequence[Trusted], name: str | Path) -> list[Trusted]:
     """The trusted keys that can have made a signature of `signer`: its key, or any root.
 
     Raises TrustError if there is none. `name`: that of the bundle, for the error.
@@ -197,7 +197,7 @@ def _verify(bundle: Bundle, content: bytes, by: Trusted) -> None:
             config.use_certificate_verifier(certificate_chain=[pem])
         else:
             config.use_elliptic_key_verifier(public_key=pem)
-        config.set_hashing_config(_Hashed(bundle))
+        config.set_hashing_config(_KnownDigests(bundle))
         config.verify(bundle.path, signature)
 
 
@@ -208,7 +208,7 @@ class _Signer(NamedTuple):
     certified: str = ""
 
 
-def _signer_named_in(bundle: Bundle, content: bytes) -> _Signer:
+def _read_signer(bundle: Bundle, content: bytes) -> _Signer:
     """The signer that a signature itself names. Raises TrustError."""
     from cryptography import x509
 
@@ -225,7 +225,7 @@ def _signer_named_in(bundle: Bundle, content: bytes) -> _Signer:
     raise TrustError(f"{bundle.path}: {SIGNATURE} is not a signature made with a key")
 
 
-class _Hashed:
+class _KnownDigests:
     """Replaces the library's `hashing.Config`: gives the files and digests already known."""
 
     def __init__(self, bundle: Bundle) -> None:

@@ -296,7 +296,7 @@ FAULTS = (
     Fault(
         "an alias moves before its event",
         "        self.last = opened = self.history.append(event, self.last)\n        try:",
-        "        if event.alias:\n            self._point(event, event.alias)\n"
+        "        if event.alias:\n            self._move_alias(event, event.alias)\n"
         "        self.last = opened = self.history.append(event, self.last)\n        try:",
         ("test_a_move_happens_or_does_not",),
     ),
@@ -508,17 +508,17 @@ FAULTS = (
     ),
     Fault(
         "outputs are filled with the same bytes before each run",
-        'other = poisoned_run(session, inputs, case, _ORDINARY, _ORDINARY, guard="front")',
-        'other = poisoned_run(session, inputs, case, _ORDINARY, _NAN, guard="front")',
+        'other = run_poisoned(session, inputs, case, _ORDINARY, _ORDINARY, guard="front")',
+        'other = run_poisoned(session, inputs, case, _ORDINARY, _NAN, guard="front")',
         ("test_each_fault_has_its_reason",),
     ),
     Fault(
         "the padding of inputs has the same bytes in each run",
-        'other = poisoned_run(session, inputs, case, _ORDINARY, _ORDINARY, guard="front")\n'
-        "        roomy = poisoned_run(session, inputs, case, _ORDINARY, _NAN, "
+        'other = run_poisoned(session, inputs, case, _ORDINARY, _ORDINARY, guard="front")\n'
+        "        roomy = run_poisoned(session, inputs, case, _ORDINARY, _NAN, "
         "spare=_SPARE_ROWS)",
-        'other = poisoned_run(session, inputs, case, _NAN, _ORDINARY, guard="front")\n'
-        "        roomy = poisoned_run(session, inputs, case, _NAN, _NAN, "
+        'other = run_poisoned(session, inputs, case, _NAN, _ORDINARY, guard="front")\n'
+        "        roomy = run_poisoned(session, inputs, case, _NAN, _NAN, "
         "spare=_SPARE_ROWS)",
         ("test_a_model_that_reads_its_padding",),
     ),
@@ -618,7 +618,7 @@ FAULTS = (
     ),
     Fault(
         "windows are not validated",
-        "    refusal = _verdict([_on_windows(session, inputs, case, compared)], tolerances)",
+        "    refusal = _find_refusal([_run_on_windows(session, inputs, case, compared)], tolerances)",
         "    refusal = None",
         ("test_an_artifact_that_wants_aligned_rows_gets_no_other",),
     ),
@@ -654,7 +654,7 @@ FAULTS = (
     ),
     Fault(
         "wrong answers to very large integers are accepted",
-        "        if _share(bad[name]) > most:",
+        "        if _fraction_true(bad[name]) > most:",
         "        if False:",
         ("test_integers_of_any_size_have_the_models_answers",),
     ),
@@ -815,7 +815,7 @@ FAULTS = (
     ),
     Fault(
         "an artifact's card may contradict the manifest",
-        "if lines not in _cards(contract, candidate):",
+        "if lines not in _possible_cards(contract, candidate):",
         "if False:",
         (
             "test_what_an_artifact_takes_follows_from_the_manifest",
@@ -909,8 +909,8 @@ FAULTS = (
     ),
     Fault(
         "requests are merged into one run although their rows see each other",
-        "return not any(_difference(",
-        "return True or any(_difference(",
+        "return not any(_find_difference(",
+        "return True or any(_find_difference(",
         ("test_whether_rows_may_share_a_run",),
     ),
     Fault(
@@ -989,8 +989,8 @@ FAULTS = (
     ),
     Fault(
         "outputs of other jobs count as done",
-        "if _job_key_in(output.path) != key]",
-        "if _job_key_in(output.path) is None]",
+        "if _read_job_key(output.path) != key]",
+        "if _read_job_key(output.path) is None]",
         ("test_a_job_of_another_mode_is_another_job",),
     ),
     Fault(
@@ -1001,7 +1001,7 @@ FAULTS = (
     ),
     Fault(
         "nulls inside rows are written to formats that have no nulls",
-        "return sum(nulls_in(values, among) for values in inner)",
+        "return sum(count_nulls(values, among) for values in inner)",
         "return 0",
         ("test_formats_of_numbers_refuse_nulls",),
     ),
@@ -1037,8 +1037,8 @@ FAULTS = (
     ),
     Fault(
         "each run on a batch gets the batch's first rows",
-        "_copy(columns, slice(low, high), self._memory",
-        "_copy(columns, slice(0, high - low), self._memory",
+        "_copy_rows(columns, slice(low, high), self._memory",
+        "_copy_rows(columns, slice(0, high - low), self._memory",
         ("test_rows_out_are_rows_in",),
     ),
     Fault(

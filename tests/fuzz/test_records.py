@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.onnx.program import read_outputs
-from pipeline.building.add_target import recipe_of
+from pipeline.building.add_target import read_recipe
 from pipeline.config import load_policy
-from pipeline.mlflow_flavour import _version_of
+from pipeline.mlflow_flavour import _find_version
 from pipeline.promotion.promoting import requirements
 from pipeline.report.difference import compare, describe_difference
 from pipeline.report.tables import show
@@ -43,9 +43,9 @@ from registry.history.event_log import (
     promoted_since,
 )
 from registry.history.event_log import markdown as event_markdown
-from registry.history.policies import _asked
+from registry.history.policies import _read_policy
 from registry.housekeeping.export_import import EXPORT, import_from
-from registry.housekeeping.pushing import _origin
+from registry.housekeeping.pushing import _describe_origin
 from registry.mlflow import description
 from registry.mlflow.store_protocol import StoredRun, StoredVersion
 from registry.promotion import Decision
@@ -119,7 +119,7 @@ def derived(bundle: Bundle) -> Iterator[Callable[[], object]]:
     yield lambda: show(describe_bundle(bundle, None))
     yield lambda: show(describe_difference(compared(SOUND, bundle)))
     yield lambda: require_plain(description.markdown(bundle))
-    for derive in (description.parameters, recipe_of, recorded_tolerances):
+    for derive in (description.parameters, read_recipe, recorded_tolerances):
         yield partial(derive, manifest)
     yield lambda: (description.tags(bundle), list(description.metrics(manifest.targets)))
     yield lambda: requirements(bundle, "production", None, [])
@@ -181,7 +181,7 @@ def test_any_note_of_a_promotion_is_read_or_refused(place: Path, content: bytes)
         bundle = Bundle(path=place, manifest=SOUND.manifest, digest=DIGEST, files={})
         note = read_note(place)
         assert isinstance(note, PulledNote)
-        _origin(bundle, None)
+        _describe_origin(bundle, None)
         require_vouched(place, note, bundle)
 
 
@@ -376,7 +376,7 @@ POLICY = {
 def test_any_policy_of_the_registry_is_read_or_refused(content: bytes, milliseconds: int) -> None:
     tags = {"soa.policy": content.decode(errors="replace"), "soa.policy.scope": "*"}
     with only_ours():
-        asked = _asked(None, run_with(tags, milliseconds), None)  # type: ignore[arg-type]
+        asked = _read_policy(None, run_with(tags, milliseconds), None)  # type: ignore[arg-type]
         assert asked.policy
 
 
@@ -408,7 +408,7 @@ def test_any_export_is_read_or_refused(place: Path, content: bytes) -> None:
 def test_any_note_of_mlflow_is_read_or_refused(place: Path, content: bytes) -> None:
     put(place / MLFLOW_NOTE, content)
     with only_ours():
-        _version_of(place)
+        _find_version(place)
 
 
 OUTPUT = {"argument": 0, "component": 0, "rows": None, "shape": [-1, 3]}
@@ -449,4 +449,4 @@ def test_the_outputs_that_are_altered_are_sound() -> None:
 
 def test_a_note_of_mlflow_is_read(tmp_path: Path) -> None:
     (tmp_path / MLFLOW_NOTE).write_text("model_name: jets\nmodel_version: '3'\n")
-    assert _version_of(tmp_path)[0] == "jets/3"
+    assert _find_version(tmp_path)[0] == "jets/3"

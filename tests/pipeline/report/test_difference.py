@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.report.difference import _changes, diff, tensor_change
+from pipeline.report.difference import _find_changes, diff, tensor_change
 from registry.bundle.bundle import Bundle
 from registry.store.registry import Registry
 from tests.models.bundles import write_annex
@@ -200,4 +200,4 @@ P, Q = {"name": "p", "v": 1}, {"name": "q", "v": 1}
 def test_changes_of_recorded_values_are_named_by_their_place(
     a: object, b: object, changes: list[object]
 ) -> None:
-    assert list(_changes(a, b)) == changes
+    assert list(_find_changes(a, b)) == changes
