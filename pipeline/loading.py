@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, Unpack, overload
 
 from engines.errors import EngineError
 from runtime.errors import LoadError
-from runtime.loader import device_here, load_here, session_on
+from runtime.loader import find_device, load_here, open_session
 from runtime.opening import Mode, Opened, Opening, Options, open_version
 from runtime.process import has_torch
 from runtime.session import Session
@@ -160,8 +160,8 @@ def load(
     >>> tags["p_top"].shape
     (50,)
     """
-    opening = _opening(ref, mode, build, options)
-    elsewhere = _elsewhere(device, site, remote)
+    opening = _make_opening(ref, mode, build, options)
+    elsewhere = _remote_name(device, site, remote)
     if elsewhere and (live or opening.watch is not None):
         option = "live" if live else "watch"
         raise LoadError(f"{option} with {elsewhere}: only sessions on this host have that")
@@ -174,27 +174,29 @@ def load(
     if canary is None and shadow is None and shadow_record is not None:
         raise LoadError("shadow_record without a shadow or a canary: name one")
     if elsewhere:
-        open_ = _opener(opening, device, site, remote)
+        open_ = _make_remote_opener(opening, device, site, remote)
         session = open_(open_version(opening))
     else:
-        open_ = partial(session_on, device=device_here("cpu"))
+        open_ = partial(open_session, device=find_device("cpu"))
         session = load_here(opening, device, live)
     with ExitStack() as after_an_error:  # a wrapper that cannot be made must not leak the session
         after_an_error.callback(session.close)
         if shadow is not None:
-            from runtime.versions import shadowed
+            from runtime.versions import open_with_shadow
 
-            session = shadowed(session, opening, shadow, shadow_fraction, shadow_record)
+            session = open_with_shadow(session, opening, shadow, shadow_fraction, shadow_record)
         elif canary is not None:
-            from runtime.versions import with_canary
+            from runtime.versions import open_with_canary
 
             limits = canary_limits or CanaryLimits()
-            session = with_canary(session, opening, canary, share, limits, shadow_record, open_)
+            session = open_with_canary(
+                session, opening, canary, share, limits, shadow_record, open_
+            )
         after_an_error.pop_all()
     return session
 
 
-def _elsewhere(device: Device, site: Ref | Site | None, remote: RemoteOptions | None) -> str:
+def _remote_name(device: Device, site: Ref | Site | None, remote: RemoteOptions | None) -> str:
     """The name of the server or the site that is asked for; empty for this host. Raises
     LoadError."""
     at_site = device == "site" or (site is not None and str(device) == "cpu")
@@ -208,16 +210,16 @@ def _elsewhere(device: Device, site: Ref | Site | None, remote: RemoteOptions | 
     return "a site" if at_site else ""
 
 
-def _opener(
+def _make_remote_opener(
     opening: Opening, device: Device, site: Ref | Site | None, remote: RemoteOptions | None
 ) -> Callable[[Opened], Session]:
     """A function that opens a version at the server or the site."""
     if isinstance(device, str) and device.startswith(SCHEME):
-        return _on_a_server(opening, device, remote)
-    return _at_a_site(opening, site)
+        return _make_server_opener(opening, device, remote)
+    return _make_site_opener(opening, site)
 
 
-def _opening(ref: Ref, mode: Mode, build: Build, options: Options) -> Opening:
+def _make_opening(ref: Ref, mode: Mode, build: Build, options: Options) -> Opening:
     """The options of opening, with the builder and the prover of this process. Raises LoadError."""
     if build not in ("never", "missing"):
         raise LoadError(f"build {build!r} is neither 'never' nor 'missing'")
@@ -225,11 +227,11 @@ def _opening(ref: Ref, mode: Mode, build: Build, options: Options) -> Opening:
         from pipeline.building import build_at_first_use  # here: importing it takes a second
 
         options["builder"] = build_at_first_use
-    options.setdefault("prover", _refused_here)
+    options.setdefault("prover", _validate_here)
     return Opening(ref, mode=mode, **options)
 
 
-def _on_a_server(
+def _make_server_opener(
     opening: Opening, url: str, remote: RemoteOptions | None
 ) -> Callable[[Opened], Session]:
     """A function that opens a version at the server."""
@@ -242,7 +244,7 @@ def _on_a_server(
     return partial(connect, address=address_of(url), options=remote or RemoteOptions())
 
 
-def _refused_here(opened: Opened, target: str, engine_name: str) -> str | None:
+def _validate_here(opened: Opened, target: str, engine_name: str) -> str | None:
     """A `Prover`: validates an artifact against the reference, in a child process. Returns why it
     was refused, or None. Raises LoadError without a verdict: torch is missing, or the run failed.
     """
@@ -260,7 +262,7 @@ def _refused_here(opened: Opened, target: str, engine_name: str) -> str | None:
     return None if report.valid else report.reason or "it was not validated"
 
 
-def _at_a_site(opening: Opening, site: Ref | Site | None) -> Callable[[Opened], Session]:
+def _make_site_opener(opening: Opening, site: Ref | Site | None) -> Callable[[Opened], Session]:
     """A function that opens a version at the site."""
     if opening.target is not None:
         raise LoadError("target with device 'site': each place chooses its own")

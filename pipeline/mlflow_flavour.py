@@ -38,7 +38,7 @@ Array = np.ndarray[Any, Any]
 def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> ColumnModel:
     """MLflow calls this. `model_config={"mode": "test"}` also opens versions without promotion."""
     folder = Path(path)
-    ref, registry = _version_of(folder)
+    ref, registry = _find_version(folder)
     config = dict(model_config or {})
     mode = config.pop("mode", "production")
     if config:
@@ -57,7 +57,7 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> Co
     return ColumnModel(session)
 
 
-def _version_of(path: Path) -> tuple[str | Path, str | None]:
+def _find_version(path: Path) -> tuple[str | Path, str | None]:
     """The registered version that a folder came from and its registry, else the folder itself."""
     note = path / MLFLOW_NOTE
     if not note.is_file():
@@ -119,8 +119,8 @@ class ColumnModel:
 
     def _run(self, columns: Mapping[str, Array]) -> dict[str, Array]:
         """Run the session on arrays. Inputs and answers are named as MLflow's fields."""
-        arrays = {field: _checked(field, columns) for field in self._inputs}
-        collections = self._collections(arrays)
+        arrays = {field: _get_input_array(field, columns) for field in self._inputs}
+        collections = self._make_collections(arrays)
         signature = self._session.signature
         self._session.run(
             {name: collections[name] for name in signature.input_collections},
@@ -133,20 +133,20 @@ class ColumnModel:
             answers[field.name] = np.atleast_1d(answer)
         return answers
 
-    def _collections(self, arrays: Mapping[Field, Array]) -> dict[str, Collection]:
+    def _make_collections(self, arrays: Mapping[Field, Array]) -> dict[str, Collection]:
         """Every collection that the model reads or writes, by name."""
-        rows = _rows(arrays)
+        rows = _count_rows(arrays)
         signature = self._session.signature
         collections = {}
         for name in signature.layouts:
             own = {f.column.name: array for f, array in arrays.items() if f.collection == name}
             written = name in signature.output_collections
             n = rows[signature.rows_of[name]]
-            collections[name] = _collection(signature.layouts[name], n, own, written)
+            collections[name] = _make_collection(signature.layouts[name], n, own, written)
         return collections
 
 
-def _checked(field: Field, columns: Mapping[str, Array]) -> Array:
+def _get_input_array(field: Field, columns: Mapping[str, Array]) -> Array:
     """The array of one input, with its dtype and shape checked. A scalar may be a plain number."""
     if field.name not in columns:
         have = ", ".join(map(str, columns))
@@ -165,7 +165,7 @@ def _checked(field: Field, columns: Mapping[str, Array]) -> Array:
     return array
 
 
-def _rows(arrays: Mapping[Field, Array]) -> dict[str, int]:
+def _count_rows(arrays: Mapping[Field, Array]) -> dict[str, int]:
     """How many rows each dimension has; CollectionError if its columns differ in length."""
     rows: dict[str, int] = {}
     for field, array in arrays.items():
@@ -177,7 +177,9 @@ def _rows(arrays: Mapping[Field, Array]) -> dict[str, int]:
     return rows
 
 
-def _collection(layout: Layout, n: int, arrays: Mapping[str, Array], written: bool) -> Collection:
+def _make_collection(
+    layout: Layout, n: int, arrays: Mapping[str, Array], written: bool
+) -> Collection:
     """A collection with these columns; all other columns are zero. If the model only reads it, the
     arrays are used in place where possible; if the model writes it, they are copied."""
     collection = Collection(layout, n)

@@ -19,9 +19,9 @@ from benchmarks.subject import CPU, Subject, subject
 from benchmarks.table import print_machine
 from engines import Portable, Target, engine
 from engines.lanes.compiling.devices import amd_image, clang, number_in, nvrtc_image
-from pipeline.building.header import with_self_test
+from pipeline.building.header import add_self_test
 from pipeline.report.tables import new_table, show
-from runtime.opening import answer_bits
+from runtime.opening import digest_answers
 from runtime.session.session import Session
 from stages.timing import race
 
@@ -54,7 +54,7 @@ def measured(name: str) -> list[str]:
         folder = Path(scratch)
         session, header = written_header_of(captured, "cpp", folder)
         library = captured.session()
-        bits = [answer_bits(each, reference, every=True) for each in (session, library)]
+        bits = [digest_answers(each, reference, every=True) for each in (session, library)]
         (folder / "main.cpp").write_text(
             '#include "net.h"\nint main() { return net::self_test(); }\n'
         )
@@ -75,7 +75,7 @@ def written_header_of(
     first, *_ = engine("lanes").compile(source, Target("source", language), {}, folder)
     session = Session(captured.signature, engine("lanes").open(folder / first, CPU), CPU)
     text = (folder / "network.h").read_text()
-    header = with_self_test(text, name, session, captured.capture.reference).text
+    header = add_self_test(text, name, session, captured.capture.reference).text
     (folder / f"{name}.h").write_text(header)
     return session, header
 

@@ -68,20 +68,20 @@ def is_jagged(array: Any) -> bool:
     return bool(pa.types.is_list(array.type) or pa.types.is_large_list(array.type))
 
 
-def counts_of(lists: Any) -> Array:
+def count_items(lists: Any) -> Array:
     """How many items each row of a jagged column has."""
     counts: Array = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
     return counts
 
 
-def with_filled_items(lists: Any, fill: float | None) -> Any:
+def fill_items(lists: Any, fill: float | None) -> Any:
     """An Arrow array of lists, with `fill` in place of items that are null; lists that are null
     stay so. ValueError if the dtype has no such value."""
     import pyarrow as pa
 
     if fill is None or lists.null_count or not lists.values.null_count:
         return lists
-    return type(lists).from_arrays(lists.offsets, pa.array(_filled(lists.values, fill)))
+    return type(lists).from_arrays(lists.offsets, pa.array(_fill_nulls(lists.values, fill)))
 
 
 def column_of(
@@ -94,7 +94,7 @@ def column_of(
     """
     offsets = None
     if not isinstance(values, np.ndarray):
-        values, offsets = _numbers(plain_arrow(values), missing, fill)
+        values, offsets = _to_numbers(plain_arrow(values), missing, fill)
     if values.dtype.name not in DTYPES:
         kind = "text" if values.dtype.kind in "SUO" else values.dtype.name
         raise ValueError(f"is {kind}: a column is one of {', '.join(DTYPES)}; leave it out")
@@ -107,7 +107,7 @@ def column_of(
     return FileColumn(name, values, offsets, axes)
 
 
-def _numbers(array: Any, missing: bool, fill: float | None) -> tuple[Array, Array | None]:
+def _to_numbers(array: Any, missing: bool, fill: float | None) -> tuple[Array, Array | None]:
     """The values of an Arrow array; and the offsets, if its rows are lists of any length."""
     import pyarrow as pa
 
@@ -117,24 +117,24 @@ def _numbers(array: Any, missing: bool, fill: float | None) -> tuple[Array, Arra
     floating = pa.types.is_floating(kind)
     if fill is None and missing and floating:
         fill = math.nan
-    if nulls := nulls_in(array, lambda level: fill is None or level != kind):
+    if nulls := count_nulls(array, lambda level: fill is None or level != kind):
         advice = "fill them in the file (ak.fill_none)"
         if missing and not floating:
             advice = "cast it to floating point, where a null is NaN"
         raise ValueError(f"has {nulls} nulls: {advice}")
     if levels == (None,):
-        offsets = np.append(0, np.cumsum(counts_of(array)))
-        return _filled(array.flatten(), fill), offsets
+        offsets = np.append(0, np.cumsum(count_items(array)))
+        return _fill_nulls(array.flatten(), fill), offsets
     rows, shape = len(array), list[int]()  # of a row
     for size in levels:
-        shape.append(_length_of_all(array) if size is None else size)
+        shape.append(_common_length(array) if size is None else size)
         array = array.flatten()
-    return _filled(array, fill).reshape(rows, *shape), None
+    return _fill_nulls(array, fill).reshape(rows, *shape), None
 
 
-def _length_of_all(lists: Any) -> int:
+def _common_length(lists: Any) -> int:
     """The length that all lists have; ValueError if their lengths differ."""
-    counts = counts_of(lists)
+    counts = count_items(lists)
     if (counts != counts[:1]).any():
         raise ValueError(
             f"is {lists.type}, lists of lists whose lengths differ: a row is a number, a vector, "
@@ -143,7 +143,7 @@ def _length_of_all(lists: Any) -> int:
     return int(counts[0]) if len(counts) else 0
 
 
-def _filled(array: Any, value: float | None) -> Array:
+def _fill_nulls(array: Any, value: float | None) -> Array:
     """Flat numbers of Arrow as NumPy's, with `value` in place of each null. ValueError if the dtype
     has no such value."""
     if array.null_count:
@@ -184,7 +184,7 @@ def as_arrow(values: Any, offsets: Array | None = None) -> Any:
     return pa.LargeListArray.from_arrays(pa.array(offsets.astype(np.int64)), array)
 
 
-def field_of(array: Any, name: str) -> Any:
+def extract_field(array: Any, name: str) -> Any:
     """The values of one field of an Arrow array of structs, or of lists of structs; null where the
     struct is null."""
     import pyarrow as pa
@@ -220,7 +220,7 @@ def eigen_shape(kind: Any) -> tuple[int, ...] | None:
     return shape if entries == names else None
 
 
-def entries_joined(structs: Any, shape: tuple[int, ...]) -> Any:
+def join_entries(structs: Any, shape: tuple[int, ...]) -> Any:
     """The vectors or matrices of these structs of entries; entries of a null struct are null."""
     import pyarrow as pa
 
@@ -232,7 +232,7 @@ def entries_joined(structs: Any, shape: tuple[int, ...]) -> Any:
     return joined
 
 
-def nulls_in(array: Any, among: Callable[[Any], bool] = lambda kind: True) -> int:
+def count_nulls(array: Any, among: Callable[[Any], bool] = lambda kind: True) -> int:
     """The number of nulls in an Arrow array, at the outermost level that has any. Only types for
     which `among` is true count."""
     import pyarrow as pa
@@ -248,7 +248,7 @@ def nulls_in(array: Any, among: Callable[[Any], bool] = lambda kind: True) -> in
         inner = [array.keys, array.items]
     elif hasattr(array, "flatten"):
         inner = [array.flatten()]  # the items of the lists that are not null
-    return sum(nulls_in(values, among) for values in inner)
+    return sum(count_nulls(values, among) for values in inner)
 
 
 def levels_of(kind: Any) -> tuple[Any, tuple[int | None, ...]]:
@@ -294,7 +294,7 @@ def as_awkward(array: Any) -> Any:
     if pa.types.is_fixed_size_list(kind):
         return ak.contents.RegularArray(as_awkward(array.flatten()), kind.list_size, len(array))
     if is_jagged(array):
-        offsets = ak.index.Index64(np.append(0, np.cumsum(counts_of(array))).astype(np.int64))
+        offsets = ak.index.Index64(np.append(0, np.cumsum(count_items(array))).astype(np.int64))
         return ak.contents.ListOffsetArray(offsets, as_awkward(array.flatten()))
     if is_text(kind):
         return ak.to_layout(ak.drop_none(ak.from_arrow(array.cast(pa.large_string()))))

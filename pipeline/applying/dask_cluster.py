@@ -51,15 +51,17 @@ def on_dask(where: str) -> Iterator[Execute]:
                 f"no Dask scheduler answers at {where!r} ({first_line(error)}): write its address, "
                 "as tcp://HOST:8786, or local:4 for workers on this host"
             ) from error
-        yield partial(_execute, client)
+        yield partial(_score_on_cluster, client)
 
 
-def _execute(client: Client, plan: Plan, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, Scored]]:
+def _score_on_cluster(
+    client: Client, plan: Plan, pieces: Sequence[Piece]
+) -> Iterator[tuple[Piece, Scored]]:
     """Yields each piece once its part is written. ApplyError if workers or scheduler fail."""
     from distributed import as_completed
 
     address = client.scheduler.address
-    tasks = client.map(partial(_score, plan), pieces, pure=False, retries=_RETRIES)
+    tasks = client.map(partial(_score_on_worker, plan), pieces, pure=False, retries=_RETRIES)
     waiting = dict(zip(tasks, pieces, strict=True))
     for task in as_completed(tasks):
         piece = waiting.pop(task)
@@ -82,7 +84,7 @@ def _execute(client: Client, plan: Plan, pieces: Sequence[Piece]) -> Iterator[tu
         yield piece, scored
 
 
-def _score(plan: Plan, piece: Piece) -> Scored:
+def _score_on_worker(plan: Plan, piece: Piece) -> Scored:
     """Runs on a worker. Errors come back as text, since the errors of some libraries cannot be
     pickled."""
     try:

@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeline.applying.origin_record import Input
 from runtime.loader import Reopening
-from runtime.watch import Counts, Profile, sum_of
+from runtime.watch import Counts, Profile, add_counts
 from soa.dtypes import itemsize
 from soa.signature import BoundBlock, Signature
 
@@ -53,7 +53,7 @@ class Plan:
         del settings["profile"]  # the version has only one
         if not self.fill:
             del settings["fill"]  # the key is that of earlier releases
-        return _digest([self.session.digest, str(opening.ref), opening.mode, settings])
+        return _digest_json([self.session.digest, str(opening.ref), opening.mode, settings])
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Job:
 
     def key(self) -> str:
         """A digest of the version, the settings and the files."""
-        return _digest([self.plan.key(), *map(asdict, self.outputs)])
+        return _digest_json([self.plan.key(), *map(asdict, self.outputs)])
 
 
 @dataclass(frozen=True)
@@ -127,11 +127,11 @@ class Scored:
             self.decoding + other.decoding,
             self.model + other.model,
             self.encoding + other.encoding,
-            sum_of(counted) if counted else None,
+            add_counts(counted) if counted else None,
         )
 
 
-def _digest(data: list[Any]) -> str:
+def _digest_json(data: list[Any]) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
@@ -148,7 +148,7 @@ def blocks_by_column(blocks: Iterable[BoundBlock]) -> dict[str, BoundBlock]:
     }
 
 
-def rows_at_a_time(signature: Signature, keep: int) -> int:
+def choose_batch_rows(signature: Signature, keep: int) -> int:
     """How many rows take about 16 MiB, at most 100 000. `keep`: the number of kept columns, of
     which 8 bytes a row are assumed."""
     row_bytes = 8 * keep
@@ -159,7 +159,7 @@ def rows_at_a_time(signature: Signature, keep: int) -> int:
     return max(1, min(_BATCH_ROWS, _BATCH_BYTES // row_bytes))
 
 
-def cuts(edges: Sequence[int], rows: int, seeks: bool) -> Iterable[int]:
+def choose_cuts(edges: Sequence[int], rows: int, seeks: bool) -> Iterable[int]:
     """The rows at which a file is cut into pieces of about `rows` rows, from 0 to its end. It is
     cut at its `edges` (of row groups, baskets or clusters); if `seeks`, long groups are cut as
     well."""

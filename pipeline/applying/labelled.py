@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from pipeline.applying.columns import column_of
 from pipeline.applying.job import Plan, blocks_by_column
-from pipeline.applying.prepare import model_columns
+from pipeline.applying.prepare import match_columns
 from pipeline.applying.score_piece import Scorer
 from pipeline.applying.sources import Source, open_source
 from pipeline.config import MetricsConfig
@@ -76,23 +76,23 @@ class Labelled:
 
         `columns`: as in `apply: columns:`. Raises MetricError, DataError, ApplyError.
         """
-        with self._opened() as source:
-            model_columns(signature, source, columns)
+        with self._open() as source:
+            match_columns(signature, source, columns)
             for metric in self.metrics():
-                metric.check(_column(source, metric.label))
+                metric.check(_read_column(source, metric.label))
 
-    def values(
+    def measure(
         self, session: Session, columns: Mapping[str, str], missing: bool = False
     ) -> dict[str, Measurement]:
         """Compute each metric on a session's outputs. `missing`: see `Plan`. Raises as `check`."""
-        with self._opened() as source:
-            outputs = _outputs(session, source, columns, missing)
-            return {metric.name: _measured(metric, source, outputs) for metric in self.metrics()}
+        with self._open() as source:
+            outputs = _compute_outputs(session, source, columns, missing)
+            return {metric.name: _measure(metric, source, outputs) for metric in self.metrics()}
 
-    def keep(self, folder: Path) -> LabelledData:
+    def copy_files(self, folder: Path) -> LabelledData:
         """Copy the file and the functions into the new `folder`, which becomes a part of a bundle.
         Paths in the record begin with the folder's name."""
-        with self._opened() as source:
+        with self._open() as source:
             rows = source.edges([metric.label for metric in self.metrics()])[-1]
         folder.mkdir()
         data = f"data{self.path.suffix}"
@@ -111,7 +111,7 @@ class Labelled:
 
     @classmethod
     def from_bundle(cls, stored: LabelledData, asked: MetricsConfig, folder: Path) -> Labelled:
-        """The labelled rows that `keep` copied; `folder` holds the files that the record names."""
+        """The labelled rows that `copy_files` copied. `folder` holds the files of the record."""
         code = {}
         for name, file in stored.code.items():
             function = asked.functions[name].function.rpartition(":")[2]
@@ -119,7 +119,7 @@ class Labelled:
         return cls(folder / stored.file, asked, code)
 
     @contextmanager
-    def _opened(self) -> Iterator[Source]:
+    def _open(self) -> Iterator[Source]:
         """The opened file. DataError if a label is missing, MetricError if there are no rows."""
         with open_source(self.path, self.asked.tree) as source:
             labels = [metric.label for metric in self.metrics()]
@@ -129,31 +129,31 @@ class Labelled:
             yield source
 
 
-def _measured(
+def _measure(
     metric: Metric, source: Source, outputs: Mapping[str, npt.NDArray[Any]]
 ) -> Measurement:
     """The value and the curve of a metric; NaN and the reason if it cannot be computed."""
     try:
         if metric.output not in outputs:
             raise MetricError(f"metric {metric.name!r}: no output {metric.output!r}")
-        labels, output = _column(source, metric.label), outputs[metric.output]
-        value = metric.value(labels, output, lambda name: _column(source, name))
+        labels, output = _read_column(source, metric.label), outputs[metric.output]
+        value = metric.value(labels, output, lambda name: _read_column(source, name))
         return Measurement(value, curve=metric.curve(labels, output))
     except SoaPipelineError as error:
         return Measurement(math.nan, str(error))
 
 
-def _column(source: Source, name: str) -> npt.NDArray[Any]:
+def _read_column(source: Source, name: str) -> npt.NDArray[Any]:
     """All rows of a column; all items if it is jagged."""
     source.require([name])
     batches = source.batches([name], 0, source.edges([name])[-1], _BATCH)
-    with _naming(source, name):
+    with _name_in_errors(source, name):
         values = [column_of(name, batch[name]).values for batch in batches]
     return np.concatenate(values)
 
 
 @contextmanager
-def _naming(source: Source, name: str) -> Iterator[None]:
+def _name_in_errors(source: Source, name: str) -> Iterator[None]:
     """Turns a ValueError (a column without numbers) into a DataError that names file and column."""
     try:
         yield
@@ -161,7 +161,7 @@ def _naming(source: Source, name: str) -> Iterator[None]:
         raise DataError(f"{source.path}: {name} {error}") from error
 
 
-def _outputs(
+def _compute_outputs(
     session: Session, source: Source, columns: Mapping[str, str], missing: bool
 ) -> dict[str, npt.NDArray[Any]]:
     """Run the session on all rows. Returns the outputs by column and by block.
@@ -171,22 +171,22 @@ def _outputs(
     """
     signature = session.signature
     keys = {key: key.partition("/")[2] for key in blocks_by_column(signature.outputs)}
-    read = model_columns(signature, source, columns)
+    read = match_columns(signature, source, columns)
     plan = Plan(cast(Any, None), read, keys, (), _BATCH, missing)  # the scorer gets the session
     scorer = Scorer(session, plan)
     source.cast(scorer.dtypes)
     names = list(dict.fromkeys(read.values()))
     values_of: dict[str, list[npt.NDArray[Any]]] = {key: [] for key in keys}
     for batch in source.batches(names, 0, source.edges(names)[-1], _BATCH):
-        with _naming(source, ", ".join(names)):
-            answers = scorer.answers(batch)
+        with _name_in_errors(source, ", ".join(names)):
+            answers = scorer.compute_answers(batch)
         for key, values in answers.columns.items():
             values_of[key].append(values.reshape(len(values), -1))
     columns_of = {key: np.concatenate(batches) for key, batches in values_of.items()}
-    return _by_name(signature, columns_of)
+    return _name_outputs(signature, columns_of)
 
 
-def _by_name(
+def _name_outputs(
     signature: Signature, columns: Mapping[str, npt.NDArray[Any]]
 ) -> dict[str, npt.NDArray[Any]]:
     """Outputs by column and by block, from the `(rows, components)` by `collection/column`."""

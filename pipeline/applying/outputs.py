@@ -19,7 +19,14 @@ from typing import Any
 import numpy as np
 
 from engines.errors import first_line
-from pipeline.applying.columns import as_awkward, as_numpy, is_number, is_text, levels_of, nulls_in
+from pipeline.applying.columns import (
+    as_awkward,
+    as_numpy,
+    count_nulls,
+    is_number,
+    is_text,
+    levels_of,
+)
 from pipeline.applying.sources import ABOUT
 from pipeline.errors import ApplyError, DataError, FormatError
 from soa.errors import SoaPipelineError
@@ -55,7 +62,7 @@ def write(path: Path, rows: Rows, folder: Path, *, over: bool = True) -> None:
     """
     partial = folder / f"{os.urandom(8).hex()}.partial"
     try:
-        with _naming(path):
+        with _name_in_errors(path):
             WRITERS[path.suffix](partial, rows)
             if over:
                 partial.replace(path)
@@ -66,15 +73,15 @@ def write(path: Path, rows: Rows, folder: Path, *, over: bool = True) -> None:
             partial.unlink(missing_ok=True)
 
 
-def require_held(path: Path, rows: Rows) -> None:
+def require_storable(path: Path, rows: Rows) -> None:
     """Raise FormatError unless a file with the suffix of `path` can store such rows. The test
     writes a temporary file elsewhere."""
-    with _naming(path), TemporaryDirectory(prefix="soa-apply-") as folder:
+    with _name_in_errors(path), TemporaryDirectory(prefix="soa-apply-") as folder:
         WRITERS[path.suffix](Path(folder) / "rows", rows)
 
 
 @contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def _name_in_errors(path: Path) -> Iterator[None]:
     """Turns the errors of libraries and disks into errors that name `path`."""
     try:
         yield
@@ -110,7 +117,7 @@ def _move_to_new(partial: Path, path: Path) -> None:
         ) from error
 
 
-def _parquet(path: Path, rows: Rows) -> None:
+def _write_parquet(path: Path, rows: Rows) -> None:
     """Write a Parquet file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -124,12 +131,12 @@ def _parquet(path: Path, rows: Rows) -> None:
         for table in rows.tables():
             for name in table.column_names:
                 # Arrow writes null lists of fixed size, but cannot read them again.
-                _values(table, name, "Parquet", "Arrow", pa.types.is_fixed_size_list)
+                _require_no_nulls(table, name, "Parquet", "Arrow", pa.types.is_fixed_size_list)
             file.write_table(table)
         file.add_key_value_metadata({ABOUT: rows.about()})
 
 
-def _ipc(path: Path, rows: Rows) -> None:
+def _write_arrow(path: Path, rows: Rows) -> None:
     """Write an Arrow file."""
     import pyarrow as pa
 
@@ -138,7 +145,7 @@ def _ipc(path: Path, rows: Rows) -> None:
             file.write_table(table)
 
 
-def _values(
+def _require_no_nulls(
     table: Any,
     name: str,
     form: str,
@@ -148,7 +155,7 @@ def _values(
     """A column as one array. FormatError if there are nulls, at any depth, of types for which
     `among` is true: `form` cannot store them, and `others` can."""
     column = table[name].combine_chunks()
-    if count := nulls_in(column, among):
+    if count := count_nulls(column, among):
         raise FormatError(
             f"column {name!r} has {count} nulls, which {form} cannot store: write {others}, or "
             "leave it out"
@@ -156,7 +163,7 @@ def _values(
     return column
 
 
-def _require(fits: bool, column: Any, form: str) -> None:
+def _refuse_unless(fits: bool, column: Any, form: str) -> None:
     """Raise FormatError if `fits` is false: the format cannot store this column of the schema."""
     if not fits:
         raise FormatError(
@@ -165,7 +172,7 @@ def _require(fits: bool, column: Any, form: str) -> None:
         )
 
 
-def _is_moment(kind: Any) -> bool:
+def _is_numpy_time(kind: Any) -> bool:
     """True if NumPy has this type of time, duration or date; NumPy has no time zones."""
     import pyarrow as pa
 
@@ -174,7 +181,7 @@ def _is_moment(kind: Any) -> bool:
     return not zoned and any(test(kind) for test in tests)
 
 
-def _dtype(
+def _dtype_and_shape(
     column: Any, form: str, more: Callable[[Any], bool]
 ) -> tuple[np.dtype[Any], tuple[int, ...]]:
     """The NumPy dtype of a column and the shape of a row, for formats without jagged columns.
@@ -185,24 +192,24 @@ def _dtype(
     shape = tuple(size for size in levels if size is not None)
     if len(shape) < len(levels):
         raise FormatError(f"column {column.name!r} is jagged: write Parquet, Arrow or ROOT")
-    _require(is_number(kind) or more(kind), column, form)
+    _refuse_unless(is_number(kind) or more(kind), column, form)
     return as_numpy(pa.array([], kind)).dtype, shape
 
 
-def _hdf5(path: Path, rows: Rows) -> None:
+def _write_hdf5(path: Path, rows: Rows) -> None:
     """Write an HDF5 file with a dataset for each column."""
     import h5py
 
     with h5py.File(path, "w", libver="v110") as file:  # older formats limit attributes to 64 KiB
         datasets = {}
         for column in rows.schema:
-            dtype, shape = _dtype(column, "HDF5", is_text)
+            dtype, shape = _dtype_and_shape(column, "HDF5", is_text)
             written = h5py.string_dtype() if dtype.hasobject else dtype
             datasets[column.name] = file.create_dataset(column.name, (rows.count, *shape), written)
         start = 0
         for table in rows.tables():
             for name, dataset in datasets.items():
-                values = as_numpy(_values(table, name, "HDF5"))
+                values = as_numpy(_require_no_nulls(table, name, "HDF5"))
                 try:
                     dataset[start : start + len(table)] = values
                 except ValueError as error:  # text with a NUL in it
@@ -211,14 +218,14 @@ def _hdf5(path: Path, rows: Rows) -> None:
         file.attrs[ABOUT] = rows.about()
 
 
-def _npz(path: Path, rows: Rows) -> None:
+def _write_npz(path: Path, rows: Rows) -> None:
     """Write an .npz file with an array for each column, table by table: `rows.tables()` is read
     once for each column."""
     with zipfile.ZipFile(path, "w") as file:
         for column in rows.schema:
             if column.name == ABOUT:
                 raise FormatError(f"column {ABOUT!r}: .npz uses this name for its own record")
-            dtype, shape = _dtype(column, ".npz", _is_moment)
+            dtype, shape = _dtype_and_shape(column, ".npz", _is_numpy_time)
             header = {
                 "descr": np.lib.format.dtype_to_descr(dtype),
                 "fortran_order": False,
@@ -227,12 +234,12 @@ def _npz(path: Path, rows: Rows) -> None:
             with file.open(f"{column.name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array_header_1_0(member, header)
                 for table in rows.tables():
-                    member.write(as_numpy(_values(table, column.name, ".npz")).tobytes())
+                    member.write(as_numpy(_require_no_nulls(table, column.name, ".npz")).tobytes())
         with file.open(f"{ABOUT}.npy", "w") as member:
             np.lib.format.write_array(member, np.array(rows.about()))
 
 
-def _root(path: Path, rows: Rows) -> None:
+def _write_root(path: Path, rows: Rows) -> None:
     """Write a ROOT file with a TTree or an RNTuple."""
     import awkward as ak
     import uproot
@@ -240,12 +247,14 @@ def _root(path: Path, rows: Rows) -> None:
     form = "an RNTuple" if rows.ntuple else "a TTree"
 
     def arrays(table: Any) -> dict[str, Any]:
-        columns = {name: as_awkward(_values(table, name, form)) for name in table.column_names}
+        columns = {
+            name: as_awkward(_require_no_nulls(table, name, form)) for name in table.column_names
+        }
         # Flat columns as NumPy arrays: uproot compares them with the counters that it makes.
         return {name: c.data if c.is_numpy else ak.Array(c) for name, c in columns.items()}
 
     for column in rows.schema:
-        _require(_in_root(column.type, rows.ntuple), column, form)
+        _refuse_unless(_is_in_root(column.type, rows.ntuple), column, form)
     empty = arrays(rows.schema.empty_table())
     types = {name: ak.Array(array).type.content for name, array in empty.items()}
     # The file is opened here: if the disk is full at the first bytes, uproot would leave it open.
@@ -263,7 +272,7 @@ def _root(path: Path, rows: Rows) -> None:
         file[ABOUT] = rows.about()
 
 
-def _in_root(kind: Any, ntuple: bool) -> bool:
+def _is_in_root(kind: Any, ntuple: bool) -> bool:
     """True if ROOT has this type, and uproot writes it so that it can be read again."""
     import pyarrow as pa
 
@@ -276,9 +285,9 @@ def _in_root(kind: Any, ntuple: bool) -> bool:
 
 
 WRITERS: dict[str, Callable[[Path, Rows], None]] = {
-    ".root": _root,
-    ".parquet": _parquet,
-    **dict.fromkeys((".arrow", ".feather", ".ipc"), _ipc),
-    **dict.fromkeys((".h5", ".hdf5"), _hdf5),
-    ".npz": _npz,
+    ".root": _write_root,
+    ".parquet": _write_parquet,
+    **dict.fromkeys((".arrow", ".feather", ".ipc"), _write_arrow),
+    **dict.fromkeys((".h5", ".hdf5"), _write_hdf5),
+    ".npz": _write_npz,
 }

@@ -12,19 +12,27 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.applying.columns import Array, counts_of, is_jagged
-from pipeline.applying.job import Job, Output, Piece, Plan, blocks_by_column, cuts, rows_at_a_time
+from pipeline.applying.columns import Array, count_items, is_jagged
+from pipeline.applying.job import (
+    Job,
+    Output,
+    Piece,
+    Plan,
+    blocks_by_column,
+    choose_batch_rows,
+    choose_cuts,
+)
 from pipeline.applying.origin_record import Input
-from pipeline.applying.outputs import WRITERS, Rows, require_held
-from pipeline.applying.score_piece import Scorer, row_dimension
+from pipeline.applying.outputs import WRITERS, Rows, require_storable
+from pipeline.applying.score_piece import Scorer, find_row_dimension
 from pipeline.applying.sources import READERS, Source, open_source
 from pipeline.config import BuiltFrom, names_in
 from pipeline.errors import ApplyError, DataError
 from registry.history import PRODUCTION
 from runtime.errors import BindError
-from runtime.loader import Reopening, device_here, session_on
+from runtime.loader import Reopening, find_device, open_session
 from runtime.opening import Opened, Opening, open_version
-from runtime.watch import has_profile, profile_of
+from runtime.watch import has_profile, read_profile
 from soa.errors import CollectionError, needs_extra
 from soa.options import nearest, repeated
 from soa.signature import Signature, offsets_of
@@ -32,7 +40,7 @@ from soa.signature import Signature, offsets_of
 FOLDER = ".pipeline-apply"
 """The folder with the parts of an unfinished job has this name, or one that ends in it. It is next
 to the outputs."""
-_TRIED = 256
+_TRIED_ROWS = 256
 
 
 @dataclass(frozen=True)
@@ -66,13 +74,13 @@ def prepare(opening: Opening, wanted: Wanted) -> Job:
     _require_pyarrow()
     paths = _distinct_files(wanted.inputs)
     opened = open_version(opening)
-    row_dimension(opened.signature)
+    find_row_dimension(opened.signature)
     with open_source(paths[0], wanted.tree) as source:
         plan = _make_plan(opened, source, wanted)
     files = [_inspect(path, wanted.tree, plan) for path in paths]
     outputs, folder = _plan_outputs(plan.key(), wanted.out.absolute(), wanted.suffix, files)
     counters = _try_first_rows(plan, opened, [file.input for file in files], outputs)
-    return Job(plan, outputs, str(folder), _about_version(opened), counters)
+    return Job(plan, outputs, str(folder), _describe_version(opened), counters)
 
 
 def _require_pyarrow() -> None:
@@ -86,7 +94,7 @@ def _distinct_files(inputs: Sequence[Path]) -> list[Path]:
     twice."""
     if not inputs:
         raise ApplyError("no file to score: name some")
-    files = [file.absolute() for path in inputs for file in _files_of(path)]
+    files = [file.absolute() for path in inputs for file in _find_files(path)]
     if twice := repeated(files):
         raise ApplyError(f"{twice[0]} is named twice")
     return files
@@ -100,11 +108,11 @@ def _inspect(path: Path, tree: str | None, plan: Plan) -> _Inspected:
         size, mtime_ns = status.st_size, status.st_mtime_ns
         return _Inspected(
             Input(str(path), source.tree, source.ntuple, edges[-1], size, mtime_ns),
-            [*cuts(edges, plan.batch, source.seeks)],
+            [*choose_cuts(edges, plan.batch, source.seeks)],
         )
 
 
-def _files_of(path: Path) -> Sequence[Path]:
+def _find_files(path: Path) -> Sequence[Path]:
     """The files that a path means: itself, those of a folder, or those that match a pattern."""
     if path.is_dir():
         readable = [file for file in sorted(path.iterdir()) if file.suffix in READERS]
@@ -121,11 +129,11 @@ def _files_of(path: Path) -> Sequence[Path]:
 
 def _make_plan(opened: Opened, source: Source, wanted: Wanted) -> Plan:
     """Make the plan from the first file; the other files must have the same columns."""
-    kept = _kept(source, wanted.keep)
+    kept = _find_kept_columns(source, wanted.keep)
     named = {**BuiltFrom(opened.bundle.manifest).apply.columns, **wanted.columns}
-    read = model_columns(opened.signature, source, named)
+    read = match_columns(opened.signature, source, named)
     fill = _fill_by_file_column(wanted.fill, read)
-    session = session_on(opened, device_here("cpu"))
+    session = open_session(opened, find_device("cpu"))
     reopening = session.reopening
     assert isinstance(reopening, Reopening)
     reopening.share(session)
@@ -133,16 +141,16 @@ def _make_plan(opened: Opened, source: Source, wanted: Wanted) -> Plan:
     return Plan(
         reopening,
         read,
-        outputs=_output_names(opened.signature, kept),
+        outputs=_name_outputs(opened.signature, kept),
         keep=tuple(dict.fromkeys(kept)),
-        batch=rows_at_a_time(opened.signature, len(kept)),
+        batch=choose_batch_rows(opened.signature, len(kept)),
         missing=BuiltFrom(opened.bundle.manifest).missing,
         fill=fill,
-        profile=profile_of(opened.bundle) if watched else None,
+        profile=read_profile(opened.bundle) if watched else None,
     )
 
 
-def _kept(source: Source, keep: Sequence[str]) -> list[str]:
+def _find_kept_columns(source: Source, keep: Sequence[str]) -> list[str]:
     """The columns of a file that `keep` names, or matches with its patterns. Raises ApplyError."""
     kept: list[str] = []
     for word in keep:
@@ -165,7 +173,7 @@ def _fill_by_file_column(fill: Mapping[str, float], read: Mapping[str, str]) -> 
     return by_file_column
 
 
-def model_columns(signature: Signature, source: Source, named: Mapping[str, str]) -> dict[str, str]:
+def match_columns(signature: Signature, source: Source, named: Mapping[str, str]) -> dict[str, str]:
     """By column that the model reads, `collection/column`: the column of the file. It is the one in
     `named`, else one with the same name. Raises ApplyError, DataError."""
     names: dict[str, str] = {}
@@ -178,7 +186,7 @@ def model_columns(signature: Signature, source: Source, named: Mapping[str, str]
     guessed: dict[str, str] = {}  # the key, by column of the file
     for key in read:
         collection, _, name = key.partition("/")
-        chosen = _chosen(named, key)
+        chosen = _find_named_column(named, key)
         likely = [chosen] if chosen else [*(f"{collection}{dot}{name}" for dot in "./_"), name]
         present = next((column for column in likely if column in source), None)
         if present is None:
@@ -199,7 +207,7 @@ def model_columns(signature: Signature, source: Source, named: Mapping[str, str]
     return names
 
 
-def _chosen(named: Mapping[str, str], key: str) -> str | None:
+def _find_named_column(named: Mapping[str, str], key: str) -> str | None:
     """The column of the file that `named` says for a column of the model, by its key or by the
     pattern of its collection, as `{"jets/*": "Jet_*"}`; None if it says none."""
     if named.get(key):
@@ -209,7 +217,7 @@ def _chosen(named: Mapping[str, str], key: str) -> str | None:
     return pattern.replace("*", name) if pattern else None
 
 
-def _output_names(signature: Signature, keep: Sequence[str]) -> dict[str, str]:
+def _name_outputs(signature: Signature, keep: Sequence[str]) -> dict[str, str]:
     """By column that the model writes: its name in the outputs. ApplyError if a kept column has
     that name, or no format has the column's dtype."""
     written = [
@@ -242,22 +250,24 @@ def _try_first_rows(
     scorer, path = Scorer(plan.session(), plan), Path(file.path)
     with open_source(path, file.tree) as source:
         source.cast(scorer.dtypes)
-        batch = source.head(plan.names, min(_TRIED, plan.batch))
+        batch = source.head(plan.names, min(_TRIED_ROWS, plan.batch))
         n = len(next(iter(batch.values())))
         cut_at = [0, n // 3, n]
         try:
-            table = scorer.table(batch, {"model": 0.0, "encoding": 0.0})
-            at_once = scorer.answers(batch)
+            table = scorer.make_table(batch, {"model": 0.0, "encoding": 0.0})
+            at_once = scorer.compute_answers(batch)
             in_parts = [
-                scorer.answers({name: column[low:high] for name, column in batch.items()}).columns
+                scorer.compute_answers(
+                    {name: column[low:high] for name, column in batch.items()}
+                ).columns
                 for low, high in pairwise(cut_at)
             ]
         except (CollectionError, BindError, ValueError) as error:
             raise DataError(f"{path}, rows 0 to {n}: {error}") from error
-        counters = _counters(plan, source, batch, at_once.offsets is not None)
+        counters = _choose_counters(plan, source, batch, at_once.offsets is not None)
     if at_once.offsets is not None:  # the answers are for items: where those of the rows begin
         cut_at = at_once.offsets[cut_at].tolist()
-    _require_alone(opened, at_once.columns, zip(in_parts, pairwise(cut_at), strict=True))
+    _require_independent_rows(opened, at_once.columns, zip(in_parts, pairwise(cut_at), strict=True))
     _require_formats(table, counters, outputs)
     return counters
 
@@ -274,10 +284,10 @@ def _require_formats(table: Any, counters: Mapping[str, str], outputs: Sequence[
         rows = Rows(
             table.schema, len(table), lambda: [table], lambda: "{}", tree, file.ntuple, counters
         )
-        require_held(Path(output.path), rows)
+        require_storable(Path(output.path), rows)
 
 
-def _require_alone(
+def _require_independent_rows(
     opened: Opened,
     at_once: Mapping[str, Array],
     in_parts: Iterable[tuple[Mapping[str, Array], tuple[int, int]]],
@@ -299,7 +309,7 @@ def _require_alone(
                 )
 
 
-def _counters(
+def _choose_counters(
     plan: Plan, source: Source, batch: Mapping[str, Any], jagged_answers: bool
 ) -> dict[str, str]:
     """By jagged column of the outputs: the TTree branch that counts the items of a row.
@@ -307,7 +317,7 @@ def _counters(
     Columns with the same items share a branch, as in NanoAOD, unless `batch` shows that their
     counts differ.
     """
-    counts = {name: counts_of(column) for name, column in batch.items() if is_jagged(column)}
+    counts = {name: count_items(column) for name, column in batch.items() if is_jagged(column)}
     counter_of = {name: source.counter(name) for name in counts}
     branches: dict[str, str] = {}
     if jagged_answers:  # the answers have the same items as the columns that the model reads
@@ -357,7 +367,7 @@ def _plan_outputs(
     return tuple(Output(str(path), tuple(pieces)) for path, pieces in pieces_of.items()), folder
 
 
-def _about_version(opened: Opened) -> dict[str, Any]:
+def _describe_version(opened: Opened) -> dict[str, Any]:
     """The fields of `About` that describe the version."""
     version = opened.version
     promotion = version.promotion(PRODUCTION) if version else None

@@ -28,13 +28,13 @@ from pipeline.applying.job import Execute, Job, Output, Piece, Plan, Scored
 from pipeline.applying.origin_record import About, read_about
 from pipeline.applying.outputs import Rows, write
 from pipeline.applying.prepare import Wanted, prepare
-from pipeline.applying.score_piece import count, score
+from pipeline.applying.score_piece import count_values, score
 from pipeline.applying.sources import ABOUT
 from pipeline.errors import ApplyError, FormatError
 from registry.stamp import now, user_at_host
 from registry.store import Registry
 from runtime.opening import LookupPolicy, Mode, Opening
-from runtime.watch import Counts, Moved, Profile, drift, sum_of
+from runtime.watch import Counts, Moved, Profile, add_counts, drift
 from soa.errors import SoaPipelineError
 from soa.files import read_plain, write_whole
 from soa.options import AT_LEAST_ONE, BY_NAME, FUNCTION, PATH, PATHS, REF, TEXT, TEXTS, takes
@@ -151,14 +151,14 @@ def apply(
     )
     opening = Opening(ref, mode=mode, registry=registry, lookup=lookup, threads=1, watch=0)
     job = prepare(opening, wanted)
-    local = contextlib.nullcontext(execute or locally(threads))
+    local = contextlib.nullcontext(execute or make_thread_executor(threads))
     with local if dask is None else on_dask(dask) as executor:
         return run(
             job, executor, begun=begun, force=force, progress=progress, histograms=histograms
         )
 
 
-def locally(threads: int | None = None) -> Execute:
+def make_thread_executor(threads: int | None = None) -> Execute:
     """A function that scores pieces in threads of this process; by default one per core."""
 
     def execute(plan: Plan, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, Scored]]:
@@ -186,15 +186,15 @@ def run(
     """Do the unfinished work of a job. `begun`: its start, by `time.perf_counter`. `force`: replace
     existing outputs of other jobs."""
     start, key, folder = time.perf_counter() - begun, job.key(), Path(job.folder)
-    unfinished = [output for output in job.outputs if _job_key_in(output.path) != key]
+    unfinished = [output for output in job.outputs if _read_job_key(output.path) != key]
     for output in unfinished:
         if os.path.lexists(output.path) and not force:
             raise ApplyError(f"{output.path} is there already: --force replaces it")
-    parts = _Parts(job, unfinished, progress, _Counted() if histograms else None)
+    parts = _Parts(job, unfinished, progress, _PartHistograms() if histograms else None)
     if unfinished or folder.exists():
         with _lock_folder(folder):
-            _begin(job, key, unfinished)
-            _write(unfinished, parts, execute, force)
+            _prepare_folder(job, key, unfinished)
+            _write_outputs(unfinished, parts, execute, force)
     rows = sum(output.rows for output in job.outputs)
     counts, profile = parts.spent.counts, job.plan.profile
     return Report(
@@ -211,7 +211,7 @@ def run(
     )
 
 
-def _write(outputs: Sequence[Output], parts: _Parts, execute: Execute, force: bool) -> None:
+def _write_outputs(outputs: Sequence[Output], parts: _Parts, execute: Execute, force: bool) -> None:
     """Score the pieces that are missing, and write the outputs in their order. A part is removed
     once its output is written."""
     job = parts.job
@@ -249,11 +249,11 @@ def count_files(
     )
     assert job.plan.profile is not None
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        counts = sum_of([*pool.map(lambda piece: count(job.plan, piece), job.pieces)])
+        counts = add_counts([*pool.map(lambda piece: count_values(job.plan, piece), job.pieces)])
     return job.plan.profile, counts
 
 
-def _job_key_in(path: str) -> str | None:
+def _read_job_key(path: str) -> str | None:
     """The key of the job that wrote this file; None if there is no file, or no such key in it."""
     try:
         return read_about(Path(path)).job
@@ -285,7 +285,7 @@ def _lock_folder(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _begin(job: Job, key: str, unfinished: Sequence[Output]) -> None:
+def _prepare_folder(job: Job, key: str, unfinished: Sequence[Output]) -> None:
     """Write the record of the job into its folder, and remove files that it does not need for the
     unfinished outputs.
 
@@ -315,7 +315,7 @@ def _begin(job: Job, key: str, unfinished: Sequence[Output]) -> None:
             file.unlink(missing_ok=True)
 
 
-class _Counted:
+class _PartHistograms:
     """Histograms of columns over the parts. Counts each part once, also if it is read twice."""
 
     def __init__(self) -> None:
@@ -343,7 +343,7 @@ class _Parts:
         job: Job,
         unfinished: Sequence[Output],
         progress: Progress | None,
-        counted: _Counted | None = None,
+        counted: _PartHistograms | None = None,
     ) -> None:
         """`unfinished`: the outputs whose parts are wanted. `counted`: counts their values, if it
         is given."""
@@ -357,18 +357,20 @@ class _Parts:
 
     def find_missing(self) -> list[Piece]:
         """Look which parts are complete, report their rows as done, and return the other pieces."""
-        self._complete = {piece.part for piece in self._pieces if _is_whole(piece)}
+        self._complete = {piece.part for piece in self._pieces if _is_complete(piece)}
         missing = [piece for piece in self._pieces if piece.part not in self._complete]
-        self._report(-sum(piece.rows for piece in missing))  # all rows counted as done so far
+        self._report_progress(
+            -sum(piece.rows for piece in missing)
+        )  # all rows counted as done so far
         return missing
 
-    def _report(self, rows: int) -> None:
+    def _report_progress(self, rows: int) -> None:
         """Add `rows` to the rows that are done, and report the progress."""
         self._done += rows
         if self._progress is not None:
             self._progress(self._done, self._rows)
 
-    def _table(self, piece: Piece) -> Any:
+    def _wait_for_table(self, piece: Piece) -> Any:
         """Wait for the part of a piece, and return it as a table; its memory is the mapped file."""
         import pyarrow as pa
 
@@ -376,7 +378,7 @@ class _Parts:
             other, scored = next(self.results)
             self._complete.add(other.part)
             self.spent += scored
-            self._report(other.rows)
+            self._report_progress(other.rows)
         table = pa.ipc.open_file(pa.memory_map(piece.part)).read_all()
         if len(table) != piece.rows:
             raise ApplyError(f"{piece.part} has {len(table)} rows, not {piece.rows}: run again")
@@ -386,20 +388,20 @@ class _Parts:
         """The rows of an output, read from its parts while these are being scored. `key`: of the
         job."""
         origins: dict[str, dict[str, None]] = {"target": {}, "engine": {}, "host": {}}  # in order
-        first = self._table(output.pieces[0]).schema
+        first = self._wait_for_table(output.pieces[0]).schema
         schema = first.remove_metadata()
 
         def tables() -> Iterator[Any]:
             for piece in output.pieces:
-                table = self._table(piece)
+                table = self._wait_for_table(piece)
                 notes = parse_json(table.schema.metadata[ABOUT.encode()])
                 for name, values in origins.items():
                     values[notes[name]] = None
                 if not table.schema.equals(schema):
                     raise FormatError(
-                        f"{piece.input.path}: its columns are {_columns_and_types(table.schema)}; "
+                        f"{piece.input.path}: its columns are {_list_columns(table.schema)}; "
                         f"those of {output.pieces[0].input.path} are "
-                        f"{_columns_and_types(schema)}: write to a folder"
+                        f"{_list_columns(schema)}: write to a folder"
                     )
                 if self.counted is not None:
                     self.counted.add(piece.part, table, self.job.plan.outputs.values())
@@ -409,13 +411,13 @@ class _Parts:
             if not origins["host"]:
                 for _ in tables():  # the format needs the text before the tables
                     pass
-            return self._about(output, key, origins)
+            return self._make_about(output, key, origins)
 
         file = output.pieces[0].input
         tree = file.tree or "Events"
         return Rows(schema, output.rows, tables, about, tree, file.ntuple, self.job.counters)
 
-    def _about(self, output: Output, key: str, origins: Mapping[str, Iterable[str]]) -> str:
+    def _make_about(self, output: Output, key: str, origins: Mapping[str, Iterable[str]]) -> str:
         """The record of origin of an output. `origins`: the targets, engines and hosts that its
         parts name."""
         plan = self.job.plan
@@ -438,12 +440,12 @@ class _Parts:
         return json.dumps(as_data(record))
 
 
-def _columns_and_types(schema: Any) -> str:
+def _list_columns(schema: Any) -> str:
     """The columns of a schema with their types, as text."""
     return ", ".join(f"{field.name} {field.type}" for field in schema)
 
 
-def _is_whole(piece: Piece) -> bool:
+def _is_complete(piece: Piece) -> bool:
     """True if the part of a piece has all its rows. It may lack some after the machine crashed."""
     import pyarrow as pa
 

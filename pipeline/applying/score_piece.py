@@ -19,9 +19,9 @@ from pipeline.applying.columns import (
     FileColumn,
     as_arrow,
     column_of,
+    count_nulls,
+    fill_items,
     is_jagged,
-    nulls_in,
-    with_filled_items,
 )
 from pipeline.applying.job import Piece, Plan, Scored
 from pipeline.applying.origin_record import Input
@@ -49,8 +49,8 @@ def score(plan: Plan, piece: Piece) -> Scored:
     part = Path(piece.part)
     counter = None if plan.profile is None else Counter(plan.profile, session.signature)
     scorer = Scorer(session, plan, counter)
-    with reopened(piece.input) as source:
-        later = _tables(piece, source, scorer, plan, spent)
+    with reopen(piece.input) as source:
+        later = _score_batches(piece, source, scorer, plan, spent)
         first = next(later)  # it says the schema; even a piece without rows has one table
         origin = session.origin
         assert origin is not None  # the session is of an opened version
@@ -65,7 +65,7 @@ def score(plan: Plan, piece: Piece) -> Scored:
     return Scored(piece.rows, **spent, counts=counts)
 
 
-def _tables(
+def _score_batches(
     piece: Piece, source: Source, scorer: Scorer, plan: Plan, spent: dict[str, float]
 ) -> Iterator[Any]:
     """Yields a table of the answers to each batch of a piece. Adds to `spent` the seconds in which
@@ -75,9 +75,9 @@ def _tables(
     for batch in source.batches(plan.names, piece.start, piece.stop, plan.batch):
         spent["decoding"] += time.perf_counter() - begun
         try:
-            table = scorer.table(batch, spent)
+            table = scorer.make_table(batch, spent)
         except (CollectionError, BindError, DeviationError, ValueError) as error:
-            raise _of_rows(piece, row, plan.batch, error) from error
+            raise _name_rows(piece, row, plan.batch, error) from error
         row += len(table)
         begun = time.perf_counter()
         yield table
@@ -85,34 +85,34 @@ def _tables(
         begun = time.perf_counter()
 
 
-def count(plan: Plan, piece: Piece) -> Counts:
+def count_values(plan: Plan, piece: Piece) -> Counts:
     """Count the values of a piece's rows, and of the answers to them. Raises as `score`."""
     assert plan.profile is not None
     session = plan.session()
     counter = Counter(plan.profile, session.signature)
     scorer = Scorer(session, plan, counter)
     row = piece.start
-    with reopened(piece.input) as source:
+    with reopen(piece.input) as source:
         source.cast(scorer.dtypes)
         for batch in source.batches(plan.names, piece.start, piece.stop, plan.batch):
             try:
-                scorer.answers(batch)
+                scorer.compute_answers(batch)
             except (CollectionError, BindError, DeviationError, ValueError) as error:
-                raise _of_rows(piece, row, plan.batch, error) from error
+                raise _name_rows(piece, row, plan.batch, error) from error
             row += len(next(iter(batch.values())))  # a group may end before the batch is full
     origin = session.origin
     assert origin is not None  # the session is of an opened version
     return counter.counts(origin.name, origin.version, plan.session.digest)
 
 
-def _of_rows(piece: Piece, begin: int, batch: int, error: Exception) -> DataError:
+def _name_rows(piece: Piece, begin: int, batch: int, error: Exception) -> DataError:
     """The error with the file and the rows of the batch in which it was raised."""
     return DataError(
         f"{piece.input.path}, rows {begin} to {min(begin + batch, piece.stop)}: {error}"
     )
 
 
-def reopened(file: Input) -> Source:
+def reopen(file: Input) -> Source:
     """Open a file of a job. ApplyError if its size or time has changed since the job began."""
     path = Path(file.path)
     try:
@@ -124,7 +124,7 @@ def reopened(file: Input) -> Source:
     return open_source(path, file.tree)
 
 
-def row_dimension(signature: Signature) -> str:
+def find_row_dimension(signature: Signature) -> str:
     """The row dimension of the model that stands for the rows of a file.
 
     ApplyError if the model has several such dimensions, or a block with one value for all rows.
@@ -175,7 +175,7 @@ class Scorer:
     def __init__(self, session: Session, plan: Plan, counter: Counter | None = None) -> None:
         self._session, self._plan = session, plan
         self._signature = signature = session.signature
-        rows = signature.ranges[row_dimension(signature)]
+        rows = signature.ranges[find_row_dimension(signature)]
         self._least, self._most = rows.min, max(min(rows.limit, plan.batch), rows.min)
         self._read: dict[str, dict[str, str]] = {}
         for key, name in plan.columns.items():
@@ -189,12 +189,12 @@ class Scorer:
         self._binding: Any = None
         self._counter = counter
 
-    def table(self, batch: Mapping[str, Any], spent: dict[str, float]) -> Any:
+    def make_table(self, batch: Mapping[str, Any], spent: dict[str, float]) -> Any:
         """The kept columns and the answers, as an Arrow table. Adds the seconds to `spent`."""
         import pyarrow as pa
 
         begun = time.perf_counter()
-        answers = self.answers(batch)
+        answers = self.compute_answers(batch)
         ran = time.perf_counter()
         columns = {name: as_arrow(batch[name]) for name in self._plan.keep}
         for key, values in answers.columns.items():
@@ -204,14 +204,16 @@ class Scorer:
         spent["encoding"] += time.perf_counter() - ran
         return table
 
-    def answers(self, batch: Mapping[str, Any]) -> Answers:
+    def compute_answers(self, batch: Mapping[str, Any]) -> Answers:
         """The model's answers to a batch of columns. CollectionError, BindError or ValueError if
         the columns are not those that the model reads."""
-        read = {name: self._plain(name, batch[name]) for name in self._plan.columns.values()}
+        read = {name: self._to_plain(name, batch[name]) for name in self._plan.columns.values()}
         batch = {**batch, **read}
-        flat = self._flat_columns(batch)
+        flat = self._make_flat(batch)
         jagged = {
-            name: self._lists(name, batch) for name in self._read if name in self._signature.jagged
+            name: self._zip_lists(name, batch)
+            for name in self._read
+            if name in self._signature.jagged
         }
         counts = {collection.n for collection in flat.columns.values()}
         (n,) = counts or {len(lists) for lists in jagged.values()}
@@ -220,15 +222,15 @@ class Scorer:
             name, _, column = key.partition("/")
             member = self._signature.layouts[name][column]
             answers[key] = np.empty((n, *member.shape), numpy_dtype(member.dtype))
-        for low, high in self._windows(n, jagged):
+        for low, high in self._cut_windows(n, jagged):
             for name, columns in flat.columns.items():
-                _copy(columns, slice(low, high), self._memory[name], slice(0, high - low))
+                _copy_rows(columns, slice(low, high), self._memory[name], slice(0, high - low))
             self._run(high - low, {name: lists[low:high] for name, lists in jagged.items()})
             for key, values in answers.items():
-                self._read_answers(key, values[low:high])
+                self._copy_answers(key, values[low:high])
         return Answers(answers, flat.offsets)
 
-    def _read_answers(self, key: str, into: Array) -> None:
+    def _copy_answers(self, key: str, into: Array) -> None:
         """Copy the answers of a column from the bound memory, as many as `into` has rows."""
         name, _, column = key.partition("/")
         memory = self._memory[name]
@@ -246,20 +248,20 @@ class Scorer:
             dtypes[name] = self._signature.layouts[collection][column].dtype
         return dtypes
 
-    def _plain(self, name: str, values: Any) -> Any:
+    def _to_plain(self, name: str, values: Any) -> Any:
         """A column of the file in its plainest form. ValueError if it has nulls that nothing
         fills."""
         if isinstance(values, np.ndarray):
             return values
         plan, values = self._plan, plain_arrow(values)
-        if name not in plan.fill and not plan.missing and (nulls := nulls_in(values)):
+        if name not in plan.fill and not plan.missing and (nulls := count_nulls(values)):
             raise ValueError(
                 f"{name!r} has {nulls} nulls: give the value that the model was trained with for "
                 f"them, --fill {name}=VALUE"
             )
         return values
 
-    def _flat_columns(self, batch: Mapping[str, Any]) -> _Flat:
+    def _make_flat(self, batch: Mapping[str, Any]) -> _Flat:
         """The flat collections, in place where possible. If all columns are jagged, each item is
         one row. A list that fills a vector column of the model does not count as jagged."""
         values = {
@@ -267,12 +269,12 @@ class Scorer:
             for name in self._flat
             for file_column in self._read[name].values()
         }
-        columns = self._jagged_columns(values)
+        columns = self._convert_jagged_columns(values)
         values |= {column.name: column.values for column in columns}
-        collections = {name: self._flat_collection(name, values) for name in self._flat}
+        collections = {name: self._make_flat_collection(name, values) for name in self._flat}
         return _Flat(collections, columns[0].offsets if columns else None)
 
-    def _jagged_columns(self, values: Mapping[str, Any]) -> list[FileColumn]:
+    def _convert_jagged_columns(self, values: Mapping[str, Any]) -> list[FileColumn]:
         """The columns of the files that are jagged: all that flat collections read, or none.
         ValueError if only some are, or if they differ in their items per row."""
         vectors = {
@@ -296,7 +298,7 @@ class Scorer:
                 )
         return columns
 
-    def _flat_collection(self, name: str, values: Mapping[str, Any]) -> Collection:
+    def _make_flat_collection(self, name: str, values: Mapping[str, Any]) -> Collection:
         """A flat collection of the model's columns. `values`: by column of the files."""
         file_columns = self._read[name]
         layout = self._signature.layouts[name]
@@ -313,7 +315,7 @@ class Scorer:
             fill=fill,
         )
 
-    def _lists(self, name: str, batch: Mapping[str, Any]) -> Any:
+    def _zip_lists(self, name: str, batch: Mapping[str, Any]) -> Any:
         """The columns of a jagged collection, as an Awkward array of records of lists."""
         import awkward as ak
 
@@ -326,17 +328,17 @@ class Scorer:
             if not is_jagged(values):  # each row has as many items
                 lists[column] = ak.Array(column_of(file_column, values, fill=fill).values)
             else:
-                lists[column] = ak.from_arrow(with_filled_items(values, fill))
+                lists[column] = ak.from_arrow(fill_items(values, fill))
         any_column = next(iter(lists.values()))
         for member in layout.columns:
             if member.name not in lists:  # the model does not read it
                 lists[member.name] = ak.values_astype(ak.zeros_like(any_column), member.dtype)
         return ak.zip(lists, depth_limit=1)
 
-    def _windows(self, n: int, jagged: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
+    def _cut_windows(self, n: int, jagged: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
         """Yields windows of rows, first and end, within the compiled ranges of rows and items. A
         row with more items than may run is a window of its own, which binding refuses."""
-        offsets_of = {name: self._offsets(records) for name, records in jagged.items()}
+        offsets_of = {name: self._compute_offsets(records) for name, records in jagged.items()}
         low = 0
         while low < n:
             high = min(n, low + self._most)
@@ -347,7 +349,7 @@ class Scorer:
             yield low, high
             low = high
 
-    def _offsets(self, records: Any) -> Array:
+    def _compute_offsets(self, records: Any) -> Array:
         """The item at which each row of a jagged collection begins, and the number of items."""
         import awkward as ak
 
@@ -357,19 +359,19 @@ class Scorer:
         """Run the session on bound memory; jagged rows are bound anew each time."""
         if not jagged:
             if self._binding is None:
-                inputs, outputs = self._memory_of(self._most)
+                inputs, outputs = self._first_rows(self._most)
                 self._binding = self._session.bind(inputs, outputs)
             # Below the model's minimum, more rows of the memory run; their answers are not read.
             self._binding(max(rows, self._least))
-            self._count(self._memory, rows)
+            self._count_values(self._memory, rows)
             return
-        inputs, outputs = self._memory_of(rows)
+        inputs, outputs = self._first_rows(rows)
         for name, records in jagged.items():
             inputs |= from_jagged(records, self._signature, name)
         self._session.run(inputs, outputs)
-        self._count({**inputs, **outputs})
+        self._count_values({**inputs, **outputs})
 
-    def _count(self, memory: Mapping[str, Collection], rows: int | None = None) -> None:
+    def _count_values(self, memory: Mapping[str, Collection], rows: int | None = None) -> None:
         """Count the values of all rows of some memory, or of the first rows."""
         if self._counter is not None:
             counted = {
@@ -377,14 +379,14 @@ class Scorer:
             }
             self._counter.add(memory, counted)
 
-    def _memory_of(self, rows: int) -> tuple[dict[str, Collection], dict[str, Collection]]:
+    def _first_rows(self, rows: int) -> tuple[dict[str, Collection], dict[str, Collection]]:
         """The first rows of the memory: that of the flat inputs, and that of the outputs."""
         memory = {name: collection.rows(rows) for name, collection in self._memory.items()}
         outputs = {name: memory[name] for name in self._signature.output_collections}
         return {name: memory[name] for name in self._flat}, outputs
 
 
-def _copy(source: Collection, rows: slice, into: Collection, place: slice) -> None:
+def _copy_rows(source: Collection, rows: slice, into: Collection, place: slice) -> None:
     """Copy rows of all columns of `source` to the rows `place` of `into`."""
     for member in source.layout.columns:
         for k in range(member.components):

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from engines.errors import first_line
-from pipeline.applying.columns import Array, eigen_shape, entries_joined, field_of, from_awkward
+from pipeline.applying.columns import Array, eigen_shape, extract_field, from_awkward, join_entries
 from pipeline.errors import DataError
 from soa.errors import SoaPipelineError, needs_extra
 from soa.files import check_members, open_plain
@@ -102,22 +102,22 @@ class Source:
         """Yields rows `start` to `stop`, at most `rows` at a time; if none, one empty batch. Every
         error of a library is a DataError of one line."""
         try:
-            yield from self._batches(names, start, stop, rows)
+            yield from self._read_batches(names, start, stop, rows)
         except SoaPipelineError:
             raise
         except Exception as error:
             raise DataError(f"{self.path} cannot be read: {first_line(error)}") from error
 
-    def _batches(
+    def _read_batches(
         self, names: Sequence[str], start: int, stop: int, rows: int
     ) -> Iterator[dict[str, Any]]:
         """As `batches`; raises the errors of the library."""
         if start == stop:  # an empty batch still has the columns' dtypes
-            yield self._slice(names, start, stop)
+            yield self._read_slice(names, start, stop)
         for low in range(start, stop, rows):
-            yield self._slice(names, low, min(low + rows, stop))
+            yield self._read_slice(names, low, min(low + rows, stop))
 
-    def _slice(self, names: Sequence[str], start: int, stop: int) -> dict[str, Any]:
+    def _read_slice(self, names: Sequence[str], start: int, stop: int) -> dict[str, Any]:
         """Rows `start` to `stop` of these columns."""
         raise NotImplementedError
 
@@ -185,7 +185,7 @@ class _Root(Source):
             cuts = set.intersection(*({*self._branches[n].entry_offsets} for n in names))
         return sorted({0, *(int(cut) for cut in cuts if 0 < cut < count), count})
 
-    def _slice(self, names: Sequence[str], start: int, stop: int) -> dict[str, Any]:
+    def _read_slice(self, names: Sequence[str], start: int, stop: int) -> dict[str, Any]:
         import uproot
 
         arrays = {}
@@ -205,7 +205,7 @@ class _Place(NamedTuple):
     inner: str = ""
 
 
-def _inner_fields(kind: Any) -> list[str] | None:
+def _struct_fields(kind: Any) -> list[str] | None:
     """The names of the fields of a struct, or of a list of structs; None for another type."""
     import pyarrow as pa
 
@@ -232,7 +232,7 @@ class _Arrow(Source):
             if (shape := eigen_shape(field.type)) is not None:
                 self._shapes[field.name] = shape
                 self._places[field.name] = _Place(field.name)
-            inner = _inner_fields(field.type)
+            inner = _struct_fields(field.type)
             if inner is None:
                 self._places[field.name] = _Place(field.name)
             else:
@@ -261,27 +261,27 @@ class _Arrow(Source):
     def edges(self, names: Sequence[str]) -> Sequence[int]:
         return self._edges
 
-    def _batches(
+    def _read_batches(
         self, names: Sequence[str], start: int, stop: int, rows: int
     ) -> Iterator[dict[str, Any]]:
         """Batches of at most `rows` rows from the record batches that overlap with the range."""
         fields = list(dict.fromkeys(self._places[name].field for name in names))
         if start == stop:
-            yield self._columns(names, self._schema.empty_table())
+            yield self._pick_columns(names, self._schema.empty_table())
             return
         first, last = bisect_right(self._edges, start) - 1, bisect_left(self._edges, stop)
         begin = self._edges[first]  # of the batch
-        for batch in self._read(fields, range(first, last), rows):
+        for batch in self._read_groups(fields, range(first, last), rows):
             low, high = max(start - begin, 0), min(stop - begin, batch.num_rows)
             begin += batch.num_rows
             for cut in range(low, high, rows):
-                yield self._columns(names, batch.slice(cut, min(rows, high - cut)))
+                yield self._pick_columns(names, batch.slice(cut, min(rows, high - cut)))
 
-    def _read(self, fields: list[str], groups: range, rows: int) -> Iterator[Any]:
+    def _read_groups(self, fields: list[str], groups: range, rows: int) -> Iterator[Any]:
         """Yields these fields of row groups or batches of the file as record batches, in order."""
         raise NotImplementedError
 
-    def _columns(self, names: Sequence[str], batch: Any) -> dict[str, Any]:
+    def _pick_columns(self, names: Sequence[str], batch: Any) -> dict[str, Any]:
         """The columns of a batch by name: also fields of structs, and entries of fixed shape."""
         import pyarrow as pa
 
@@ -292,9 +292,9 @@ class _Arrow(Source):
             if isinstance(column, pa.ChunkedArray):
                 column = column.combine_chunks()
             if place.inner:
-                column = field_of(column, place.inner)
+                column = extract_field(column, place.inner)
             elif name in self._shapes:
-                column = entries_joined(column, self._shapes[name])
+                column = join_entries(column, self._shapes[name])
             columns[name] = column
         return columns
 
@@ -313,7 +313,7 @@ class _Parquet(_Arrow):
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def _read(self, fields: list[str], groups: range, rows: int) -> Iterator[Any]:
+    def _read_groups(self, fields: list[str], groups: range, rows: int) -> Iterator[Any]:
         yield from self._file.iter_batches(
             rows, row_groups=[*groups], columns=fields, use_threads=False
         )
@@ -341,7 +341,7 @@ class _Ipc(_Arrow):
     def __exit__(self, *_: object) -> None:
         """Do nothing: arrays may still use the mapped file, which is closed with the last one."""
 
-    def _read(self, fields: list[str], groups: range, rows: int) -> Iterator[Any]:
+    def _read_groups(self, fields: list[str], groups: range, rows: int) -> Iterator[Any]:
         file = self._open([self._schema.get_field_index(name) for name in fields])
         yield from (file.get_batch(i) for i in groups)
 
@@ -362,7 +362,7 @@ class _Stream(_Arrow):
 
         return pa.ipc.open_stream(pa.memory_map(str(self.path)))
 
-    def _read(self, fields: list[str], groups: range, rows: int) -> Iterator[Any]:
+    def _read_groups(self, fields: list[str], groups: range, rows: int) -> Iterator[Any]:
         for i, batch in enumerate(self._open()):
             if i >= groups.stop:
                 return
@@ -370,7 +370,7 @@ class _Stream(_Arrow):
                 yield batch.select(fields)
 
 
-def _arrow_file(path: Path) -> _Arrow:
+def _open_arrow(path: Path) -> _Arrow:
     """The reader of an Arrow file or stream; a file begins with a mark."""
     with path.open("rb") as file:
         return _Ipc(path) if file.read(6) == b"ARROW1" else _Stream(path)
@@ -398,11 +398,11 @@ class _Csv(_Arrow):
         self._types: dict[str, Any] = {}
         inferred = self._open().schema
         try:
-            rows = self._count()
+            rows = self._count_rows()
         except pa.ArrowInvalid:
             integers = [field.name for field in inferred if pa.types.is_integer(field.type)]
             self._types = dict.fromkeys(integers, pa.float64())
-            rows = self._count()
+            rows = self._count_rows()
         super().__init__(path, self._open().schema, None, [rows])
 
     def _open(self, columns: list[str] | None = None) -> Any:
@@ -411,7 +411,7 @@ class _Csv(_Arrow):
         options = csv.ConvertOptions(column_types=self._types, include_columns=columns)
         return csv.open_csv(self.path, convert_options=options)
 
-    def _count(self) -> int:
+    def _count_rows(self) -> int:
         """The number of rows. ArrowInvalid if a value is not of its column's type."""
         return sum(batch.num_rows for batch in self._open())
 
@@ -426,7 +426,7 @@ class _Csv(_Arrow):
             if index >= 0:
                 self._schema = self._schema.set(index, pa.field(name, kind))
 
-    def _read(self, fields: list[str], groups: range, rows: int) -> Iterator[Any]:
+    def _read_groups(self, fields: list[str], groups: range, rows: int) -> Iterator[Any]:
         yield from self._open(fields)
 
 
@@ -454,7 +454,7 @@ class _Arrays(Source):
                 )
         return [0, max(counts.values(), default=0)]
 
-    def _slice(self, names: Sequence[str], start: int, stop: int) -> dict[str, Any]:
+    def _read_slice(self, names: Sequence[str], start: int, stop: int) -> dict[str, Any]:
         arrays = {}
         for name in names:
             place = self._places[name]
@@ -480,10 +480,10 @@ class _Hdf5(_Arrays):
         text: str | None = self._file.attrs.get(ABOUT)
         return text
 
-    def _slice(self, names: Sequence[str], start: int, stop: int) -> dict[str, Any]:
+    def _read_slice(self, names: Sequence[str], start: int, stop: int) -> dict[str, Any]:
         import h5py
 
-        arrays = super()._slice(names, start, stop)
+        arrays = super()._read_slice(names, start, stop)
         for name in names:
             array = self._arrays[self._places[name].field]
             text = h5py.check_string_dtype(array.dtype)
@@ -581,7 +581,7 @@ READERS: dict[str, tuple[Any, tuple[str, ...]]] = {
     ".root": (_Root, ("awkward", "uproot")),
     ".parquet": (_Parquet, ("awkward", "pyarrow")),
     **dict.fromkeys(
-        (".arrow", ".arrows", ".feather", ".ipc"), (_arrow_file, ("awkward", "pyarrow"))
+        (".arrow", ".arrows", ".feather", ".ipc"), (_open_arrow, ("awkward", "pyarrow"))
     ),
     ".csv": (_Csv, ("awkward", "pyarrow")),
     **dict.fromkeys((".h5", ".hdf5"), (_Hdf5, ("h5py",))),

@@ -21,7 +21,7 @@ from engines.lanes import compiler_identity
 from engines.target import Target, check_torch_runs, only_engines
 from pipeline.building.candidates import build_targets
 from pipeline.building.provenance import code_digest, host, tools
-from pipeline.building.run_config import page_of
+from pipeline.building.run_config import write_page
 from pipeline.building.steps import Recipe
 from pipeline.building.work import Say, Show, Work, content_key, show_nothing, silent
 from pipeline.config import BuiltFrom
@@ -77,7 +77,7 @@ def build(
         say(f"adding {wanted} to {version.ref}")
         extended = registry.add_target(version, annex)
     bundle = open_version(Opening(extended.ref, mode="test", registry=registry)).bundle
-    page_of(registry, extended, bundle, progress.root / "reports", say)
+    write_page(registry, extended, bundle, progress.root / "reports", say)
     return Added(extended, str(wanted), bundle.annexes[str(wanted)], bundle)
 
 
@@ -98,7 +98,7 @@ def build_at_first_use(bundle: Bundle, target: Target) -> Annex:
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{place}.lock"):
-            annex = _intact_annex(place)
+            annex = _open_if_intact(place)
             if annex is not None and annex.record.base == bundle.digest:
                 return annex
             work = place.with_name(f"{place.name}.work")
@@ -113,7 +113,7 @@ def build_at_first_use(bundle: Bundle, target: Target) -> Annex:
         ) from error
 
 
-def _intact_annex(place: Path) -> Annex | None:
+def _open_if_intact(place: Path) -> Annex | None:
     """The annex in a folder; None if there is none, or it is damaged."""
     try:
         return Annex.open(place) if place.is_dir() else None
@@ -139,11 +139,11 @@ def _build_candidates(
         dependence=manifest.capture.dependence,
         tried=manifest.capture.tried,
     )
-    recipe = recipe_of(manifest, engines or only_engines(target))
+    recipe = read_recipe(manifest, engines or only_engines(target))
     return build_targets(work, captured, [target], recipe)[str(target)]
 
 
-def recipe_of(manifest: Manifest, engines: Sequence[str] = ()) -> Recipe:
+def read_recipe(manifest: Manifest, engines: Sequence[str] = ()) -> Recipe:
     """The recipe of a version: engines and options of its config, tolerances of its manifest."""
     recorded = BuiltFrom(manifest).compile
     chosen = tuple(dict.fromkeys(engines or BuiltFrom(manifest).engines))

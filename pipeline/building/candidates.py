@@ -29,7 +29,7 @@ def build_targets(
     artifact or they may be faster than it. The targets of one kind are raced together.
     """
     steps = Steps(work, captured, recipe)
-    candidates = _with_tiles(steps, _build_candidates(steps, targets))
+    candidates = _choose_tiles(steps, _build_candidates(steps, targets))
     results: dict[str, TargetResult] = {}
     for kind in dict.fromkeys(target.device for target in targets):
         valid = {
@@ -77,7 +77,7 @@ def _build_candidates(steps: Steps, targets: Sequence[Target]) -> Candidates:
         with side_by_side() as pool:
             futures = {pair: pool.submit(_build_candidate, steps, *pair) for pair in wanted}
             if engines is first:
-                pool.submit(steps.work.beside)
+                pool.submit(steps.work.meanwhile)
             built |= {pair: future.result() for pair, future in futures.items()}
     return {pair: built[pair] for pair in pairs if pair in built}
 
@@ -99,7 +99,7 @@ def _build_candidate(steps: Steps, target: Target, name: str) -> Candidate:
     unbounded = any(rows.unbounded for rows in captured.signature.ranges.values())
     tile = max(tiles_of(captured.signature)) if unbounded else 0
     if not compiled.outcome.ok:
-        report = _not_compiled(compiled)
+        report = _report_not_compiled(compiled)
     elif unbounded and target.torch_device != "cpu":
         report = ValidationReport.not_applicable(name, "its rows are unbounded: that needs a CPU")
     elif unbounded and captured.why_dependent:
@@ -113,7 +113,7 @@ def _build_candidate(steps: Steps, target: Target, name: str) -> Candidate:
     return Candidate(compiled, report, tile)
 
 
-def _not_compiled(compiled: Compiled) -> ValidationReport:
+def _report_not_compiled(compiled: Compiled) -> ValidationReport:
     """The report on a candidate without an artifact: it failed, or the engine is not applicable."""
     outcome = compiled.outcome
     error = str(outcome.error)
@@ -122,7 +122,7 @@ def _not_compiled(compiled: Compiled) -> ValidationReport:
     return ValidationReport.failed(compiled.engine, error, outcome.trace, outcome.code)
 
 
-def _with_tiles(steps: Steps, candidates: Candidates) -> Candidates:
+def _choose_tiles(steps: Steps, candidates: Candidates) -> Candidates:
     """Give each candidate its fastest tile, if it is valid with that tile. The tile of an engine is
     measured on its first target, and used for its other targets."""
     if not tiles_of(steps.captured.signature) or steps.captured.why_dependent:

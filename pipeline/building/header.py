@@ -21,8 +21,8 @@ from pipeline.building.add_target import build
 from pipeline.building.work import Say, Show, show_nothing, silent
 from registry.bundle import read_sealed
 from registry.store import Registry
-from runtime.loader import measured_session
-from runtime.opening import Opened, Opening, answer_bits, few_rows, open_version
+from runtime.loader import open_measured_session
+from runtime.opening import Opened, Opening, digest_answers, open_version, read_small_trial
 from runtime.session import Session
 from soa.files import write_whole
 from soa.memory import Span
@@ -72,11 +72,11 @@ def write_header(
     if record is None or record.status != "verified":
         build(registry, ref, target, (), work, say, show)
         opened = open_version(Opening(ref, mode="test", registry=registry))
-    session = measured_session(opened, target, _ENGINE)
-    compared = _targets_with_same_bits(opened, session, target)
+    session = open_measured_session(opened, target, _ENGINE)
+    compared = _require_same_bits(opened, session, target)
     namespace = namespace_of(opened.bundle.manifest.name)
     file = out or Path(f"{namespace}.h")
-    header = _header(opened, target, namespace, session)
+    header = _read_tested_header(opened, target, namespace, session)
     if not passes_self_test(header.text, namespace):
         raise EngineError(
             f"{file} was not written: its self-test fails with this host's compiler: name another "
@@ -94,7 +94,9 @@ class TestedHeader:
     rows: int
 
 
-def _header(opened: Opened, target: str, namespace: str, session: Session) -> TestedHeader:
+def _read_tested_header(
+    opened: Opened, target: str, namespace: str, session: Session
+) -> TestedHeader:
     """The header of a version's artifact for `target`, with its origin in the first lines."""
     bundle = opened.bundle
     files = bundle.manifest.targets[target].candidates[_ENGINE].files
@@ -103,14 +105,14 @@ def _header(opened: Opened, target: str, namespace: str, session: Session) -> Te
         label=opened.label, digest=bundle.digest, own=bundle.files[name], space=namespace
     )
     text = read_sealed(*bundle.place(name)).decode()
-    tested = with_self_test(text, namespace, session, bundle.file(bundle.manifest.reference))
+    tested = add_self_test(text, namespace, session, bundle.file(bundle.manifest.reference))
     return TestedHeader(origin + tested.text, tested.rows)
 
 
-def with_self_test(text: str, namespace: str, session: Session, reference: Path) -> TestedHeader:
+def add_self_test(text: str, namespace: str, session: Session, reference: Path) -> TestedHeader:
     """An artifact's header in a namespace, with a self-test of some rows of a stored reference. The
     answers are those of a session of the artifact."""
-    rows = _rows_to_test(session, reference)
+    rows = _choose_test_rows(session, reference)
     named = named_header(text, namespace, members_of(session.signature), rows)
     return TestedHeader(named, rows.n)
 
@@ -124,20 +126,23 @@ _HEAD = """\
 """
 
 
-def _targets_with_same_bits(opened: Opened, session: Session, target: str) -> tuple[str, ...]:
+def _require_same_bits(opened: Opened, session: Session, target: str) -> tuple[str, ...]:
     """The targets of this host whose artifacts of `lanes` give the same bits. EngineError if one
     gives others. Those without fma round twice, and are not compared."""
     manifest = opened.bundle.manifest
     compared = []
     reference = opened.bundle.file(manifest.reference)
-    bits = answer_bits(session, reference, every=True)
+    bits = digest_answers(session, reference, every=True)
     for level in host_cpu_levels():
         other = f"cpu/{level}"
         record = manifest.targets.get(other)
         candidate = record.candidates.get(_ENGINE) if record else None
         if level == "x86-64-v2" or candidate is None or candidate.status != "valid":  # no fma
             continue
-        if answer_bits(measured_session(opened, other, _ENGINE), reference, every=True) != bits:
+        if (
+            digest_answers(open_measured_session(opened, other, _ENGINE), reference, every=True)
+            != bits
+        ):
             raise EngineError(
                 f"{target} gives other bits than {other} for the reference: one of them was built "
                 "by other software: run the version's config again"
@@ -146,10 +151,10 @@ def _targets_with_same_bits(opened: Opened, session: Session, target: str) -> tu
     return tuple(compared)
 
 
-def _rows_to_test(session: Session, reference: Path) -> Rows:
+def _choose_test_rows(session: Session, reference: Path) -> Rows:
     """Some rows of a stored reference with finite answers, and the answers of the session."""
     signature = session.signature
-    trial = few_rows(signature, reference)
+    trial = read_small_trial(signature, reference)
     session.run(trial.given, trial.written)
     memory = {**trial.given, **trial.written}
     by_component: dict[tuple[str, str], dict[int, Array]] = {}
@@ -163,10 +168,10 @@ def _rows_to_test(session: Session, reference: Path) -> Rows:
     values = {
         key: [components[k] for k in sorted(components)] for key, components in by_component.items()
     }
-    return _finite_rows(signature, values)
+    return _keep_finite_rows(signature, values)
 
 
-def _finite_rows(signature: Signature, values: dict[tuple[str, str], list[Array]]) -> Rows:
+def _keep_finite_rows(signature: Signature, values: dict[tuple[str, str], list[Array]]) -> Rows:
     """Rows whose answers are finite: each twice and one three times, so that there is more than one
     block of any vector; fewer, if rows are large.
 

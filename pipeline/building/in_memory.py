@@ -22,7 +22,7 @@ from engines.errors import RunError, first_line
 from engines.exported import quiet_torch
 from engines.processes import in_fork
 from pipeline.applying import Array, Source, from_awkward
-from pipeline.building.run_config import unregistered
+from pipeline.building.run_config import build_unregistered
 from pipeline.config import load_config, reference_inputs, source_of
 from pipeline.errors import InitError
 from pipeline.init import Request, Written, model_of, read_model, rewrite, written
@@ -79,10 +79,10 @@ class _Columns(Source):
         self.columns = [*self._data]
 
     def head(self, names: Sequence[str], rows: int) -> dict[str, Any]:
-        return {name: _plain(name, self._data[name])[:rows] for name in names}
+        return {name: _to_plain(name, self._data[name])[:rows] for name in names}
 
 
-def _plain(name: str, column: Any) -> Any:
+def _to_plain(name: str, column: Any) -> Any:
     """A column as an array of NumPy or Arrow."""
     library = library_of(column)
     if library == "pyarrow":
@@ -94,7 +94,7 @@ def _plain(name: str, column: Any) -> Any:
     return to_numpy(as_collection({name: column}))[name]
 
 
-def _records(columns: Mapping[str, Any]) -> Any:
+def _zip_records(columns: Mapping[str, Any]) -> Any:
     """Columns of lists as one Awkward array of records of lists."""
     import awkward as ak
 
@@ -163,7 +163,7 @@ class Compiled:
                 require_column(user_name, [*columns])
                 members[member] = columns[user_name]
             if name in signature.jagged:
-                inputs |= from_jagged(_records(members), signature, name)
+                inputs |= from_jagged(_zip_records(members), signature, name)
             else:
                 inputs[name] = as_collection(members, signature.layouts[name])
         return inputs
@@ -194,7 +194,7 @@ class Compiled:
         config.parent.mkdir(parents=True, exist_ok=True)
         files = [config, rows]
         if self._net is not None:
-            in_fork("the model", lambda say: _export(result, self._net, program))
+            in_fork("the model", lambda say: _export_program(result, self._net, program))
             source = {k: v for k, v in source.items() if k == "takes"} | {"program": program.name}
             files.append(program)
         shutil.copyfile(result.folder / _ROWS, rows)
@@ -273,8 +273,8 @@ def compile(
         name=name,
         weights=Path(weights) if weights is not None else None,
         kwargs=kwargs or {},
-        inputs=_words(inputs),
-        outputs=_words(outputs),
+        inputs=_format_words(inputs),
+        outputs=_format_words(outputs),
         flatten=flatten,
         length=length,
         rows=rows,
@@ -283,14 +283,16 @@ def compile(
     compiled: Compiled | None = None
     try:
         result = _build(request, module, columns, progress.append)
-        compiled = Compiled(result, _session(result.bundle, threads), module, temporary.cleanup)
+        compiled = Compiled(
+            result, _open_session(result.bundle, threads), module, temporary.cleanup
+        )
     except InitError as error:
-        raise InitError(_as_argument(str(error))) from None
+        raise InitError(_name_arguments(str(error))) from None
     finally:
         if compiled is None:
             temporary.cleanup()
-    for line in [*result.config.said, *_results(result.bundle, progress)]:
-        say(_as_argument(line))
+    for line in [*result.config.said, *_result_lines(result.bundle, progress)]:
+        say(_name_arguments(line))
     return compiled
 
 
@@ -311,8 +313,8 @@ def _build(
     key = str(folder)
 
     def build(variant: Request) -> _Result:
-        config = in_fork("the model", lambda _: _config(variant, module, key, columns))
-        return _Result(folder, config, unregistered(variant.out, folder / "work", say))
+        config = in_fork("the model", lambda _: _make_config(variant, module, key, columns))
+        return _Result(folder, config, build_unregistered(variant.out, folder / "work", say))
 
     for name in TO_READ_PROGRAMS:  # once here, instead of in each child that is forked
         import_module(name)
@@ -327,7 +329,7 @@ def _build(
         _IN_HAND.pop(key, None)
 
 
-def _config(request: Request, module: torch.nn.Module | None, key: str, data: Any) -> Written:
+def _make_config(request: Request, module: torch.nn.Module | None, key: str, data: Any) -> Written:
     """The config of a model and its data, as `pipeline init` writes it. `key`: of the module in
     `_IN_HAND`. `data`: columns by name. Runs in a child."""
     if module is None:
@@ -336,10 +338,10 @@ def _config(request: Request, module: torch.nn.Module | None, key: str, data: An
         source = {"factory": f"{__name__}:in_hand", "kwargs": {"key": key}}
         notes = in_eval_mode(module)
         model = replace(model_of(module, source), notes=notes)
-    return written(model, _Columns(data), request, _default, request.out.parent / _ROWS)
+    return written(model, _Columns(data), request, _take_default, request.out.parent / _ROWS)
 
 
-def _words(by_name: Words | None) -> tuple[str, ...]:
+def _format_words(by_name: Words | None) -> tuple[str, ...]:
     """Values of `inputs` or `outputs` as `pipeline init` takes them: `NAME=a,b`."""
     return tuple(
         f"{name}={words if isinstance(words, str) else ','.join(words)}"
@@ -347,21 +349,21 @@ def _words(by_name: Words | None) -> tuple[str, ...]:
     )
 
 
-def _as_argument(text: str) -> str:
+def _name_arguments(text: str) -> str:
     """A message of `init`, with the arguments of `compile` in place of its options."""
     for option, argument in _ARGUMENTS:
         text = re.sub(option, argument, text)
     return text
 
 
-def _default(option: str, question: str, default: str | None) -> str:
+def _take_default(option: str, question: str, default: str | None) -> str:
     """The default answer to a question of `init`. InitError if there is none: nobody is asked."""
     if default is None:
         raise InitError(f"nothing says {question}: give {option}")
     return default
 
 
-def _session(bundle: Bundle, threads: int | None) -> Session:
+def _open_session(bundle: Bundle, threads: int | None) -> Session:
     """A session of the artifact that was chosen."""
     opened = open_version(Opening(ref=bundle.path, mode="test", threads=threads))
     ((target, record),) = bundle.manifest.targets.items()
@@ -370,7 +372,7 @@ def _session(bundle: Bundle, threads: int | None) -> Session:
     return Session(opened.signature, executable, device)
 
 
-def _results(bundle: Bundle, progress: Sequence[str]) -> list[str]:
+def _result_lines(bundle: Bundle, progress: Sequence[str]) -> list[str]:
     """Lines about the engine, the largest difference from the model's own answers, and the speed:
     those of `progress` that the race of the build wrote."""
     ((target, record),) = bundle.manifest.targets.items()
@@ -383,7 +385,7 @@ def _results(bundle: Bundle, progress: Sequence[str]) -> list[str]:
     ]
 
 
-def _export(result: _Result, net: torch.nn.Module | None, path: Path) -> None:
+def _export_program(result: _Result, net: torch.nn.Module | None, path: Path) -> None:
     """Write the module as a program with a free number of rows. Runs in a child."""
     assert net is not None
     config = load_config(result.folder / _CONFIG)

@@ -44,7 +44,7 @@ def tools() -> dict[str, str]:
             versions[name] = version(name)
         except PackageNotFoundError:  # the build does not use it
             continue
-    compiler = _output_of("g++", "--version")
+    compiler = _run_command("g++", "--version")
     if compiler:
         versions["g++"] = compiler.splitlines()[0].split()[-1]
     return versions
@@ -54,7 +54,7 @@ def tools() -> dict[str, str]:
 def host() -> dict[str, str]:
     """The machine: processor, CPU levels, architecture and kernel."""
     return {
-        "cpu": _cpu_name(),
+        "cpu": _read_cpu_name(),
         "cpu_levels": ", ".join(host_cpu_levels()),
         "machine": platform.machine(),
         "system": f"{platform.system()} {platform.release()}",
@@ -74,7 +74,7 @@ def code_digest() -> str:
     return digest.hexdigest()
 
 
-def provenance(config: Config, config_path: Path, steps: Mapping[str, float]) -> Provenance:
+def make_provenance(config: Config, config_path: Path, steps: Mapping[str, float]) -> Provenance:
     """The record for a manifest. `steps`: the steps of the run, with the seconds of each.
 
     The source revision is the commit of the git repository that holds the config.
@@ -84,8 +84,8 @@ def provenance(config: Config, config_path: Path, steps: Mapping[str, float]) ->
         stage = step.partition(" ")[0]
         seconds[stage] = seconds.get(stage, 0.0) + took
     folder = str(config_path.resolve().parent)
-    commit = _output_of("git", "-C", folder, "rev-parse", "HEAD")
-    status = _output_of("git", "-C", folder, "status", "--porcelain") if commit else None
+    commit = _run_command("git", "-C", folder, "rev-parse", "HEAD")
+    status = _run_command("git", "-C", folder, "status", "--porcelain") if commit else None
     return Provenance(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         git_commit=commit.strip() if commit else None,
@@ -99,7 +99,7 @@ def provenance(config: Config, config_path: Path, steps: Mapping[str, float]) ->
     )
 
 
-def _cpu_name() -> str:
+def _read_cpu_name() -> str:
     """The name of the processor, as Linux has it."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []  # ours
@@ -109,7 +109,7 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def _output_of(*command: str) -> str | None:
+def _run_command(*command: str) -> str | None:
     """What a command prints; None if it does not exist or fails."""
     if shutil.which(command[0]) is None:
         return None

@@ -18,8 +18,8 @@ from engines.processes import expect_jobs, in_fork
 from engines.target import Target, host_targets, targets_called
 from pipeline.applying import Labelled
 from pipeline.building.candidates import build_targets, first_engines
-from pipeline.building.provenance import code_digest, host, provenance, tools
-from pipeline.building.steps import Recipe, session_in_tiles
+from pipeline.building.provenance import code_digest, host, make_provenance, tools
+from pipeline.building.steps import Recipe, open_session_in_tiles
 from pipeline.building.work import Say, Show, Work, depends_on, show_nothing, silent
 from pipeline.config import (
     Config,
@@ -97,7 +97,9 @@ def run(
         config = config.quick()
     store = registry or Registry()
     folder = Path(work or "pipeline-work")
-    progress = Work(folder, say, show, config.name, beside=lambda: _get_ready(store))
+    progress = Work(
+        folder, say, show, config.name, meanwhile=lambda: _import_for_registration(store)
+    )
     before: list[Version] = []
     with suppress(NotFoundError):  # an unreachable registry ends the run before any work
         before = list(store.versions(config.name))
@@ -110,22 +112,22 @@ def run(
         with progress.step("register"):
             version = store.register(bundle)
             with suppress(BundleError):  # the version before is damaged
-                if difference := _difference_from_last(store, before, bundle):
+                if difference := _describe_difference(store, before, bundle):
                     say(difference)
-            report = page_of(store, version, bundle, progress.root / "reports", say)
+            report = write_page(store, version, bundle, progress.root / "reports", say)
     progress.keep_seconds()
     seconds = time.monotonic() - begun
     return RunResult(version, bundle, tuple(progress.worked), seconds, report)
 
 
-def unregistered(config_path: Path, work: Path, say: Say = silent) -> Bundle:
+def build_unregistered(config_path: Path, work: Path, say: Say = silent) -> Bundle:
     """The bundle that `run` with `quick` would make, for this host only. No registry gets it."""
     only_here = {"targets": (str(host_targets("cpu")[0]),)}
     config = load_config(config_path).model_copy(update=only_here).quick()
     return _build_bundle(config, config_path, Work(work, say))
 
 
-def page_of(
+def write_page(
     store: Registry, version: Version, bundle: Bundle, folder: Path, say: Say
 ) -> Path | None:
     """Write the page about a version into a folder. If libraries for pages are missing, say so;
@@ -137,7 +139,7 @@ def page_of(
         return None
 
 
-def _get_ready(store: Registry) -> None:
+def _import_for_registration(store: Registry) -> None:
     """Import what the end of a run needs, while compilers run. If a library is missing, the run
     says so at its end."""
     store.get_ready()
@@ -149,7 +151,7 @@ _MEASURED = ("manifest.json", "MLmodel", "reports/")
 """The files of a bundle that hold times, and so differ from run to run."""
 
 
-def _difference_from_last(store: Registry, before: list[Version], bundle: Bundle) -> str:
+def _describe_difference(store: Registry, before: list[Version], bundle: Bundle) -> str:
     """A line on what differs from the last version before this one; empty if that is not on this
     host."""
     folder = store.local_path(before[-1]) if before else None
@@ -171,8 +173,8 @@ def _difference_from_last(store: Registry, before: list[Version], bundle: Bundle
 
 def _build_bundle(config: Config, path: Path, work: Work) -> Bundle:
     """The bundle of a config. An identical earlier run has made it already: then its bundle."""
-    labelled = _checked_labels(config)
-    targets = _distinct_targets(config)
+    labelled = _load_labelled(config)
+    targets = _list_targets(config)
     captured = _capture_model(config, targets, work)
     dependencies = {
         "capture": [captured.folder.name, captured.digest()],
@@ -186,7 +188,7 @@ def _build_bundle(config: Config, path: Path, work: Work) -> Bundle:
     }
 
     def build(folder: Path) -> str:
-        recipe = _recipe(config, captured)
+        recipe = _make_recipe(config, captured)
         results = build_targets(work, captured, targets, recipe)
         # A candidate that failed for lack of time is tried again, and may become valid.
         verdicts = {
@@ -195,16 +197,16 @@ def _build_bundle(config: Config, path: Path, work: Work) -> Bundle:
         }
         with_verdicts = {**dependencies, "verdicts": verdicts}
         make = partial(_write_bundle, config, path, work, captured, recipe, results, labelled)
-        digest = work.record("package", with_verdicts, str, make)
+        digest = work.read_or_make("package", with_verdicts, str, make)
         bundle = work.folder("package", with_verdicts) / "bundle"
         depends_on(folder, {str(bundle / SUMS): digest})
         return os.path.relpath(bundle, work.root)  # the work folder may be moved
 
-    bundle_path = work.record("runs", dependencies, str, build, lambda _: not work.try_again)
+    bundle_path = work.read_or_make("runs", dependencies, str, build, lambda _: not work.try_again)
     return Bundle.open(work.root / bundle_path, verify=False)
 
 
-def _checked_labels(config: Config) -> Labelled | None:
+def _load_labelled(config: Config) -> Labelled | None:
     """The labelled rows for the config's metrics, checked; None if the config has no metrics."""
     metrics = config.gates.metrics
     if metrics is None:
@@ -214,7 +216,7 @@ def _checked_labels(config: Config) -> Labelled | None:
     return labelled
 
 
-def _distinct_targets(config: Config) -> list[Target]:
+def _list_targets(config: Config) -> list[Target]:
     """The targets of the config, each once. `cpu` is x86-64-v3, and also this host's level if that
     is higher; but only one target if the artifacts of all engines run on any CPU."""
     if all(engine(name).anywhere for name in config.engines):
@@ -248,15 +250,15 @@ def _capture_model(config: Config, targets: Sequence[Target], work: Work) -> Cap
             expect_jobs(jobs, TO_READ_PROGRAMS)
             in_fork(
                 "the model",
-                lambda say: _capture_here(config, signature, folder, say),
+                lambda say: _capture_in_child(config, signature, folder, say),
                 lambda text: work.say(f"  {text}"),
             )
 
-    work.record("capture", dependencies, NoneType, make)
+    work.read_or_make("capture", dependencies, NoneType, make)
     return Capture.load(work.folder("capture", dependencies))
 
 
-def _capture_here(config: Config, signature: Signature, folder: Path, say: Say) -> None:
+def _capture_in_child(config: Config, signature: Signature, folder: Path, say: Say) -> None:
     """Build and capture the user's model. Runs in a child."""
     try:
         capture(
@@ -283,7 +285,7 @@ def _capture_here(config: Config, signature: Signature, folder: Path, say: Say) 
         ) from error
 
 
-def _recipe(config: Config, captured: Capture) -> Recipe:
+def _make_recipe(config: Config, captured: Capture) -> Recipe:
     """How the candidates of a config are made and judged."""
     return Recipe(
         config.engines,
@@ -312,10 +314,10 @@ def _write_bundle(
     labelled_files = None
     if labelled is not None:
         results = {
-            target: _with_metrics(config, work, captured, result, labelled)
+            target: _add_metrics(config, work, captured, result, labelled)
             for target, result in results.items()
         }
-        labelled_files = labelled.keep(folder / "metrics"), folder / "metrics"
+        labelled_files = labelled.copy_files(folder / "metrics"), folder / "metrics"
     with work.step("package"):
         bundle = package(
             folder / "bundle",
@@ -326,7 +328,7 @@ def _write_bundle(
             tolerances=recipe.tolerances,
             classifiers=recipe.classifiers,
             session=SessionSettings(**config.session.model_dump()),
-            provenance=provenance(config, path, work.worked),
+            provenance=make_provenance(config, path, work.worked),
             labelled=labelled_files,
             own_rows=bool(config.reference.file or config.reference.factory),
         )
@@ -334,7 +336,7 @@ def _write_bundle(
     return bundle.digest
 
 
-def _with_metrics(
+def _add_metrics(
     config: Config, work: Work, captured: Capture, result: TargetResult, labelled: Labelled
 ) -> TargetResult:
     """The result with the metrics of the chosen candidate on the labelled rows. A result without a
@@ -343,9 +345,9 @@ def _with_metrics(
         return result
     with work.step(f"metrics on {result.target}"):
         chosen = result.candidates[str(result.chosen)]
-        session = session_in_tiles(captured, Target.parse(result.target), chosen)
+        session = open_session_in_tiles(captured, Target.parse(result.target), chosen)
         trees = config.model.trees is not None
-        measured = labelled.values(session, config.apply.columns, trees)
+        measured = labelled.measure(session, config.apply.columns, trees)
     if reasons := [metric.why for metric in measured.values() if metric.why]:
         raise MetricError(reasons[0])
     metrics = {name: metric.value for name, metric in measured.items()}

@@ -92,7 +92,7 @@ class Steps:
                 work.say(f"  {name} for {target} failed: {why}")
             return compiled
 
-        compiled = work.record(
+        compiled = work.read_or_make(
             "compile", dependencies, Compiled, make, lambda made: made.outcome.ok
         )
         # The record has the folder where it was made; the work folder may have been moved since.
@@ -108,7 +108,7 @@ class Steps:
             candidate += f" in tiles of {tile} rows"
 
         def make(folder: Path) -> ValidationReport:
-            trial, limit_s = self._trial(compiled, tile), self.recipe.timeout_s
+            trial, limit_s = self._make_trial(compiled, tile), self.recipe.timeout_s
             child = folder / "child"
             with self.work.step(f"{stage} {candidate}"):
                 if runs_here:
@@ -116,7 +116,7 @@ class Steps:
                 else:
                     report = emulate_candidate(trial, child, limit_s, target)
             self.work.try_again |= report.ended_early
-            for ending in _about(report):
+            for ending in _verdict_endings(report):
                 self.work.say(f"  {candidate}{ending}")
             return report
 
@@ -127,31 +127,31 @@ class Steps:
             "special_values": self.recipe.special_values,
             "tile": tile,
         }
-        return self.work.record(stage, dependencies, ValidationReport, make, _is_good)
+        return self.work.read_or_make(stage, dependencies, ValidationReport, make, _is_usable)
 
     def is_heavy(self, target: Target, compiled: Compiled) -> bool:
         """True if a call with the fewest rows takes more than `HEAVY_S`. Vector lanes without a row
         cost as much as the others, so an engine that computes single rows may be faster."""
 
         def measure(_: Path) -> bool:
-            session = session_of(self.captured, target, compiled)
+            session = open_session(self.captured, target, compiled)
             fewest = ladder(self.captured.signature)[0]
             call = bound_call(session, self._inputs, fewest)
             return warm_seconds(call) > HEAVY_S
 
         dependencies = {**self._dependencies_of(target, compiled.engine), "host": host()}
-        return self.work.record("heavy", dependencies, bool, measure)
+        return self.work.read_or_make("heavy", dependencies, bool, measure)
 
     def fastest_tile(self, target: Target, compiled: Compiled) -> int:
         """The number of rows per tile with which a candidate is fastest; 0: all rows at once."""
 
         def measure(_: Path) -> int:
             with self.work.step(f"tiles for {compiled.engine} on {target}"):
-                session = session_of(self.captured, target, compiled)
+                session = open_session(self.captured, target, compiled)
                 return fastest_tile(session, self._inputs) or 0
 
         dependencies = {**self._dependencies_of(target, compiled.engine), "host": host()}
-        return self.work.record("tile", dependencies, int, measure)
+        return self.work.read_or_make("tile", dependencies, int, measure)
 
     def race(self, racing: Mapping[Pair, Candidate]) -> dict[str, BenchmarkReport]:
         """Race valid candidates on one device. Returns the reports by target."""
@@ -160,7 +160,7 @@ class Steps:
         def timed(say: Callable[[str], None]) -> dict[str, BenchmarkReport]:
             return benchmark_targets(
                 self.captured.signature,
-                self._sessions(racing),
+                self._open_sessions(racing),
                 inputs=self._inputs,
                 model=self.recipe.baseline() if self.recipe.baseline else None,
                 seconds=self.recipe.benchmark_s / len(ladder(self.captured.signature)),
@@ -186,16 +186,16 @@ class Steps:
             "seconds": self.recipe.benchmark_s,
             "host": host(),
         }
-        return self.work.record("benchmark", dependencies, dict[str, BenchmarkReport], make)
+        return self.work.read_or_make("benchmark", dependencies, dict[str, BenchmarkReport], make)
 
-    def _sessions(self, racing: Mapping[Pair, Candidate]) -> dict[str, dict[str, Session]]:
+    def _open_sessions(self, racing: Mapping[Pair, Candidate]) -> dict[str, dict[str, Session]]:
         """The sessions of the race, by target and engine; an artifact is opened once."""
         opened: dict[Path, Session] = {}
         sessions: dict[str, dict[str, Session]] = {}
         for (target, name), candidate in racing.items():
             place = candidate.compiled.folder
             if place not in opened:
-                opened[place] = session_in_tiles(self.captured, target, candidate)
+                opened[place] = open_session_in_tiles(self.captured, target, candidate)
             sessions.setdefault(str(target), {})[name] = opened[place]
         return sessions
 
@@ -209,7 +209,7 @@ class Steps:
             "compiler": compiler_identity(target),
         }
 
-    def _trial(self, compiled: Compiled, tile: int) -> Trial:
+    def _make_trial(self, compiled: Compiled, tile: int) -> Trial:
         """A candidate beside the reference, for its validation."""
         captured = self.captured
         return Trial(
@@ -228,16 +228,16 @@ class Steps:
         )
 
 
-def _is_good(report: ValidationReport) -> bool:
+def _is_usable(report: ValidationReport) -> bool:
     """Whether the verdict lets the candidate be used. Others are judged again by the next run."""
     return report.verdict in ("valid", "emulated")
 
 
-def _about(report: ValidationReport) -> Iterator[str]:
+def _verdict_endings(report: ValidationReport) -> Iterator[str]:
     """Yields the ends of the lines about a verdict; the lines begin with the candidate."""
-    if report.unverified and not _is_good(report):
+    if report.unverified and not _is_usable(report):
         yield f" is only compiled: {report.why}"
-    elif not _is_good(report):
+    elif not _is_usable(report):
         verdict = "failed" if report.verdict == "failed" else f"is {report.verdict}"
         yield f" {verdict}: {report.why}"
     elif report.edges:
@@ -246,13 +246,13 @@ def _about(report: ValidationReport) -> Iterator[str]:
         yield f": {report.many_rows.text}"
 
 
-def session_of(captured: Capture, target: Target, compiled: Compiled) -> Session:
+def open_session(captured: Capture, target: Target, compiled: Compiled) -> Session:
     """A session of a candidate. This host must run the target."""
     device = torch.device(target.torch_device)
     file = artifact_file(compiled.engine, compiled.files, compiled.folder, captured)
     return Session(captured.signature, open_candidate(compiled.engine, file, device), device)
 
 
-def session_in_tiles(captured: Capture, target: Target, candidate: Candidate) -> Session:
+def open_session_in_tiles(captured: Capture, target: Target, candidate: Candidate) -> Session:
     """A session of a candidate with its tile, as production runs it."""
-    return tiled(session_of(captured, target, candidate.compiled), candidate.tile)
+    return tiled(open_session(captured, target, candidate.compiled), candidate.tile)

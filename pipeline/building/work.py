@@ -57,7 +57,7 @@ class Work:
     show: Show = show_nothing
     model: str = ""
     """The name of the model. The seconds of its steps are kept for its next run."""
-    beside: Callable[[], object] = lambda: None
+    meanwhile: Callable[[], object] = lambda: None
     """Called in this process while compilers run in others."""
     worked: dict[str, float] = field(default_factory=dict)
     try_again: bool = False
@@ -69,13 +69,13 @@ class Work:
         self.before: dict[str, float] = {}
         """The seconds of the steps in earlier runs."""
         with suppress(OSError, ValueError):  # only needed for estimates of the time
-            self.before = _read(dict[str, float], self._seconds)
+            self.before = _read_record(dict[str, float], self._seconds)
 
     def folder(self, stage: str, dependencies: Mapping[str, Any]) -> Path:
         """Where a stage keeps its files. The work folder may be moved between two runs."""
         return self.root / stage / content_key(dependencies)
 
-    def record(
+    def read_or_make(
         self,
         stage: str,
         dependencies: Mapping[str, Any],
@@ -91,11 +91,11 @@ class Work:
         """
         folder = self.folder(stage, dependencies)
         if _is_done(folder):
-            return _read(kind, folder / _RECORD)
+            return _read_record(kind, folder / _RECORD)
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock"):
             if _is_done(folder):  # another run has made it meanwhile
-                return _read(kind, folder / _RECORD)
+                return _read_record(kind, folder / _RECORD)
             if folder.exists():
                 shutil.rmtree(folder)
             folder.mkdir()
@@ -136,12 +136,12 @@ def _is_done(folder: Path) -> bool:
         return False
     try:
         record = folder / _FILES
-        files = _read(dict[str, str], record) if record.is_file() else {}
+        files = _read_record(dict[str, str], record) if record.is_file() else {}
         return all(digest_of(name) == digest for name, digest in files.items())
     except (OSError, ValueError):
         return False
 
 
-def _read(kind: type[T], file: Path) -> T:
+def _read_record(kind: type[T], file: Path) -> T:
     """A record of this type from a file of JSON. Raises OSError, ValueError."""
     return as_record(kind, parse_json(read_plain(file)))

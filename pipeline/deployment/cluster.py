@@ -32,11 +32,11 @@ class ClusterFiles:
         """Write the file for a deployed model. Returns lines for people. Raises ServingError."""
         planned = needs_of(deployed.service, deployed.bundle, self.wanted)
         values = yaml.safe_dump(helm_values(planned), sort_keys=False, width=100)
-        _write(self.helm, _head(planned) + values)
+        _write_file(self.helm, _header_comment(planned) + values)
         return [f"values for the SuperSONIC chart are in {self.helm}", *remarks(planned)]
 
 
-def _head(planned: Needs) -> str:
+def _header_comment(planned: Needs) -> str:
     """The first lines of the file, comments in YAML."""
     return (
         f"# {planned.version}, written by `pipeline deploy` for fastml/supersonic 0.3.\n"
@@ -44,7 +44,7 @@ def _head(planned: Needs) -> str:
     )
 
 
-def _write(path: Path, text: str) -> None:
+def _write_file(path: Path, text: str) -> None:
     """Write a file, and the folders above it. Raises ServingError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

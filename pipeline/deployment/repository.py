@@ -79,7 +79,7 @@ def deploy(
     if number is None:
         raise ServingError(f"{bundle.path}: its note of promotion names no version")
     manifest = bundle.manifest
-    chosen = _target_to_serve(opened, devices, target)
+    chosen = _choose_served_target(opened, devices, target)
     signature = opened.signature
     Wire.of(signature, requests)  # raises an error if requests cannot have that form
     why_never = BLOCKS_ALONE if requests == "blocks" else _why_not_mergeable(opened)
@@ -108,7 +108,7 @@ def deploy(
     )
     if backend != "python":
         with tempfile.TemporaryDirectory(prefix="soa-native-") as scratch:
-            file = _make_and_prove(opened, service, Path(scratch))
+            file = _make_validated_file(opened, service, Path(scratch))
             folder = write_native_repository(out, service, file, replace=replace)
     else:
         copy_bundle = partial(_copy_bundle, registry, opened, chosen)
@@ -129,7 +129,7 @@ def _copy_bundle(registry: Registry, opened: Opened, target: str, folder: Path) 
     return copied.bundle
 
 
-def _make_and_prove(opened: Opened, service: Service, scratch: Path) -> Path:
+def _make_validated_file(opened: Opened, service: Service, scratch: Path) -> Path:
     """Make the file for one of Triton's own backends. ServingError if its answers on the reference
     are out of tolerance."""
     signature, wire, bundle = service.signature, service.wire, opened.bundle
@@ -184,7 +184,7 @@ def _validate_on_reference(
     )
 
 
-def _target_to_serve(opened: Opened, devices: Sequence[str], wanted: str | None) -> str:
+def _choose_served_target(opened: Opened, devices: Sequence[str], wanted: str | None) -> str:
     """The target to serve: the one named, the only one there is, or the best of this host."""
     manifest = opened.bundle.manifest
     verified = [name for name, record in manifest.targets.items() if record.status == "verified"]

@@ -25,9 +25,9 @@ from serving.triton import (
     DIGEST,
     beside,
     config_message,
-    fact,
-    files_of,
-    other_requests,
+    difference_of_requests,
+    read_fact,
+    version_files,
     without,
     write_version,
 )
@@ -69,14 +69,14 @@ def load_on(
     """
     with (
         tempfile.TemporaryDirectory(prefix="soa-load-") as scratch,
-        _client(url, options) as client,
+        _open_client(url, options) as client,
     ):
         deployed = deploy(registry, ref, Path(scratch), **service)
         new = config_message(deployed.service)
         served = _ServedModel.on(client, deployed.service.name, deployed.folder)
         served.fetch(registry, served.numbers)
         others = [number for number in served.numbers if number != deployed.service.number]
-        different = other_requests(served.config, new) if others else None
+        different = difference_of_requests(served.config, new) if others else None
         if different and not replace:
             raise ServingError(
                 f"{url} cannot serve {new.name}/{others[0]} and {deployed.service.number} "
@@ -89,7 +89,7 @@ def load_on(
             report = check_answers(url, deployed, options)
             if replace and first is not new:
                 served.send(new)
-        return Loaded(deployed, report, served.serves_now())
+        return Loaded(deployed, report, served.fetch_versions())
 
 
 def unload_from(
@@ -104,7 +104,7 @@ def unload_from(
     version = registry.find(ref)
     with (
         tempfile.TemporaryDirectory(prefix="soa-load-") as scratch,
-        _client(url, options) as client,
+        _open_client(url, options) as client,
     ):
         served = _ServedModel.on(client, version.name, Path(scratch))
         if version.number not in served.numbers:
@@ -120,7 +120,7 @@ def unload_from(
 
 
 @contextlib.contextmanager
-def _client(url: str, options: RemoteOptions) -> Iterator[Client]:
+def _open_client(url: str, options: RemoteOptions) -> Iterator[Client]:
     """A client of the server at `url`, closed at the end."""
     address = address_of(url)
     with needs_extra("serve", ServingError):
@@ -150,7 +150,7 @@ class _ServedModel:
         numbers = client.versions(name)
         config = client.model_config(name, "") if numbers else None
         if config is not None:
-            if config.backend != "python" or not fact(config, DIGEST):
+            if config.backend != "python" or not read_fact(config, DIGEST):
                 raise ServingError(
                     f"server {client.address}: its {name} was not made by `pipeline deploy`: "
                     "unload it first"
@@ -163,7 +163,7 @@ class _ServedModel:
         another bundle."""
         for number in numbers:
             version = registry.find(f"{self.name}/{number}")
-            digest = fact(self.config, DIGEST, number)
+            digest = read_fact(self.config, DIGEST, number)
             if version.digest != digest:
                 raise ServingError(
                     f"server {self.client.address}: its {version.ref} is bundle {digest[:12]}, the "
@@ -177,10 +177,10 @@ class _ServedModel:
 
     def send(self, config: Any) -> None:
         """Load exactly the versions of `config`, over nothing that somebody else has loaded."""
-        self.serves_now()
+        self.fetch_versions()
         versions = sorted(config.version_policy.specific.versions)
         try:
-            self.client.load(self.name, config, files_of(self.folder, versions))
+            self.client.load(self.name, config, version_files(self.folder, versions))
         except (DeadlineError, ServerGoneError, KeyboardInterrupt):  # the server may go on loading
             self.may_serve, self.changed = [*self.may_serve, versions], True
             raise
@@ -188,10 +188,10 @@ class _ServedModel:
 
     def unload(self) -> None:
         """Unload all versions, unless somebody else has loaded some."""
-        self.serves_now()
+        self.fetch_versions()
         self.client.unload(self.name)
 
-    def serves_now(self) -> list[int]:
+    def fetch_versions(self) -> list[int]:
         """The versions that the server has. Raises ServingError if somebody else loaded some."""
         now = self.client.versions(self.name)
         if now not in self.may_serve:

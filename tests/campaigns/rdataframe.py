@@ -21,7 +21,7 @@ import uproot
 from torch import Tensor, nn
 
 from engines import Portable, Target, engine
-from pipeline.building.header import with_self_test
+from pipeline.building.header import add_self_test
 from runtime.session.session import Session
 from soa import Block, Layout, RowRange, Signature, column
 from soa.memory import as_collection, to_numpy
@@ -96,7 +96,7 @@ def main() -> None:
         opened = engine("lanes").open(folder / first, torch.device("cpu"))
         session = Session(signature, opened, torch.device("cpu"))
         header = (folder / "network.h").read_text()
-        text = with_self_test(header, "net", session, captured.reference).text
+        text = add_self_test(header, "net", session, captured.reference).text
         (folder / "net.h").write_text(text)
         muons, out = as_collection(arrays, signature.layouts["muons"]), session.collection("out", n)
         session.run({"muons": muons}, {"out": out})

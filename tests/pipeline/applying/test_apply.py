@@ -27,7 +27,7 @@ import pipeline
 from pipeline.applying.job import Piece, Plan, Scored
 from pipeline.applying.origin_record import read_about
 from pipeline.applying.outputs import Rows, write
-from pipeline.applying.run import locally
+from pipeline.applying.run import make_thread_executor
 from pipeline.applying.sources import ABOUT
 from pipeline.errors import ApplyError, DataError
 from registry.bundle.bundle import Bundle
@@ -424,7 +424,7 @@ def stopping(after: int) -> Any:
     """An `execute` that scores this many pieces, and then raises."""
 
     def execute(plan: Plan, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, Scored]]:
-        for i, scored_piece in enumerate(locally(1)(plan, pieces)):
+        for i, scored_piece in enumerate(make_thread_executor(1)(plan, pieces)):
             if i == after:
                 raise StoppedError
             yield scored_piece
@@ -568,7 +568,7 @@ def test_a_file_that_changes_meanwhile_is_refused(
 ) -> None:
     def change_then_score(plan: Plan, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, Scored]]:
         write_rows(eight_files[7], columns(100, seed=2))
-        return locally(1)(plan, pieces)
+        return make_thread_executor(1)(plan, pieces)
 
     out = tmp_path / "o.npz"
     with pytest.raises(ApplyError, match="was changed since the job began"):
@@ -583,7 +583,7 @@ def test_a_second_job_on_the_same_output_is_refused(
     def start_another(plan: Plan, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, Scored]]:
         with pytest.raises(ApplyError, match="another job is writing there"):
             pipeline.apply(REF, eight_files, out, registry=production)
-        return locally(1)(plan, pieces)
+        return make_thread_executor(1)(plan, pieces)
 
     pipeline.apply(REF, eight_files, out, registry=production, execute=start_another)
     require_scored(out, columns(800))
@@ -604,7 +604,7 @@ def test_a_file_that_appears_meanwhile_stays(
     out = tmp_path / "all.parquet"
 
     def write_the_output(plan: Plan, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, Scored]]:
-        for scored_piece in locally(1)(plan, pieces):
+        for scored_piece in make_thread_executor(1)(plan, pieces):
             out.write_text("mine")
             yield scored_piece
 

@@ -54,7 +54,7 @@ def test_metrics_of_rows_in_every_format(
     path = write_rows(tmp_path / f"test{suffix}", columns, 70)
     labelled = Labelled(path, MetricsConfig.model_validate(METRICS), {})
     labelled.check(session.signature, {})
-    metrics = labelled.values(session, {})
+    metrics = labelled.measure(session, {})
     eager = scored.eager(columns)
     right = float(np.mean(eager.argmax(1) == columns["truth"]))
     assert [metric.why for metric in metrics.values()] == ["", ""]
@@ -77,7 +77,7 @@ def test_columns_of_other_names_give_the_same_metrics(
     renamed = {f"in_{name}" if name in mlps.FEATURES else name: v for name, v in columns.items()}
     plain = labelled_rows(tmp_path / f"plain{suffix}", columns)
     other = labelled_rows(tmp_path / f"renamed{suffix}", renamed)
-    assert other.values(session, {"jets/*": "in_*"}) == plain.values(session, {})
+    assert other.measure(session, {"jets/*": "in_*"}) == plain.measure(session, {})
 
 
 def test_a_file_without_a_models_column_is_refused(
@@ -107,10 +107,10 @@ def test_each_metric_may_have_a_label_of_its_own(
     labelled = Labelled(tmp_path / "test.npz", config, {})
     labelled.check(session.signature, {})
     (tmp_path / "bundle").mkdir()
-    record = labelled.keep(tmp_path / "bundle" / "metrics")
+    record = labelled.copy_files(tmp_path / "bundle" / "metrics")
     again = Labelled.from_bundle(record, config, tmp_path / "bundle")
     assert record.rows == ROWS
-    assert 0 < again.values(session, {})["accuracy"].value < 1
+    assert 0 < again.measure(session, {})["accuracy"].value < 1
 
 
 def test_rows_and_functions_kept_in_a_bundle_need_no_other_file(
@@ -123,12 +123,12 @@ def test_rows_and_functions_kept_in_a_bundle_need_no_other_file(
     first = Labelled(tmp_path / "test.npz", config, {"own": f"{tmp_path / 'own.py'}:mine"})
     bundle = tmp_path / "bundle"
     bundle.mkdir()
-    record = first.keep(bundle / "metrics")
+    record = first.copy_files(bundle / "metrics")
     for name in ("test.npz", "own.py"):
         (tmp_path / name).unlink()
     assert (record.file, record.code) == ("metrics/data.npz", {"own": "metrics/own.py"})
     again = Labelled.from_bundle(record, config, bundle)
-    assert again.values(session, {})["own"].value == ROWS
+    assert again.measure(session, {})["own"].value == ROWS
 
 
 def test_a_metric_without_a_value_says_why(
@@ -138,6 +138,6 @@ def test_a_metric_without_a_value_says_why(
     write_rows(tmp_path / "test.npz", columns)
     functions = {**METRICS["functions"], "f1": {"function": "f1", "output": "x"}}  # type: ignore[dict-item]
     config = MetricsConfig.model_validate({**METRICS, "functions": functions})
-    metrics = Labelled(tmp_path / "test.npz", config, {}).values(session, {})
+    metrics = Labelled(tmp_path / "test.npz", config, {}).measure(session, {})
     assert np.isnan(metrics["f1"].value) and "f1 failed: ValueError" in metrics["f1"].why
     assert metrics["accuracy"].value > 0.5

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import pipeline
 from engines import Portable, Target, engine
-from pipeline.building.header import with_self_test
+from pipeline.building.header import add_self_test
 from registry.store.registry import Registry
 from runtime.checked import Tolerance
 from runtime.session.session import Session
@@ -186,7 +186,7 @@ def _compiled(
 
 def require_self_test(out: Path, session: Session, reference: Path, folder: Path) -> None:
     """Requires that the header in `out` with its self-test on a reference compiles and passes."""
-    header = with_self_test((out / "network.h").read_text(), "net", session, reference)
+    header = add_self_test((out / "network.h").read_text(), "net", session, reference)
     (folder / "net.h").write_text(header.text)
     assert passes(folder / "net.h", "net")
 

@@ -43,7 +43,7 @@ class Stage:
     def run(self, stage: str = "stage", key: str = "key") -> int:
         """Runs the stage; returns how often it was built so far."""
         parts = {"key": key}
-        result = self.work.record(stage, parts, str, self.build, lambda result: self.good)
+        result = self.work.read_or_make(stage, parts, str, self.build, lambda result: self.good)
         assert result == "42"
         return self.built
 
@@ -69,7 +69,7 @@ def test_a_stage_that_broke_off_is_done_again_in_an_empty_folder(
 
     stage = Stage(tmp_path)
     with pytest.raises(error):
-        stage.work.record("stage", {"key": "key"}, str, fail)
+        stage.work.read_or_make("stage", {"key": "key"}, str, fail)
     assert [stage.run(), stage.run()] == [1, 1]
 
 
