@@ -127,10 +127,10 @@ def compile_here(
     facts: dict[str, Any] = {}
     for step in declared("stages", "step").values():
         facts |= step.load()().facts(name, parsed_target, [folder / file for file in files])
-    return _with_facts(files, folder, facts) if facts else files
+    return _add_facts(files, folder, facts) if facts else files
 
 
-def _with_facts(files: list[str], folder: Path, facts: Mapping[str, Any]) -> list[str]:
+def _add_facts(files: list[str], folder: Path, facts: Mapping[str, Any]) -> list[str]:
     """Add facts to those that the engine wrote into its facts file. Returns the files with this
     one. No files stay no files, since the first file is the one to open."""
     of_engine = json.loads((folder / FACTS).read_text()) if FACTS in files else {}  # ours

@@ -57,7 +57,7 @@ class Metric:
 
         Raises MetricError, SourceError.
         """
-        _, form = self._function()
+        _, form = self._find_function()
         if form is not Form.OWN and (missing := int(np.sum(np.isnan(labels)))):
             raise MetricError(
                 f"metric {self.name!r}: the label {self.label!r} is NaN in {missing} of "
@@ -73,7 +73,7 @@ class Metric:
         """The metric's value. Raises MetricError if it is not a finite number, or the function
         fails. `column(name)` returns another column, (rows,)."""
         where = f"metric {self.name!r}: {self.function}"
-        function, form = self._function()
+        function, form = self._find_function()
         if len(output) != len(labels):
             raise MetricError(f"{where}: {len(labels)} labels, {len(output)} rows of outputs")
         if form is Form.CLASS and output.ndim > 1:
@@ -103,7 +103,7 @@ class Metric:
 
     def curve(self, labels: Values, output: Values) -> Curve:
         """The ROC of a score, the residuals of a regression; or why no curve is drawn."""
-        _, form = self._function()
+        _, form = self._find_function()
         if form is Form.OWN:
             return NotDrawn("it is a function of your own, and only scores and residuals are drawn")
         if output.ndim > 1:
@@ -122,7 +122,7 @@ class Metric:
         """The labels, as 1 for `signal` and 0 for others if the metric has a signal."""
         return labels if self.signal is None else (labels == self.signal).astype(np.int64)
 
-    def _function(self) -> tuple[Callable[..., Any], Form]:
+    def _find_function(self) -> tuple[Callable[..., Any], Form]:
         """The function, and the form of output that it takes."""
         if ":" in self.function:
             return load_callable(self.function), Form.OWN

@@ -136,7 +136,7 @@ def package(
     count.
     """
     if not any(result.status == "verified" for result in results.values()):
-        reasons = "; ".join(_why_not(result) for result in results.values())
+        reasons = "; ".join(_reasons_not_valid(result) for result in results.values())
         raise StageError(f"no artifact of {name!r} is valid: {reasons}")
     manifest = Manifest(
         name=name,
@@ -175,7 +175,7 @@ def package(
                 profile_of_rows(capture.signature, capture.reference, capture.more).to_json()
             )
         (folder / "manifest.json").write_text(manifest.to_json())
-        write_mlmodel(folder, manifest, example_of(capture))
+        write_mlmodel(folder, manifest, example_input(capture))
         seal(folder)
     return Bundle.open(dest)
 
@@ -196,7 +196,7 @@ def package_annex(
     if result.status != "verified" or result.benchmark is None:
         raise StageError(
             f"no artifact of {bundle.manifest.name!r} for {result.target} is valid: "
-            f"{_why_not(result)}"
+            f"{_reasons_not_valid(result)}"
         )
     timed = {contestant for times in result.benchmark.timings.values() for contestant in times}
     record = AnnexRecord(
@@ -219,7 +219,7 @@ def package_annex(
     return Annex.open(dest)
 
 
-def example_of(capture: Capture) -> dict[str, Any]:
+def example_input(capture: Capture) -> dict[str, Any]:
     """An input example for MLflow, by field: the inputs of the smallest reference case in which
     every dimension has at least 2 rows."""
     reference = Reference.load(capture.reference)
@@ -237,7 +237,7 @@ def example_of(capture: Capture) -> dict[str, Any]:
     return example
 
 
-def _why_not(result: TargetResult) -> str:
+def _reasons_not_valid(result: TargetResult) -> str:
     """The reason of every candidate, for a target without a valid one; equal reasons once."""
     reasons: dict[str, list[str]] = {}
     for name, candidate in result.candidates.items():

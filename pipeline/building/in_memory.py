@@ -44,7 +44,7 @@ from soa.text import number
 from stages.capture import example_case
 from stages.compile import TO_READ_PROGRAMS
 from stages.errors import CaptureError, SourceError
-from stages.model import in_eval_mode, with_fronts
+from stages.model import put_in_eval_mode, with_fronts
 from stages.reference import row_major_inputs
 
 _IN_HAND: dict[str, torch.nn.Module] = {}
@@ -336,7 +336,7 @@ def _make_config(request: Request, module: torch.nn.Module | None, key: str, dat
         model = read_model(request.model, request.out.parent, request.weights, request.kwargs)
     else:
         source = {"factory": f"{__name__}:in_hand", "kwargs": {"key": key}}
-        notes = in_eval_mode(module)
+        notes = put_in_eval_mode(module)
         model = replace(model_of(module, source), notes=notes)
     return written(model, _Columns(data), request, _take_default, request.out.parent / _ROWS)
 

@@ -44,7 +44,7 @@ from soa.signature import Signature
 from stages.capture import Capture, capture
 from stages.compile import TO_READ_PROGRAMS
 from stages.errors import CaptureError, MetricError
-from stages.judging import processor_here
+from stages.judging import how_cpu_target_runs
 from stages.model import build_model, loaded_sources
 from stages.package import TargetResult, package
 
@@ -183,7 +183,7 @@ def _build_bundle(config: Config, path: Path, work: Work) -> Bundle:
         "metrics": metrics_fingerprint(config),
         "targets": {str(target): compiler_identity(target) for target in targets},
         # The processor, or the emulator: qemu may be installed later.
-        "processors": {str(target): processor_here(target) for target in targets},
+        "processors": {str(target): how_cpu_target_runs(target) for target in targets},
         "host": host(),
     }
 

@@ -85,12 +85,12 @@ def show(
             raise click.UsageError("--html is for versions: `pipeline apply --html` draws a job")
         return explained(Path(ref))
     from pipeline.report import describe_bundle
-    from stages.reference import proof_of
+    from stages.reference import read_proof
 
     opened = opened_at(ref, registry)
     bundle, version = opened.bundle, opened.version
     page_lines = write_page(html, lambda: _page_of(opened, registry))
-    counts, notes = proof_of(bundle)
+    counts, notes = read_proof(bundle)
     data = {
         "version": _version(version) if version else None,
         "manifest": json.loads(bundle.manifest.to_json()),  # ours

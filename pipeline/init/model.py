@@ -15,7 +15,15 @@ from typing import Any
 import torch
 
 from pipeline.errors import InitError
-from stages.model import ModelSource, Takes, as_torch, build_model, instead, is_program, read_state
+from stages.model import (
+    ModelSource,
+    Takes,
+    advise_on_file,
+    as_torch,
+    build_model,
+    is_program,
+    read_state,
+)
 
 _KINDS = {".pt2": "program", ".onnx": "onnx"}
 _KINDS |= dict.fromkeys((".ts", ".pt", ".pth"), "torchscript")
@@ -81,7 +89,7 @@ def _kind(spec: str) -> str:
     kind = _KINDS.get(path.suffix)
     if kind is None:
         raise InitError(
-            instead(path)
+            advise_on_file(path)
             or f"{spec}: a model is file.py:callable or module:callable, which makes a torch "
             f"module, or a file of {', '.join(_KINDS)}; weights alone go to --weights"
         )

@@ -17,7 +17,7 @@ from engines.errors import first_line
 from engines.exported import quiet_torch
 from pipeline.init.model import Model
 from soa.dtypes import torch_dtype
-from stages.model import Arrangement, Order, exports, where_raised
+from stages.model import Arrangement, Order, as_exportable, where_raised
 
 _MOST = 4000  # combinations that are tried at most
 _PRIMES = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43)
@@ -263,7 +263,7 @@ def can_be_exported(model: Model, outcome: Outcome) -> bool:
     ]
     try:
         with quiet_torch(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
-            module = exports(model.module, arguments)
+            module = as_exportable(model.module, arguments)
             torch.export.export(module, tuple(arguments), strict=False).run_decompositions({})
     except Exception:  # torch raises many types
         return False

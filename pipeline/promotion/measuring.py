@@ -35,8 +35,14 @@ from runtime.opening import Opened, Opening, hold_files, open_version
 from soa.signature import Signature
 from stages.capture import SEE_EACH_OTHER, dependence_of
 from stages.errors import NotMeasuredError
-from stages.judging import Trial, emulate_candidate, reproduce, this_gpu, validate_candidate
-from stages.reference import Arrays, Reference, proof_of, too_much
+from stages.judging import (
+    Trial,
+    emulate_candidate,
+    emulator_on_this_gpu,
+    reproduce,
+    validate_candidate,
+)
+from stages.reference import Arrays, Reference, read_proof, why_too_nonfinite
 from stages.reports import ValidationReport
 from stages.timing import benchmark_cases, bound_call, one_thread, race
 
@@ -68,7 +74,7 @@ def measure(
     worst = {target: _validate_engines(opened, target, served[target], say) for target in served}
     in_place = _open_in_place(registry, version, replaced, say)
     limit = BuiltFrom(manifest).reference.nonfinite
-    counts, _ = proof_of(opened.bundle)
+    counts, _ = read_proof(opened.bundle)
     events = registry.history(version.name)
     since = promoted_since(events, STAGING, version.number)
     artifacts = [(target, engine) for target, engines in served.items() for engine in engines]
@@ -82,7 +88,7 @@ def measure(
     return Findings(
         manifest,
         needed,
-        Proof(max(count.share for count in counts), limit, too_much(counts, limit)),
+        Proof(max(count.share for count in counts), limit, why_too_nonfinite(counts, limit)),
         worst,
         allow_unverified=allow_unverified,
         sets=[
@@ -207,7 +213,7 @@ def _validate_by_driver(opened: Opened, target: str, engine_name: str) -> Valida
     parsed = Target.parse(target)
     with _open_trial(opened, target, engine_name) as (trial, folder):
         report = emulate_candidate(
-            trial, folder, _VALIDATION_LIMIT_S, parsed, emulator=this_gpu(parsed)
+            trial, folder, _VALIDATION_LIMIT_S, parsed, emulator=emulator_on_this_gpu(parsed)
         )
     if report.evidence != "emulated":
         return report

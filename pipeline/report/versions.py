@@ -100,9 +100,9 @@ def _read_report(kind: type[T], bundle: Bundle, reports: Mapping[str, Any], targ
 
 def describe_reference(bundle: Bundle) -> Iterator[Part]:
     """How far the reference tests a model: its NaN or infinite values, and notes on its limits."""
-    from stages.reference import proof_of  # here: it needs NumPy, a list of versions does not
+    from stages.reference import read_proof  # here: it needs NumPy, a list of versions does not
 
-    counts, notes = proof_of(bundle)
+    counts, notes = read_proof(bundle)
     rows = (
         (
             output.output, str(len(output.by_size)), f"{output.values:,}",

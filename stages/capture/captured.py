@@ -54,14 +54,14 @@ class Capture:
     def more(self) -> Path | None:
         """The file of answers to further rows, with a case for each window; None if the user gave
         no further rows."""
-        return self._optional("more.safetensors")
+        return self._file_if_present("more.safetensors")
 
     @property
     def many(self) -> Path | None:
         """The file of answers to many rows like those of the reference; None if there are none."""
-        return self._optional("many.safetensors")
+        return self._file_if_present("many.safetensors")
 
-    def _optional(self, name: str) -> Path | None:
+    def _file_if_present(self, name: str) -> Path | None:
         """A file of the folder, None if it is not there."""
         file = self.folder / name
         return file if file.exists() else None

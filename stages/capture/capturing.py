@@ -14,7 +14,7 @@ import torch
 from torch.export import ExportedProgram
 
 from engines.errors import first_line
-from engines.exported import placed, quiet_torch, zero_by_zero
+from engines.exported import make_zero_divisions_zero, quiet_torch, with_model_lines
 from engines.lanes import why_dependent
 from runtime.checked import compare, default_tolerance
 from soa.dtypes import dtype_name
@@ -25,20 +25,20 @@ from stages.capture.exporting import (
     convention_arguments,
     example_case,
     export_convention,
-    exported_in_convention,
+    export_with_fallback,
     why_refused,
 )
-from stages.capture.independence import rows_differ
-from stages.capture.torchscript import Route, torchscript, write_buffered
+from stages.capture.independence import how_rows_depend
+from stages.capture.torchscript import Route, write_buffered, write_torchscript
 from stages.errors import CaptureError, ReferenceDataError
 from stages.model import (
     Copied,
     InFront,
     Precision,
     Trees,
+    as_exportable,
     as_torch,
     checks_off,
-    exports,
     in_precision,
     what_differs,
     why_not_run,
@@ -52,12 +52,12 @@ from stages.reference import (
     count_nonfinite,
     eager_outputs,
     edge_rows,
+    find_weaknesses,
     make_cases,
     many_rows,
     row_major_inputs,
     stress_rows,
-    too_much,
-    weaknesses,
+    why_too_nonfinite,
 )
 
 _UNCHECKED = (
@@ -95,7 +95,7 @@ def capture(
     say("checking the eager model")
     checked = _check_eager(model, signature, arguments, example)
     reduced = in_precision(as_torch(model), precision)
-    exportable = exports(reduced, arguments)
+    exportable = as_exportable(reduced, arguments)
     if checked.written:
         reduced, exportable = Copied(reduced, checked.written), Copied(exportable, checked.written)
         names = ", ".join(repr(signature.inputs[i].name) for i in checked.written)
@@ -103,16 +103,18 @@ def capture(
     say("exporting in the calling convention")
     soa_arguments = convention_arguments(signature, inputs, example)
     with checks_off() as checks:
-        exported = exported_in_convention(exportable, signature, arguments, soa_arguments)
+        exported = export_with_fallback(exportable, signature, arguments, soa_arguments)
     program = exported.program
-    dependence = _dependence(exported, signature, lambda: rows_differ(model, signature, inputs))
+    dependence = _find_dependence(
+        exported, signature, lambda: how_rows_depend(model, signature, inputs)
+    )
     dependence.tell(signature, tried_is_enough, say)
     say("scripting")
-    script = torchscript(
+    script = write_torchscript(
         reduced, signature, arguments, soa_arguments, route, folder, bool(exported.row_wise)
     )
     known = (example, checked.answers)
-    reference = _finite_reference(model, signature, inputs, known, nonfinite, say)
+    reference = _compute_finite_reference(model, signature, inputs, known, nonfinite, say)
     say("computing the eager model's answers to stress rows and extreme values")
     stress = stress_rows(model, signature, inputs)
     at_edges = edge_rows(model, signature, inputs, stated)
@@ -120,7 +122,7 @@ def capture(
         say("computing the eager model's answers to many rows")
     answered = many_rows(model, signature, inputs, many)
     notes = (
-        *weaknesses(model, signature, reference), *_notes_on(program, checks.read),
+        *find_weaknesses(model, signature, reference), *_notes_on_errors(program, checks.read),
         *stress.notes, *at_edges.notes, *answered.notes,
     )  # fmt: skip
     for note in notes:
@@ -141,7 +143,7 @@ def capture(
     return result
 
 
-def _finite_reference(
+def _compute_finite_reference(
     model: torch.nn.Module,
     signature: Signature,
     inputs: Arrays,
@@ -154,7 +156,9 @@ def _finite_reference(
     cases = make_cases(signature)
     say(f"computing the reference at {len(cases)} sizes")
     reference = compute_reference(model, signature, inputs, cases, known)
-    if refusal := too_much(count_nonfinite(signature, cases, reference.outputs), nonfinite):
+    if refusal := why_too_nonfinite(
+        count_nonfinite(signature, cases, reference.outputs), nonfinite
+    ):
         raise ReferenceDataError(refusal)
     return reference
 
@@ -166,12 +170,12 @@ def _save_program(program: ExportedProgram, file: Path) -> None:
         write_buffered(file, lambda buffer: torch.export.save(program, buffer))
 
 
-def _notes_on(program: ExportedProgram, checks_are_read: bool) -> Iterator[str]:
+def _notes_on_errors(program: ExportedProgram, checks_are_read: bool) -> Iterator[str]:
     """Where the program does without errors that eager torch raises, as sentences."""
     if checks_are_read:
         yield _UNCHECKED
-    if divisions := zero_by_zero(program):
-        yield f"{placed('integer division', divisions)}: {_ZERO}"
+    if divisions := make_zero_divisions_zero(program):
+        yield f"{with_model_lines('integer division', divisions)}: {_ZERO}"
 
 
 @dataclass(frozen=True)
@@ -206,7 +210,7 @@ class _Dependence:
         say(f"note: all rows run at once, since a row may see others: {self.why}")
 
 
-def _dependence(
+def _find_dependence(
     exported: Exported, signature: Signature, trial: Callable[[], str | None]
 ) -> _Dependence:
     """What is known about the rows: from the graph, or from the `trial` if no graph shows it.
@@ -237,7 +241,7 @@ def why_rows_may_mix(model: torch.nn.Module, signature: Signature, inputs: Array
     example = example_case(signature)
     arguments = row_major_inputs(signature, inputs, example)
     try:
-        exportable = exports(as_torch(model), arguments)
+        exportable = as_exportable(as_torch(model), arguments)
     except CaptureError as error:
         return first_line(error)
     try:

@@ -25,12 +25,12 @@ from stages.model import (
     RowWise,
     SoaProgram,
     mutation_line,
+    restore_columns,
     stack_arguments,
     stacks_of,
     state_written,
     where_raised,
     why_not_exported,
-    with_columns,
 )
 from stages.reference import Arrays, Case
 
@@ -73,7 +73,7 @@ def convention_arguments(signature: Signature, inputs: Arrays, case: Case) -> li
     return [tensor.clone() for tensor in argument_tensors(signature, collections, case)]
 
 
-def _dims(signature: Signature) -> dict[str, Any]:
+def _row_symbols(signature: Signature) -> dict[str, Any]:
     """A symbol per row dimension, or None (torch's sign for a fixed size) if it has one value."""
     ranges = {dim: signature.ranges[dim] for dim in signature.dims}
     return {
@@ -91,7 +91,7 @@ class Exported:
     row_wise: str = ""
 
 
-def exported_in_convention(
+def export_with_fallback(
     model: torch.nn.Module,
     signature: Signature,
     arguments: list[torch.Tensor],
@@ -106,7 +106,7 @@ def exported_in_convention(
         program = export_convention(model, signature, soa_arguments)
     except CaptureError as error:
         refusal = why_refused(model, signature, arguments) or error
-        by_row = _row_wise(model, signature, arguments, soa_arguments)
+        by_row = _export_row_wise(model, signature, arguments, soa_arguments)
         if by_row is None:
             raise refusal from error
         return Exported(by_row, str(refusal))
@@ -116,7 +116,7 @@ def exported_in_convention(
     return Exported(program)
 
 
-def _row_wise(
+def _export_row_wise(
     model: torch.nn.Module,
     signature: Signature,
     arguments: list[torch.Tensor],
@@ -139,7 +139,7 @@ def why_refused(
 ) -> CaptureError | None:
     """The reason why the bare model does not export with every row count dynamic, and the line at
     fault; None if it does."""
-    dims = _dims(signature)
+    dims = _row_symbols(signature)
     shapes: tuple[Any, ...] = tuple(
         None if bound.rowless else {0: dims[bound.rows]} for bound in signature.inputs
     )
@@ -168,7 +168,7 @@ def export_convention(
 ) -> ExportedProgram:
     """The program in the calling convention, exported with arguments of an example's sizes. Raises
     CaptureError."""
-    dims = _dims(signature)
+    dims = _row_symbols(signature)
     shapes: list[dict[int, Any] | None] = []
     for i, argument in enumerate(signature.arguments):
         if argument.kind == "matrix":
@@ -188,8 +188,8 @@ def export_convention(
             exported = torch.export.export(
                 wrapped, stacked, dynamic_shapes=(tuple(shapes),), strict=False
             )
-            functional = with_columns(exported.run_decompositions({}), stacks, arguments)
-            _unstack(functional)
+            functional = restore_columns(exported.run_decompositions({}), stacks, arguments)
+            _remove_stacks(functional)
             return functional
         except Exception as error:
             if "data-dependent" in str(error):  # from state that changes, such as a counter
@@ -201,7 +201,7 @@ def export_convention(
             ) from error
 
 
-def _unstack(program: ExportedProgram) -> None:
+def _remove_stacks(program: ExportedProgram) -> None:
     """Remove stacks of columns that the graph splits again, because they would be copied. The graph
     is changed in place."""
     aten: Any = torch.ops.aten

@@ -20,7 +20,7 @@ from runtime.session import Session
 from soa.dtypes import dtype_name
 from soa.signature import Signature
 from stages.errors import CaptureError
-from stages.reference import Arrays, eager_answers, session_answers, taken
+from stages.reference import Arrays, eager_answers, session_answers, take_rows
 
 SEE_EACH_OTHER = "the rows see each other, so it cannot run on some of them at a time"
 
@@ -29,7 +29,7 @@ _EVERY = 64  # all numbers of rows up to this one are tried
 _MOST_CONSTANTS = 32
 
 
-def rows_differ(model: torch.nn.Module, signature: Signature, inputs: Arrays) -> str | None:
+def how_rows_depend(model: torch.nn.Module, signature: Signature, inputs: Arrays) -> str | None:
     """How the eager model's answer to a row depends on other rows or on their number; None if the
     trial finds nothing. The signature has one row dimension.
 
@@ -46,12 +46,12 @@ def rows_differ(model: torch.nn.Module, signature: Signature, inputs: Arrays) ->
     for n in _numbers_of_rows(model, max(rows.min, 1), rows.proven):
         chosen = torch.randperm(rows.proven, generator=generator)[:n]
         for unscaled in dict.fromkeys((n, 1 + n // 8)):  # all rows, then an eighth of them
-            arrays = _scaled(taken(signature, inputs, {dim: chosen}), unscaled)
+            arrays = _scale_rows(take_rows(signature, inputs, {dim: chosen}), unscaled)
             try:
                 answers = eager_answers(model, signature, arrays, {dim: n})
             except CaptureError as error:
                 return first_line(error)
-            if why := _difference(answers, whole, chosen[:unscaled], allowed):
+            if why := _find_difference(answers, whole, chosen[:unscaled], allowed):
                 beside = "" if unscaled == n else " beside rows with other values"
                 return f"{why} among {n} rows{beside}"
     return None
@@ -75,20 +75,20 @@ def rows_are_independent(
         return False
 
     def answers(rows: torch.Tensor) -> dict[str, torch.Tensor]:
-        return session_answers(session, taken(signature, inputs, {dim: rows}), {dim: len(rows)})
+        return session_answers(session, take_rows(signature, inputs, {dim: rows}), {dim: len(rows)})
 
     in_order = torch.arange(high)
     shuffled = torch.randperm(high, generator=torch.Generator().manual_seed(1))
     whole = answers(in_order)
     trials = [shuffled[:part], shuffled, in_order[-part:], shuffled[-part:]]
-    return not any(_difference(answers(rows), whole, rows, tolerances) for rows in trials)
+    return not any(_find_difference(answers(rows), whole, rows, tolerances) for rows in trials)
 
 
 def _numbers_of_rows(model: torch.nn.Module, low: int, high: int) -> list[int]:
     """All small numbers, numbers around powers of two, primes, the largest, and those around the
     integers in the model's own code, where it may take another path. Ascending, from `low` to
     `high`."""
-    constants = sorted(_constants(model))[:_MOST_CONSTANTS]
+    constants = sorted(_integers_in_code(model))[:_MOST_CONSTANTS]
     powers = [2**exponent for exponent in range(6, high.bit_length() + 1)]
     around = [n + step for n in (*powers, *constants, high) for step in (-1, 0, 1)]
     primes = (101, 257, 521, 1031, 2053, 4099, 8209, 16411, 32771)
@@ -96,22 +96,22 @@ def _numbers_of_rows(model: torch.nn.Module, low: int, high: int) -> list[int]:
     return sorted(n for n in numbers if low <= n <= high)
 
 
-def _constants(model: torch.nn.Module) -> set[int]:
+def _integers_in_code(model: torch.nn.Module) -> set[int]:
     """The integers above _EVERY in the model's code: in the methods of its own classes, in
     functions that its modules hold, and in the functions of their files that these call."""
     attributes: list[Any] = []
     for module in model.modules():
-        if not _is_torchs(type(module)):
+        if not _is_of_torch(type(module)):
             attributes += [*vars(type(module)).values(), *vars(module).values()]
     functions = [value for value in attributes if isinstance(value, FunctionType)]
     seen: set[FunctionType] = set()
     constants: set[int] = set()
     while functions:
         function = functions.pop()
-        if function in seen or _is_torchs(function):
+        if function in seen or _is_of_torch(function):
             continue
         seen.add(function)
-        for code in _codes(function.__code__):
+        for code in _nested_codes(function.__code__):
             integers = [value for value in code.co_consts if isinstance(value, int)]
             constants |= {value for value in integers if value > _EVERY}
             called = [function.__globals__.get(name) for name in code.co_names]
@@ -119,20 +119,20 @@ def _constants(model: torch.nn.Module) -> set[int]:
     return constants
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
+def _nested_codes(code: CodeType) -> Iterator[CodeType]:
     """The code of a function, and of the functions that are defined in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _codes(constant)
+            yield from _nested_codes(constant)
 
 
-def _is_torchs(named: type | FunctionType) -> bool:
+def _is_of_torch(named: type | FunctionType) -> bool:
     """Whether a class or function is torch's own."""
     return named.__module__.split(".")[0] == "torch"
 
 
-def _scaled(rows: Arrays, unscaled: int) -> Arrays:
+def _scale_rows(rows: Arrays, unscaled: int) -> Arrays:
     """Scale the floats of all rows after the first `unscaled`, in place. Returns `rows`."""
     for columns in rows.values():
         for values in columns.values():
@@ -141,7 +141,7 @@ def _scaled(rows: Arrays, unscaled: int) -> Arrays:
     return rows
 
 
-def _difference(
+def _find_difference(
     part: Mapping[str, torch.Tensor],
     whole: Mapping[str, torch.Tensor],
     rows: torch.Tensor,

@@ -28,7 +28,7 @@ class Script:
     note: str | None
 
 
-def torchscript(
+def write_torchscript(
     model: torch.nn.Module,
     signature: Signature,
     arguments: list[torch.Tensor],
@@ -54,7 +54,7 @@ def torchscript(
     for verb in verbs:
         try:
             with quiet_torch(), torch.no_grad():
-                core = _scripted(model) if verb == "script" else _traced(model, arguments, row_wise)
+                core = _script(model) if verb == "script" else _trace(model, arguments, row_wise)
                 whole = TracedProgram(SoaProgram(core, signature))
                 program = torch.jit.trace(whole, tuple(soa_arguments), check_trace=False)
         except Exception as error:
@@ -67,7 +67,7 @@ def torchscript(
     return Script(None, "; ".join(notes))
 
 
-def _traced(
+def _trace(
     model: torch.nn.Module, arguments: list[torch.Tensor], row_wise: bool
 ) -> torch.nn.Module:
     """The trace of the model on these arguments. CaptureError for a `row_wise` model."""
@@ -77,11 +77,11 @@ def _traced(
     return traced
 
 
-def _scripted(model: torch.nn.Module) -> torch.nn.Module:
+def _script(model: torch.nn.Module) -> torch.nn.Module:
     """Script the user's model. Modules in front of it are left to be traced: they take any number
     of inputs."""
     if isinstance(model, InFront):
-        return model.around(_scripted(model.model))
+        return model.around(_script(model.model))
     return model if isinstance(model, torch.jit.ScriptModule) else torch.jit.script(model)
 
 

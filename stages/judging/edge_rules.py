@@ -10,10 +10,10 @@ from typing import Literal
 import torch
 
 from engines.errors import first_line, full_disk
-from runtime.checked import Tolerance, poisoned_run
+from runtime.checked import Tolerance, run_poisoned
 from runtime.session import Session
 from soa.signature import Signature
-from stages.judging.sensitivity import Answers, elements_by_row, in_float64, row_maxima
+from stages.judging.sensitivity import Answers, compare_in_float64, elements_by_row, row_maxima
 from stages.reference import Edge
 
 Special = Literal["report", "refuse"]
@@ -32,7 +32,7 @@ class EdgeVerdict:
     differs: bool = False
 
 
-def at_edge(
+def judge_edge(
     session: Session,
     edge: Edge,
     tolerances: Mapping[str, Tolerance],
@@ -49,7 +49,7 @@ def at_edge(
     denormal numbers a difference is only reported: it is an overflow in another step than eager's.
     """
     try:
-        run = poisoned_run(session, edge.inputs, edge.case, _POISON, _POISON, guard="back")
+        run = run_poisoned(session, edge.inputs, edge.case, _POISON, _POISON, guard="back")
     except Exception as error:
         if full_disk(error):
             raise
@@ -59,26 +59,28 @@ def at_edge(
     answers: dict[str, Answers] = {}
     for name, expected in edge.outputs.items():
         plain = tolerances[name]
-        allowed = plain if edge.kind == "stress" else _for_large(expected, plain)
+        allowed = plain if edge.kind == "stress" else _widen_for_large(expected, plain)
         answers[name] = Answers.of(run.outputs[name], expected, allowed)
-    bad = {name: _wrong(edge, answer, special_values) for name, answer in answers.items()}
+    bad = {
+        name: _elements_to_refuse(edge, answer, special_values) for name, answer in answers.items()
+    }
     if edge.kind == "special" and special_values == "report":
-        bad = _without_what_follows(session.signature, answers, bad)
+        bad = _without_consequences(session.signature, answers, bad)
     any_bad = any(elements.any() for elements in bad.values())
     if edge.kind == "stress" and program is not None and any_bad:
-        exact = in_float64(session.signature, program, edge.inputs, edge.case, answers)
+        exact = compare_in_float64(session.signature, program, edge.inputs, edge.case, answers)
         bad = bad if exact is None else dict(exact.unexplained)
     verdict = EdgeVerdict()
     for name, answer in answers.items():
         most = max(tolerances[name].max_outside, _ROUNDING)
-        if _share(bad[name]) > most:
-            return EdgeVerdict(answer.sentence(name, bad[name]) + _advice(edge), differs=True)
-        if _share(answer.outside) > most:
+        if _fraction_true(bad[name]) > most:
+            return EdgeVerdict(answer.describe_first(name, bad[name]) + _advice(edge), differs=True)
+        if _fraction_true(answer.outside) > most:
             verdict = EdgeVerdict(differs=True)
     return verdict
 
 
-def _for_large(expected: torch.Tensor, allowed: Tolerance) -> Tolerance:
+def _widen_for_large(expected: torch.Tensor, allowed: Tolerance) -> Tolerance:
     """For large numbers, sums in another order differ by a fraction of the largest one."""
     if not expected.is_floating_point() or not expected.numel():
         return allowed
@@ -86,12 +88,12 @@ def _for_large(expected: torch.Tensor, allowed: Tolerance) -> Tolerance:
     return replace(allowed, atol=max(allowed.atol, allowed.rtol * float(largest)))
 
 
-def _share(elements: torch.Tensor) -> float:
+def _fraction_true(elements: torch.Tensor) -> float:
     """The fraction of bools that are true; 0 if there are none."""
     return float(elements.double().mean()) if elements.numel() else 0.0
 
 
-def _wrong(edge: Edge, answers: Answers, special: Special) -> torch.Tensor:
+def _elements_to_refuse(edge: Edge, answers: Answers, special: Special) -> torch.Tensor:
     """The elements that are a reason to refuse an artifact."""
     if edge.kind == "extreme":
         return torch.zeros_like(answers.outside)
@@ -100,7 +102,7 @@ def _wrong(edge: Edge, answers: Answers, special: Special) -> torch.Tensor:
     return answers.outside & answers.finite
 
 
-def _without_what_follows(
+def _without_consequences(
     signature: Signature, answers: Mapping[str, Answers], bad: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """`bad`, by output, without the integers and bools of rows in which a float is NaN or infinite

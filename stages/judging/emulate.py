@@ -28,7 +28,7 @@ from engines.target import Target, torch_runs
 from registry.bundle import CARD
 from registry.store import cache_root
 from runtime.checked import Deviation
-from runtime.opening import case_of_bits
+from runtime.opening import choose_digest_case
 from soa.signature_lines import describe
 from stages.judging.validate import Trial
 from stages.reference import Reference
@@ -66,17 +66,17 @@ class Emulator:
 def emulator_of(target: Target, artifact: Path, folder: Path) -> Emulator:
     """The emulator of a target; files that it needs for the artifact are written into `folder`.
     Raises EngineError with what is missing and the command that installs it."""
-    return _processor(target) if target.device == "cpu" else _driver(target, artifact, folder)
+    return _find_qemu(target) if target.device == "cpu" else _build_driver(target, artifact, folder)
 
 
-def _driver(target: Target, artifact: Path, folder: Path) -> Emulator:
+def _build_driver(target: Target, artifact: Path, folder: Path) -> Emulator:
     """A driver on the CPU for a GPU's kernel, which is compiled as C++ for it."""
     machine = family(target)
     compile_command = compiler(machine)
     options = [*_KERNEL, *_FMA.get(machine, ()), "-I", str(HEADERS), "-x", "c++"]
     source, out = str(artifact / "network.cu"), folder / "kernel.so"
     run_compiler([*compile_command, *options, source, "-o", str(out)], folder, out)
-    library = _built(
+    library = _build_once(
         f"driver-{machine}", compile_command, ("emulated/driver.cpp",), ("-shared", "-fPIC")
     )
     (folder / _DRIVERS[target.device]).symlink_to(library)
@@ -85,12 +85,12 @@ def _driver(target: Target, artifact: Path, folder: Path) -> Emulator:
         "LD_LIBRARY_PATH": str(folder),
         "SOA_EMULATED": str(folder),
         "SOA_EMULATED_VENDOR": target.device,
-        "SOA_EMULATED_ARCH": str(_architecture(target.arch)),
+        "SOA_EMULATED_ARCH": str(_architecture_number(target.arch)),
     }
     return Emulator("on a driver for the CPU", machine, (), "cuda:0", environment)
 
 
-def _architecture(arch: str) -> int:
+def _architecture_number(arch: str) -> int:
     """The number that drivers give: 90 for sm_90, 94 for gfx942, 110 for gfx1100."""
     if arch.startswith("sm_"):
         return int(arch[3:].rstrip("abcdefgh"))
@@ -98,7 +98,7 @@ def _architecture(arch: str) -> int:
     return 10 * int(arch[3:-2]) + int(arch[-2], 16)
 
 
-def _processor(target: Target) -> Emulator:
+def _find_qemu(target: Target) -> Emulator:
     """qemu for a processor, with a C library of that processor. Raises EngineError."""
     machine = family(target)
     qemu = shutil.which(f"qemu-{machine}")
@@ -115,12 +115,12 @@ def _processor(target: Target) -> Emulator:
     return Emulator(f"under qemu-{machine}", machine, (qemu, "-L", str(sysroot)))
 
 
-def processor_here(target: Target) -> str:
+def how_cpu_target_runs(target: Target) -> str:
     """How a CPU target runs here, or what is missing for it; empty for the targets of GPUs."""
     if target.device != "cpu" or torch_runs(target):
         return ""
     try:
-        return _processor(target).how
+        return _find_qemu(target).how
     except EngineError as error:
         return str(error)
 
@@ -144,7 +144,7 @@ def emulate_candidate(
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         try:
             emulator = emulator or emulator_of(target, trial.file.parent, Path(scratch))
-            program = _program(emulator.machine)
+            program = _build_prove(emulator.machine)
         except EngineError as error:
             why = f"{target} was not run: {error}"
             if out_of_memory(error):
@@ -155,8 +155,8 @@ def emulate_candidate(
         contract.write_text(json.dumps({key: data[key] for key in ("signature", "tolerances")}))
         cases: list[Mapping[str, int]] = list(Reference.load(trial.reference).cases)
         arguments = [
-            _with_card(trial, Path(scratch)), emulator.device, contract,
-            trial.reference.absolute(), cases.index(case_of_bits(cases)), answers,
+            _copy_with_card(trial, Path(scratch)), emulator.device, contract,
+            trial.reference.absolute(), cases.index(choose_digest_case(cases)), answers,
         ]  # fmt: skip
         command = [*emulator.command, str(program), *map(str, arguments)]
         try:
@@ -168,28 +168,28 @@ def emulate_candidate(
             why = f"{emulator.how}: no answer within {timeout_s:g} s"
             return ValidationReport.failed(name, why, code="candidate-timeout")
         if done.returncode != 0:
-            return _refused(name, emulator, done)
+            return _report_failed_run(name, emulator, done)
         bits = hashlib.sha256(answers.read_bytes()).hexdigest()  # ours
     why = f"validated {emulator.how}; no {target} has run it"
     return ValidationReport.without_device(
         name,
         "emulated",
         reason=why,
-        worst=_worst(done.stdout.splitlines()),
+        worst=_parse_worst(done.stdout.splitlines()),
         seconds=time.monotonic() - begun,
         bits=bits,
     )
 
 
-def this_gpu(target: Target) -> Emulator:
+def emulator_on_this_gpu(target: Target) -> Emulator:
     """Use a GPU of this host through its driver, in place of an emulator: for GPUs that the
     installed torch does not support. Raises EngineError if the C++ compiler is missing."""
     machine = family(target)
-    _program(machine)
+    _build_prove(machine)
     return Emulator("on this GPU", machine, device="cuda:0")
 
 
-def _with_card(trial: Trial, scratch: Path) -> Path:
+def _copy_with_card(trial: Trial, scratch: Path) -> Path:
     """A copy of an artifact with the card that packaging will give it."""
     artifact = scratch / "artifact"
     artifact.mkdir()
@@ -200,7 +200,7 @@ def _with_card(trial: Trial, scratch: Path) -> Path:
     return artifact
 
 
-def _refused(
+def _report_failed_run(
     name: str, emulator: Emulator, done: subprocess.CompletedProcess[str]
 ) -> ValidationReport:
     """The report of a run of `prove` that did not end well, from its exit status and message."""
@@ -224,7 +224,7 @@ def _refused(
     return ValidationReport.failed(name, why, code="candidate-crashed")
 
 
-def _worst(lines: Sequence[str]) -> dict[str, Deviation]:
+def _parse_worst(lines: Sequence[str]) -> dict[str, Deviation]:
     """The worst deviation of each output, from the lines that `prove` prints."""
     worst: dict[str, Deviation] = {}
     for line in lines:
@@ -239,13 +239,13 @@ def _worst(lines: Sequence[str]) -> dict[str, Deviation]:
     return worst
 
 
-def _program(machine: str) -> Path:
+def _build_prove(machine: str) -> Path:
     """The program `prove` for a machine, built if needed. Raises EngineError."""
     flags = ("-ldl", "-lpthread")
-    return _built(f"prove-{machine}", compiler(machine), _SOURCES, flags)
+    return _build_once(f"prove-{machine}", compiler(machine), _SOURCES, flags)
 
 
-def _built(
+def _build_once(
     name: str, compile_command: Sequence[str], sources: Sequence[str], flags: Sequence[str]
 ) -> Path:
     """A program or a library, built from our own sources once and kept in this host's cache.
@@ -257,7 +257,7 @@ def _built(
     if place.is_file():
         return place
     place.parent.mkdir(parents=True, exist_ok=True)
-    with _in_turn(place), tempfile.TemporaryDirectory(dir=place.parent) as scratch:
+    with _lock_build(place), tempfile.TemporaryDirectory(dir=place.parent) as scratch:
         if not place.is_file():
             out, whole = Path(scratch) / name, Path(scratch) / "whole.cpp"
             # One translation unit reads the headers once, and takes two thirds of the time.
@@ -271,7 +271,7 @@ def _built(
 
 
 @contextlib.contextmanager
-def _in_turn(place: Path) -> Iterator[None]:
+def _lock_build(place: Path) -> Iterator[None]:
     """Inside, no other process builds the file `place`. Several targets are emulated at the same
     time, and need the same program: one builds it."""
     with (place.parent / f".{place.name}.lock").open("w") as lock:

@@ -13,7 +13,7 @@ from runtime.checked import Tolerance
 from runtime.session import Session
 from soa.signature import Signature
 from stages.capture import dependence_of
-from stages.judging.sensitivity import Answers, distance, in_float64, row_maxima
+from stages.judging.sensitivity import Answers, compare_in_float64, distance, row_maxima
 from stages.reference import Arrays, Case, Edge, session_answers
 
 _CONFIDENCE = 0.95
@@ -22,7 +22,7 @@ _PIECES_LOOKED_AT = 4  # if a row needs the other rows of its piece
 _NEARER = 0.5  # nearer: at most so many times the distance of the other
 
 
-def share_below(outside: int, tried: int) -> float:
+def upper_limit_of_share(outside: int, tried: int) -> float:
     """The upper end of the one-sided interval of 95 % for a share, of which `outside` of `tried`
     were seen (C. J. Clopper and E. S. Pearson, 1934)."""
     if outside >= tried:
@@ -77,7 +77,7 @@ class Tried:
     refusal: str = ""
 
 
-def tried_on(
+def compare_on_many_rows(
     session: Session, pieces: Sequence[Edge], tolerances: Mapping[str, Tolerance], program: Path
 ) -> Tried:
     """Compare an artifact with the eager model on many rows.
@@ -94,19 +94,21 @@ def tried_on(
             for name, value in session_answers(session, edge.inputs, edge.case).items()
         }
         outside_by_output = {name: row_maxima(answer.outside) for name, answer in answers.items()}
-        outside = _by_dim(signature, outside_by_output)
+        outside = _largest_by_dim(signature, outside_by_output)
         piece = _Piece(edge.inputs, edge.case, answers, outside)
         tried += sum(len(rows) for rows in outside.values())
         if piece.count:
             differing.append(piece)
     count = sum(piece.count for piece in differing)
-    record = ManyRows(rows=tried, outside=count, below=share_below(count, tried))
+    record = ManyRows(rows=tried, outside=count, below=upper_limit_of_share(count, tried))
     if not differing:
         return Tried(record)
-    return _judged_by_float64(signature, differing, record, tolerances, program)
+    return _judge_by_float64(signature, differing, record, tolerances, program)
 
 
-def _by_dim(signature: Signature, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _largest_by_dim(
+    signature: Signature, values: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
     """The largest value over the outputs, for each row of each dimension. An output without rows
     is one row of its own. `values`: `(n,)` for each output."""
     largest: dict[str, torch.Tensor] = {}
@@ -118,7 +120,7 @@ def _by_dim(signature: Signature, values: Mapping[str, torch.Tensor]) -> dict[st
     return largest
 
 
-def _judged_by_float64(
+def _judge_by_float64(
     signature: Signature,
     differing: Sequence[_Piece],
     record: ManyRows,
@@ -130,10 +132,10 @@ def _judged_by_float64(
     plain_rows = len(signature.dims) == 1 and not signature.jagged
     plain_rows = plain_rows and not any(bound.rowless for bound in signature.outputs)
     if plain_rows and dependence_of(None, program) is None:
-        pieces = [_joined(signature, differing)]
+        pieces = [_join_rows_outside(signature, differing)]
     else:
         pieces = list(differing[:_PIECES_LOOKED_AT])
-    compared = [_beside_float64(signature, piece, program) for piece in pieces]
+    compared = [_compare_with_float64(signature, piece, program) for piece in pieces]
     record = replace(
         record,
         artifact=sum(each.artifact for each in compared),
@@ -143,11 +145,11 @@ def _judged_by_float64(
     for piece, beside in zip(pieces, compared, strict=True):
         for name, bad in beside.unexplained.items():
             if int(row_maxima(bad).sum()) > tolerances[name].max_outside * record.rows:
-                return Tried(record, piece.answers[name].sentence(name, bad))
+                return Tried(record, piece.answers[name].describe_first(name, bad))
     return Tried(record)
 
 
-def _joined(signature: Signature, differing: Sequence[_Piece]) -> _Piece:
+def _join_rows_outside(signature: Signature, differing: Sequence[_Piece]) -> _Piece:
     """One piece of the first `_LOOKED_AT` rows outside; repeated if the model takes no such few
     rows. The signature has one row dimension."""
     (dim,) = signature.dims
@@ -179,12 +181,12 @@ def _joined(signature: Signature, differing: Sequence[_Piece]) -> _Piece:
     return _Piece(inputs, {dim: n}, answers, {dim: torch.arange(n) < count})
 
 
-def _beside_float64(signature: Signature, piece: _Piece, program: Path) -> _BesideFloat64:
+def _compare_with_float64(signature: Signature, piece: _Piece, program: Path) -> _BesideFloat64:
     """Compare both answers with the float64 model's. If the program does not run in float64,
     nothing is nearer, and nothing is explained. A row counts by its largest deviation in
     tolerances."""
     answers = piece.answers
-    model = in_float64(signature, program, piece.inputs, piece.case, answers)
+    model = compare_in_float64(signature, program, piece.inputs, piece.case, answers)
     if model is None:
         unexplained = {name: own.outside for name, own in answers.items()}
         return _BesideFloat64(0, 0, piece.count, unexplained)
@@ -193,8 +195,8 @@ def _beside_float64(signature: Signature, piece: _Piece, program: Path) -> _Besi
         of_artifact[name] = row_maxima(distance(own.artifact, model.exact[name]) / own.band)
         of_eager[name] = row_maxima(distance(own.eager, model.exact[name]) / own.band)
     artifact_nearer = eager_nearer = 0
-    eager_by_dim = _by_dim(signature, of_eager)
-    for dim, artifact in _by_dim(signature, of_artifact).items():
+    eager_by_dim = _largest_by_dim(signature, of_eager)
+    for dim, artifact in _largest_by_dim(signature, of_artifact).items():
         eager, outside = eager_by_dim[dim], piece.outside[dim]
         artifact_nearer += int((outside & (artifact < _NEARER * eager)).sum())
         eager_nearer += int((outside & (eager < _NEARER * artifact)).sum())

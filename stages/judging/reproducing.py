@@ -21,7 +21,7 @@ import torch
 from engines.processes import command, run_isolated, search_path
 from engines.target import Target
 from registry.promotion import Bits
-from runtime.opening import Opened, answer_bits, held_files, open_candidate
+from runtime.opening import Opened, digest_answers, hold_files, open_candidate
 from runtime.session import Session, in_tiles
 from soa.signature import Signature
 from stages.errors import NotMeasuredError
@@ -42,7 +42,7 @@ def reproduce(opened: Opened, target: str, engine_name: str, folder: Path) -> It
     candidate = manifest.targets[target].candidates[engine_name]
     if candidate.bits is not None:
         yield Bits(target, engine_name, "where it was built", candidate.bits)
-    with held_files(opened, target, engine_name) as files:
+    with hold_files(opened, target, engine_name) as files:
         job = {
             "engine": engine_name,
             "file": str(files.file(candidate.files[0])),
@@ -60,7 +60,7 @@ def reproduce(opened: Opened, target: str, engine_name: str, folder: Path) -> It
         for way in ways:
             yield Bits(target, engine_name, way.how, way.digest, way.why, every=way.every)
         for processor in PROCESSORS:
-            way = _emulated(processor, job)
+            way = _run_under_qemu(processor, job)
             yield Bits(target, engine_name, way.how, way.digest, way.why)
 
 
@@ -90,19 +90,19 @@ def bits_here(
         artifact = open_candidate(engine, Path(file), torch.device("cpu"), threads)
         session = Session(parsed, artifact)
         if threads == 1:
-            ways.append(Way("here", answer_bits(session, reference_file)))
+            ways.append(Way("here", digest_answers(session, reference_file)))
         if bounded:
-            bits = answer_bits(session, reference_file, every=True)
+            bits = digest_answers(session, reference_file, every=True)
             ways.append(Way(f"with {threads} threads", bits, every=True))
         if tile:
             session = Session(parsed, in_tiles(artifact, parsed, tile, threads))
-            bits = answer_bits(session, reference_file, every=True)
+            bits = digest_answers(session, reference_file, every=True)
             how = f"in tiles of {tile} rows with {threads} threads"
             ways.append(Way(how, bits, every=True))
     return [asdict(way) for way in ways]
 
 
-def _emulated(processor: str, job: dict[str, Any]) -> Way:
+def _run_under_qemu(processor: str, job: dict[str, Any]) -> Way:
     """The digest on a processor that qemu emulates, or why there is none. `job`: the input of
     runtime/opening/same_bits.py. Raises NotMeasuredError for want of memory or time."""
     how = f"on qemu's {processor}"

@@ -26,7 +26,7 @@ from runtime.session import Session
 from soa.memory import argument_tensors, read_block
 from soa.signature import Signature
 from soa.text import logger, number
-from stages.reference import Arrays, Case, few_digits, filled_collections, session_answers
+from stages.reference import Arrays, Case, filled_collections, has_few_digits, session_answers
 
 log = logger("soa-pipeline")
 
@@ -52,26 +52,26 @@ class _InDouble(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        args, kwargs = tree_map(self._widened, (args, kwargs or {}))
+        args, kwargs = tree_map(self._widen, (args, kwargs or {}))
         result = function(*args, **kwargs)
         if self._generator is not None:
             tree_map(self._round, result)
         return result
 
-    def _widened(self, value: Any) -> Any:
+    def _widen(self, value: Any) -> Any:
         """An argument of an operation, with float64 for narrower floats: a tensor's or a dtype."""
         if isinstance(value, torch.Tensor) and value.dtype in _NARROW:
             if id(value) not in self._seen:
-                self._seen[id(value)] = value, self._from_outside(value.double())
+                self._seen[id(value)] = value, self._change_if_seeded(value.double())
             _, wide = self._seen[id(value)]
             return wide
         return torch.float64 if value in _NARROW else value
 
-    def _from_outside(self, wide: torch.Tensor) -> torch.Tensor:
+    def _change_if_seeded(self, wide: torch.Tensor) -> torch.Tensor:
         """An input or a weight, changed if there is a seed."""
         if self._generator is None:
             return wide
-        return torch.where(few_digits(wide), wide, self._changed(wide, CHANGE))
+        return torch.where(has_few_digits(wide), wide, self._change_at_random(wide, CHANGE))
 
     def _round(self, result: Any) -> None:
         """Round a result in place: an operation may have written it into another tensor."""
@@ -79,9 +79,9 @@ class _InDouble(TorchDispatchMode):
             return
         exact = (result == result.float().double()) | result.isnan()
         if not exact.all():
-            result.copy_(torch.where(exact, result, self._changed(result, _ROUNDING)))
+            result.copy_(torch.where(exact, result, self._change_at_random(result, _ROUNDING)))
 
-    def _changed(self, wide: torch.Tensor, most: float) -> torch.Tensor:
+    def _change_at_random(self, wide: torch.Tensor, most: float) -> torch.Tensor:
         """The values changed at random by at most the fraction `most`, and rounded to float32."""
         share = torch.rand(wide.shape, generator=self._generator, dtype=torch.float64) * 2 - 1
         return (wide * (1 + most * share)).float().double()
@@ -122,7 +122,7 @@ class Answers:
         """Where both answers are finite. Integers and bools always are."""
         return self.artifact.isfinite() & self.eager.isfinite()
 
-    def sentence(self, name: str, bad: torch.Tensor) -> str:
+    def describe_first(self, name: str, bad: torch.Tensor) -> str:
         """How the output `name` differs at the first element for which `bad` is true."""
         row = int(row_maxima(bad).double().argmax())
         element = int(elements_by_row(bad)[row].double().argmax())
@@ -140,29 +140,27 @@ class InFloat64:
     unexplained: Mapping[str, torch.Tensor]
 
 
-def in_float64(
+def compare_in_float64(
     signature: Signature, program: Path, inputs: Arrays, case: Case, answers: Mapping[str, Answers]
 ) -> InFloat64 | None:
     """Compare answers with the captured program in float64. None if it does not run so: then
     nothing is explained, and the error is in the log."""
     try:
         model = open_candidate("exported", program, torch.device("cpu"))
-        exact = _answers_in_double(model, signature, inputs, case, None)
+        exact = _run_in_double(model, signature, inputs, case, None)
         others = [session_answers(Session(signature, model), inputs, case)]
-        others += [
-            _answers_in_double(model, signature, inputs, case, seed) for seed in range(_TRIES)
-        ]
+        others += [_run_in_double(model, signature, inputs, case, seed) for seed in range(_TRIES)]
     except Exception:  # torch raises many types
         log.info("the program does not run in float64", exc_info=True)
         return None
     unexplained = {
-        name: _unexplained(own, exact[name], [other[name] for other in others])
+        name: _find_unexplained(own, exact[name], [other[name] for other in others])
         for name, own in answers.items()
     }
     return InFloat64(exact, unexplained)
 
 
-def _unexplained(
+def _find_unexplained(
     answers: Answers, exact: torch.Tensor, others: Sequence[torch.Tensor]
 ) -> torch.Tensor:
     """The elements outside the tolerance, except those of rows in which the other ways to compute
@@ -175,7 +173,7 @@ def _unexplained(
     return answers.outside & ~over_elements
 
 
-def _answers_in_double(
+def _run_in_double(
     program: Executable, signature: Signature, inputs: Arrays, case: Case, seed: int | None
 ) -> dict[str, torch.Tensor]:
     """The program's answers in float64 arithmetic, as float64. `seed`: see `_InDouble`.

@@ -29,10 +29,10 @@ from runtime.checked import (
     Tolerance,
     combine,
     compare,
-    poisoned_run,
+    run_poisoned,
     same_answers,
 )
-from runtime.opening import answer_bits, open_candidate
+from runtime.opening import digest_answers, open_candidate
 from runtime.process import keep_freed_memory
 from runtime.session import Session
 from soa.signature import Signature
@@ -40,8 +40,8 @@ from soa.text import number
 from stages.capture import SEE_EACH_OTHER, rows_are_independent
 from stages.compile import TO_READ_PROGRAMS
 from stages.errors import ReferenceDataError
-from stages.judging.edge_rules import Special, at_edge
-from stages.judging.many_rows import tried_on
+from stages.judging.edge_rules import Special, judge_edge
+from stages.judging.many_rows import compare_on_many_rows
 from stages.model import Precision, tf32_switches
 from stages.reference import (
     Arrays,
@@ -145,12 +145,12 @@ def validate_candidate(
     if not outcome.ok:
         why = str(outcome.error)
         if why in ("killed by SIGSEGV", "killed by SIGBUS"):
-            why = f"{why} {_last_case(outcome.log)}"
+            why = f"{why} {_describe_last_case(outcome.log)}"
         return ValidationReport.failed(trial.engine, why, outcome.trace, outcome.code)
     return ValidationReport.from_dict(outcome.value)
 
 
-def _last_case(log: Path) -> str:
+def _describe_last_case(log: Path) -> str:
     """The case at which the child was killed, from the last such line of its log (see `say` in
     `validate_session`)."""
     lines = log.read_text(errors="replace").splitlines()  # ours
@@ -173,9 +173,9 @@ def validate_here(
         executable = open_candidate(parsed.engine, parsed.file, torch_device)
         session = Session(parsed.signature, executable, torch_device)
         if parsed.set_nonfinite is None:
-            report = _with_reference(session, parsed)
+            report = _validate_with_reference(session, parsed)
         else:
-            report = _with_program(session, parsed)
+            report = _validate_with_program(session, parsed)
     if out_of_memory(RuntimeError(report.reason or report.window)):
         if keep_memory:
             raise MemoryError(report.reason)
@@ -183,7 +183,7 @@ def validate_here(
     return report.to_dict()
 
 
-def _with_reference(session: Session, trial: Trial) -> ValidationReport:
+def _validate_with_reference(session: Session, trial: Trial) -> ValidationReport:
     """Compare a session with the references of a trial; many rows come last, since they take the
     longest."""
     known = Reference.load(trial.reference, trial.signature)
@@ -202,10 +202,12 @@ def _with_reference(session: Session, trial: Trial) -> ValidationReport:
         special_values=trial.special_values,
     )
     if report.valid:
-        report = replace(report, bits=answer_bits(session, trial.reference))
+        report = replace(report, bits=digest_answers(session, trial.reference))
     if report.valid and trial.many is not None and trial.program is not None:
         print("at many rows", flush=True)  # ours
-        tried = tried_on(session, Reference.load(trial.many).edges, trial.tolerances, trial.program)
+        tried = compare_on_many_rows(
+            session, Reference.load(trial.many).edges, trial.tolerances, trial.program
+        )
         report = replace(report, many_rows=tried.record)
         if tried.refusal:
             why = f"{tried.record.text}; {tried.refusal}, which rounding errors do not explain"
@@ -243,13 +245,13 @@ def validate_session(
         for (rows, case), outputs in zip(pieces, more.outputs, strict=True):
             say(f"at {label(case)} of the further rows")
             cases.append(_validate_case(session, rows, case, outputs, tolerances, classifiers))
-    report = _judged(name, cases, tolerances, begun)
+    report = _make_report(name, cases, tolerances, begun)
     if not report.valid:
         return report
     differing: list[str] = []
     for edge in reference.edges:
         say(f"at {label(edge.case)} of {edge.what}")
-        judged = at_edge(session, edge, tolerances, program, special_values)
+        judged = judge_edge(session, edge, tolerances, program, special_values)
         if judged.refusal:
             why = f"{edge.what} in the inputs: {judged.refusal}"
             seconds = time.monotonic() - begun
@@ -259,7 +261,7 @@ def validate_session(
     return replace(report, edges=tuple(differing), seconds=time.monotonic() - begun)
 
 
-def _with_program(session: Session, trial: Trial) -> ValidationReport:
+def _validate_with_program(session: Session, trial: Trial) -> ValidationReport:
     """Compare a session with the portable program, on one window of the inputs after the other. The
     report is a failure if the program's answers prove nothing."""
     assert trial.program is not None and trial.set_nonfinite is not None
@@ -275,13 +277,13 @@ def _with_program(session: Session, trial: Trial) -> ValidationReport:
         answers = session_answers(portable, rows, case)
         cases.append(_validate_case(session, rows, case, answers, trial.tolerances, frozenset()))
         counts += count_nonfinite(signature, (case,), (answers,))
-    why = _unproven(counts, trial.set_nonfinite)
+    why = _why_unproven(counts, trial.set_nonfinite)
     if why:
         return ValidationReport.failed(trial.engine, why, code=ReferenceDataError.code)
-    return _judged(trial.engine, cases, trial.tolerances, begun)
+    return _make_report(trial.engine, cases, trial.tolerances, begun)
 
 
-def _unproven(counts: Sequence[Nonfinite], most: float) -> str:
+def _why_unproven(counts: Sequence[Nonfinite], most: float) -> str:
     """Which output of the portable program has a larger share than `most` of NaN or infinite
     values; empty if none has. `counts`: of each output in each window."""
     values, nonfinite = Counter[str](), Counter[str]()
@@ -298,7 +300,7 @@ def _unproven(counts: Sequence[Nonfinite], most: float) -> str:
     return ""
 
 
-def _judged(
+def _make_report(
     name: str, cases: Sequence[CaseReport], tolerances: Mapping[str, Tolerance], begun: float
 ) -> ValidationReport:
     """The report on all cases. `begun`: when the first began, by the monotonic clock."""
@@ -306,7 +308,7 @@ def _judged(
         output: [case.outputs[output] for case in cases if output in case.outputs]
         for output in tolerances
     }
-    refusal = _verdict(cases, tolerances)
+    refusal = _find_refusal(cases, tolerances)
     return ValidationReport(
         name,
         refusal is None,
@@ -327,7 +329,9 @@ class _Refusal:
     code: str
 
 
-def _verdict(cases: Sequence[CaseReport], tolerances: Mapping[str, Tolerance]) -> _Refusal | None:
+def _find_refusal(
+    cases: Sequence[CaseReport], tolerances: Mapping[str, Tolerance]
+) -> _Refusal | None:
     """The reason to refuse, if there is one: a fault, else the largest share outside."""
     for case in cases:
         if case.faults:
@@ -338,12 +342,12 @@ def _verdict(cases: Sequence[CaseReport], tolerances: Mapping[str, Tolerance]) -
         for output, deviation in case.outputs.items():
             if deviation.outside > max(tolerances[output].max_outside, worst_share):
                 where = f"output {output!r} at {label(case.rows)}"
-                reason = _deviates(where, deviation, tolerances[output])
+                reason = _describe_deviation(where, deviation, tolerances[output])
                 worst, worst_share = _Refusal(reason, "candidate-deviates"), deviation.outside
     return worst
 
 
-def _deviates(where: str, deviation: Deviation, allowed: Tolerance) -> str:
+def _describe_deviation(where: str, deviation: Deviation, allowed: Tolerance) -> str:
     """A sentence about an output that deviates too much."""
     how = f"max abs deviation {number(deviation.max_abs)}"
     if deviation.nonfinite_mismatches:
@@ -371,12 +375,12 @@ def _validate_case(
     signature = session.signature
     inputs = inputs_at(signature, inputs, case)
     try:
-        first = poisoned_run(session, inputs, case, _NAN, _NAN, guard="back")
-        again = poisoned_run(session, inputs, case, _NAN, _NAN)
-        other = poisoned_run(session, inputs, case, _ORDINARY, _ORDINARY, guard="front")
-        roomy = poisoned_run(session, inputs, case, _ORDINARY, _NAN, spare=_SPARE_ROWS)
+        first = run_poisoned(session, inputs, case, _NAN, _NAN, guard="back")
+        again = run_poisoned(session, inputs, case, _NAN, _NAN)
+        other = run_poisoned(session, inputs, case, _ORDINARY, _ORDINARY, guard="front")
+        roomy = run_poisoned(session, inputs, case, _ORDINARY, _NAN, spare=_SPARE_ROWS)
     except Exception as error:
-        return _broken(case, error)
+        return _report_error(case, error)
     faults = [_Refusal(fault, _ELSEWHERE) for fault in (*first.faults, *roomy.faults)]
     if not same_answers(first, again):
         why = "two runs on the same memory give different answers"
@@ -403,7 +407,7 @@ def _validate_case(
     if faults:  # an artifact that writes elsewhere must not run on windows
         reasons = tuple(dict.fromkeys(fault.reason for fault in faults))
         return CaseReport(case, deviations, reasons, code=faults[0].code)
-    refusal = _verdict([_on_windows(session, inputs, case, compared)], tolerances)
+    refusal = _find_refusal([_run_on_windows(session, inputs, case, compared)], tolerances)
     if refusal is None:
         return CaseReport(case, deviations, (), "")
     if not any(layout.row_step == 1 for layout in signature.layouts.values()):
@@ -412,7 +416,7 @@ def _validate_case(
     return CaseReport(case, deviations, reasons, refusal.reason, refusal.code)
 
 
-def _on_windows(
+def _run_on_windows(
     session: Session,
     inputs: Arrays,
     case: Case,
@@ -422,13 +426,13 @@ def _on_windows(
     returns the deviations of a run by output."""
     try:
         free = Session(session.signature, session.executable, session.device, any_start=True)
-        moved = poisoned_run(free, inputs, case, _ORDINARY, _NAN, moved=True)
+        moved = run_poisoned(free, inputs, case, _ORDINARY, _NAN, moved=True)
         return CaseReport(case, compared(moved), tuple(moved.faults), code=_ELSEWHERE)
     except Exception as error:
-        return _broken(case, error)
+        return _report_error(case, error)
 
 
-def _broken(case: Case, error: Exception) -> CaseReport:
+def _report_error(case: Case, error: Exception) -> CaseReport:
     """The report of a case in which the artifact raised an error. Raises that of a full disk."""
     if full_disk(error):
         raise error
@@ -442,7 +446,7 @@ def _why_poison_shows(session: Session, inputs: Arrays, case: Case, first: Poiso
 
     `first` had the same pattern in both. Another one in the padding alone tells which.
     """
-    padded = poisoned_run(session, inputs, case, pad=_ORDINARY, poison=_NAN)
+    padded = run_poisoned(session, inputs, case, pad=_ORDINARY, poison=_NAN)
     if not same_answers(first, padded):
         why = "the answers depend on what lies in the padding of the inputs"
         return _Refusal(why, "candidate-padding")

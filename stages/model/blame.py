@@ -37,7 +37,7 @@ def mutation_line(exported: ExportedProgram) -> str:
     for node in exported.graph.nodes:
         schema = getattr(node.target, "_schema", None)
         if schema is not None and schema.is_mutable:
-            frame = _user_frame(node.meta.get("stack_trace") or "")
+            frame = _last_user_frame(node.meta.get("stack_trace") or "")
             if frame:
                 return f" at {frame}"
     return ""
@@ -80,9 +80,9 @@ def why_not_exported(
     """Why torch.export refused the model with `error`, where, and what to do about it. `shapes` are
     the dynamic shapes of that export."""
     text = str(error)
-    blamed = _Blamed(_user_frame(text))
+    blamed = _Blamed(_last_user_frame(text))
     if not blamed.place:
-        blamed = _blamed_by_draft(model, arguments, shapes)
+        blamed = _find_line_by_draft(model, arguments, shapes)
     where = f" at {blamed.place}" if blamed.place else ""
     if "data-dependent" in text or "DataDependent" in type(error).__name__:
         cures = [advice for file, advice in _KNOWN.items() if file in blamed.place]
@@ -95,7 +95,7 @@ def why_not_exported(
     if "Constraints violated" in text or "specialized" in text:
         why = _why_rows_are_fixed(text, blamed.as_number)
         return f"the model does not work at every row count{where}: {why}"
-    cure = f". {_PADDED}" if _of_packed_sequence(error) else ""
+    cure = f". {_PADDED}" if _is_of_packed_sequence(error) else ""
     place = where or f" ({where_raised(error)})"
     return f"the model does not export{place}: {first_line(error)}{cure}"
 
@@ -115,7 +115,7 @@ def _why_rows_are_fixed(text: str, as_number: bool) -> str:
     if constant:
         cause = f"it fixes the row count to {constant[1]}"
     elif guard:
-        cause = f"it takes another path unless {_readable(guard[1])}"
+        cause = f"it takes another path unless {_readable_guard(guard[1])}"
     return f"{cause}. Take sizes from the input (x.shape[0]), or narrow rows: in the config"
 
 
@@ -144,7 +144,9 @@ class _Blamed:
     as_number: bool = False
 
 
-def _blamed_by_draft(model: torch.nn.Module, arguments: list[torch.Tensor], shapes: Any) -> _Blamed:
+def _find_line_by_draft(
+    model: torch.nn.Module, arguments: list[torch.Tensor], shapes: Any
+) -> _Blamed:
     """The line that draft_export blames first, read from its findings, not from its printed report.
 
     The report names a file only the first time a process mentions it; the findings hold an index
@@ -156,7 +158,7 @@ def _blamed_by_draft(model: torch.nn.Module, arguments: list[torch.Tensor], shap
         with redirect_stdout(StringIO()), redirect_stderr(StringIO()), _logs_closed():
             draft = torch.export.draft_export(model, tuple(arguments), dynamic_shapes=shapes)
     except Exception as error:
-        return _Blamed(_user_frame(str(error)))
+        return _Blamed(_last_user_frame(str(error)))
     name_of = {number: name for name, number in INTERN_TABLE.items()}
 
     def file_of(frame: dict[str, Any]) -> str:
@@ -171,11 +173,11 @@ def _blamed_by_draft(model: torch.nn.Module, arguments: list[torch.Tensor], shap
             # A loop over a tensor calls unbind; else the model's own line asked for the number.
             unbound = any(frame.get("name") == "unbind" for frame in stack)
             as_number = bool(stack) and (unbound or not _is_library(file_of(stack[-1])))
-            return _Blamed(_place(file_of(innermost), innermost), as_number)
+            return _Blamed(_describe_frame(file_of(innermost), innermost), as_number)
     return _Blamed("")
 
 
-def _place(file: str, frame: dict[str, Any]) -> str:
+def _describe_frame(file: str, frame: dict[str, Any]) -> str:
     """`file:line (code)` of a frame in a finding."""
     code = (frame.get("loc") or "").strip().rstrip(":")
     return f"{file}:{frame['line']}" + (f" ({code})" if code else "")
@@ -208,7 +210,7 @@ def _logs_closed() -> Iterator[None]:
                 Path(path).unlink(missing_ok=True)
 
 
-def _readable(guard: str) -> str:
+def _readable_guard(guard: str) -> str:
     """One of torch's guards with words for the sizes in it."""
     return re.sub(r"L\[['\"](\w+)['\"]\]\.size\(\)\[0\]", r"the row count of \1", guard)
 
@@ -218,7 +220,7 @@ _NOT_THE_MODEL = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1
 _FRAME = re.compile(r'File "?([^",\n]+)"?, (?:line|lineno) (\d+), in (\w+)(?:\n\s+(\S.*))?')
 
 
-def _user_frame(text: str) -> str:
+def _last_user_frame(text: str) -> str:
     """`file:line (code)` of the last frame in `text` that is not torch's own."""
     frames = [frame for frame in _FRAME.finditer(text) if not _is_library(frame[1])]
     if not frames:
@@ -253,10 +255,10 @@ class _Operations(TorchDispatchMode):
         if plain and "empty" not in func.name():  # an empty tensor has arbitrary content
             content = result.contiguous().flatten().view(torch.uint8).numpy()
             digest = hashlib.sha256(content.data).hexdigest()
-            self.results.append(_Result(func.name(), digest, self._caller()))
+            self.results.append(_Result(func.name(), digest, self._find_caller()))
         return result
 
-    def _caller(self) -> str:
+    def _find_caller(self) -> str:
         """The layer and the line of the model from which an operation was called."""
         layer = line = ""
         frame: FrameType | None = sys._getframe(2)  # beyond this method and __torch_dispatch__
@@ -299,7 +301,7 @@ def where_raised(error: Exception) -> str:
     return place
 
 
-def _of_packed_sequence(error: Exception) -> bool:
+def _is_of_packed_sequence(error: Exception) -> bool:
     """Whether torch raised the error in packing, or in a recurrent layer on a PackedSequence."""
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     return any(

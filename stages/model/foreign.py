@@ -36,10 +36,10 @@ _OTHERS = {
 
 def is_program(path: Path) -> bool:
     """Whether torch.export.save wrote a file, whatever its suffix is."""
-    return any(name.endswith("/archive_format") for name in _members(path))
+    return any(name.endswith("/archive_format") for name in _names_in_zip(path))
 
 
-def instead(path: Path) -> str:
+def advise_on_file(path: Path) -> str:
     """What a file is that is no model by itself, and what to do; "" if that is not known. The kind
     is told by the suffix, or by the files in an archive."""
     if path.name.endswith(".weights.h5"):
@@ -50,7 +50,7 @@ def instead(path: Path) -> str:
     for suffixes, text in _OTHERS.items():
         if path.suffix in suffixes.split():
             return f"{path} {text.format(path=path, stem=path.stem)}"
-    by_torch_save = any(name.endswith("data.pkl") for name in _members(path))
+    by_torch_save = any(name.endswith("data.pkl") for name in _names_in_zip(path))
     if not by_torch_save and path.suffix != ".safetensors":
         return ""
     try:
@@ -70,7 +70,7 @@ def instead(path: Path) -> str:
     )
 
 
-def _members(path: Path) -> list[str]:
+def _names_in_zip(path: Path) -> list[str]:
     """The names of the files in a zip archive; empty for any other file."""
     try:
         with zipfile.ZipFile(path) as archive:

@@ -42,7 +42,7 @@ class RowWise(torch.nn.Module):
             argument if shared else argument[:1].clone()
             for argument, shared in zip(arguments, self.shared, strict=True)
         )
-        program = _exported_at_one_row(_InOrder(model, signature), one_row)
+        program = _export_at_one_row(_InOrder(model, signature), one_row)
         tensors = {**program.state_dict, **program.constants}
         all_specs = program.graph_signature.input_specs
         specs = [spec for spec in all_specs if spec.kind.name != "USER_INPUT"]
@@ -78,7 +78,7 @@ class RowWise(torch.nn.Module):
         return answers_of_rows
 
 
-def _exported_at_one_row(
+def _export_at_one_row(
     model: torch.nn.Module, one_row: tuple[torch.Tensor, ...]
 ) -> torch.export.ExportedProgram:
     """The functional program of a model for inputs of one row. Raises CaptureError if it keeps

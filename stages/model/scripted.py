@@ -26,12 +26,12 @@ class Replayed(torch.nn.Module):
         return self.script[0](*inputs)
 
 
-def exports(model: torch.nn.Module, arguments: list[torch.Tensor]) -> torch.nn.Module:
+def as_exportable(model: torch.nn.Module, arguments: list[torch.Tensor]) -> torch.nn.Module:
     """A model that torch.export accepts, for these example `arguments`. TorchScript goes through
     torch's own converter, which keeps the number of rows free; code that it does not know is
     replayed (`Replayed`)."""
     if isinstance(model, InFront):
-        return model.around(exports(model.model, model.prepare(arguments)))
+        return model.around(as_exportable(model.model, model.prepare(arguments)))
     if not isinstance(model, torch.jit.ScriptModule):
         return model
     from torch._export.converter import TS2EPConverter

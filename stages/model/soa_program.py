@@ -64,18 +64,18 @@ class SoaProgram(torch.nn.Module):
             inputs.append(self._read(i, bound, arguments[first:end], rows[bound.rows]))
             first = end
         outputs = outputs_in_order(self.model(*inputs), signature)
-        unanswered = self._unanswered(inputs, rows)
+        unanswered = self._find_unanswered(inputs, rows)
         blocks = zip(signature.outputs, outputs, strict=True)
         for i, (bound, value) in enumerate(blocks, start=len(signature.inputs)):
             for wrong in unanswered:
                 by_row = wrong.dim == bound.rows and not bound.rowless
-                value = without_answer(value, wrong.where, by_row)
+                value = mask_unanswered(value, wrong.where, by_row)
             end = first + _argument_count(bound.plan)
             self._write(i, bound, value, arguments[first:end], rows[bound.rows])
             first = end
         return ()
 
-    def _unanswered(
+    def _find_unanswered(
         self, inputs: Sequence[torch.Tensor], rows: dict[str, int]
     ) -> list[_Unanswered]:
         """Where the offsets of jagged inputs are wrong; `rows`: the number of rows by dimension.
@@ -159,7 +159,7 @@ class TracedProgram(torch.nn.Module):
         return arguments[0]
 
 
-def without_answer(value: torch.Tensor, where: torch.Tensor, by_row: bool) -> torch.Tensor:
+def mask_unanswered(value: torch.Tensor, where: torch.Tensor, by_row: bool) -> torch.Tensor:
     """Put NaN in the rows without an answer; if not `by_row`, in all rows if there is such a row.
 
     `where`: a bool for each row, true without an answer. Integers get -1, unsigned ones the largest

@@ -21,7 +21,7 @@ from engines.errors import first_line
 from engines.exported import quiet_torch
 from soa.files import check_zip, digest_of
 from stages.errors import SourceError
-from stages.model.foreign import instead
+from stages.model.foreign import advise_on_file
 from stages.model.fronts import Arranged, Arrangement, Features, Padded, Padding, Preprocessed
 from stages.model.onnx import OnnxModel, onnx_files
 from stages.model.trees import load_trees
@@ -151,23 +151,23 @@ def build_model(
     `note` is told which layers came in train mode and give other answers in eval mode, and which
     outputs have numbers in place of text. Raises SourceError.
     """
-    model = _user_model(source)
+    model = _load_user_model(source)
     if isinstance(model, OnnxModel):
         for text in model.notes:
             note(text)
-    for text in in_eval_mode(model):
+    for text in put_in_eval_mode(model):
         note(text)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     return with_fronts(model, source)
 
 
-def in_eval_mode(model: torch.nn.Module) -> tuple[str, ...]:
+def put_in_eval_mode(model: torch.nn.Module) -> tuple[str, ...]:
     """Put a model into eval mode, in place. Returns a note if layers then give other answers, else
     nothing."""
     if isinstance(model, torch.fx.GraphModule):  # exported: its mode is part of the graph
         return ()
-    training = list(_in_training(model))
+    training = list(_layers_in_training(model))
     if hasattr(model, "training"):  # torch.jit.freeze takes it away
         model.eval()
     if not training:
@@ -187,7 +187,7 @@ def with_fronts(model: torch.nn.Module, source: ModelSource) -> torch.nn.Module:
     return Preprocessed(model, source.preprocess) if any(source.preprocess) else model
 
 
-def _user_model(source: ModelSource) -> torch.nn.Module:
+def _load_user_model(source: ModelSource) -> torch.nn.Module:
     """The user's own model with its weights, as it comes. Raises SourceError."""
     if source.factory is not None:
         model = _call_factory(source)
@@ -197,11 +197,11 @@ def _user_model(source: ModelSource) -> torch.nn.Module:
     if source.program is not None:
         path = source.program
         kind = "an ExportedProgram, which torch.export.save writes"
-        return _load(path, kind, lambda: torch.export.load(path).module(check_guards=True))
+        return _load_module(path, kind, lambda: torch.export.load(path).module(check_guards=True))
     if source.torchscript is not None:
         script = source.torchscript
         kind = "TorchScript, which torch.jit.save writes"
-        return _load(script, kind, lambda: torch.jit.load(script, map_location="cpu"))
+        return _load_module(script, kind, lambda: torch.jit.load(script, map_location="cpu"))
     if source.onnx is not None:
         return OnnxModel(source.onnx)
     if source.trees is not None:
@@ -209,7 +209,7 @@ def _user_model(source: ModelSource) -> torch.nn.Module:
     raise SourceError("no model: give factory, program, torchscript, onnx or trees")
 
 
-def _in_training(model: torch.nn.Module) -> Iterator[str]:
+def _layers_in_training(model: torch.nn.Module) -> Iterator[str]:
     """The layers in train mode whose answers differ in eval mode."""
     for name, layer in model.named_modules():
         kind = getattr(layer, "original_name", type(layer).__name__)  # TorchScript's name
@@ -253,7 +253,7 @@ def _call_factory(source: ModelSource) -> torch.nn.Module:
     return model
 
 
-def _load(path: Path, kind: str, load: Callable[[], Any]) -> torch.nn.Module:
+def _load_module(path: Path, kind: str, load: Callable[[], Any]) -> torch.nn.Module:
     """Load the module in a file. The SourceError says that the file is not of this `kind` or, for a
     file of another known kind, what to do with it."""
     with quiet_torch():
@@ -262,7 +262,7 @@ def _load(path: Path, kind: str, load: Callable[[], Any]) -> torch.nn.Module:
             module: torch.nn.Module = load()
         except Exception as error:
             why = first_line(error).partition(". ")[0]
-            raise SourceError(instead(path) or f"{path} is not {kind}: {why}") from error
+            raise SourceError(advise_on_file(path) or f"{path} is not {kind}: {why}") from error
     return module
 
 

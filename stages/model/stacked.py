@@ -55,7 +55,7 @@ def stack_arguments(
     return stacked
 
 
-def with_columns(
+def restore_columns(
     program: ExportedProgram, stacks: Sequence[Stack], arguments: Sequence[torch.Tensor]
 ) -> ExportedProgram:
     """The program with one argument for each column. Its graph is changed in place.
@@ -71,7 +71,7 @@ def with_columns(
     columns: dict[str, list[str]] = {}  # by the name of the stack that they replace
     for stack in stacks:
         name = str(name_of[stack.first])
-        columns[name] = _spread(graph, nodes[name], stack)
+        columns[name] = _replace_by_columns(graph, nodes[name], stack)
     specs: list[InputSpec] = []
     for spec in signature.input_specs:
         names = columns.get(getattr(spec.arg, "name", ""))
@@ -81,10 +81,10 @@ def with_columns(
             specs += [InputSpec(InputKind.USER_INPUT, TensorArgument(name), None) for name in names]
     graph.lint()
     program.graph_module.recompile()
-    return _with_inputs(program, specs, arguments)
+    return _replace_inputs(program, specs, arguments)
 
 
-def _with_inputs(
+def _replace_inputs(
     program: ExportedProgram, specs: list[InputSpec], arguments: Sequence[torch.Tensor]
 ) -> ExportedProgram:
     """The program with the inputs that its graph has now: `specs` describe them, and `arguments`
@@ -111,7 +111,7 @@ def _with_inputs(
     )
 
 
-def _spread(graph: Graph, whole: Node, stack: Stack) -> list[str]:
+def _replace_by_columns(graph: Graph, whole: Node, stack: Stack) -> list[str]:
     """Replace a placeholder by one for each column, and their stack. Returns their names."""
     value = whole.meta["val"]
     columns: list[Node] = []

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from engines.errors import first_line
-from engines.exported import walk
+from engines.exported import descend_trees
 from soa.files import read_plain
 from soa.records import parse_json
 from stages.errors import CaptureError, SourceError
@@ -106,14 +106,14 @@ class Trees(torch.nn.Module):
             raise ValueError("there is no tree in it")
         self.features, self.names, self.link = features, names, link
         self.scale, self.zero = scale, zero
-        joined = _joined(trees, features)
+        joined = _join_trees(trees, features)
         order = np.argsort(outputs, kind="stable")  # put the trees of one output side by side
         groups = len(base) // math.prod(joined.nodes.value.shape[1:])
         output_of_tree = np.repeat(np.arange(groups), len(trees) // groups)
         if not np.array_equal(np.asarray(outputs)[order], output_of_tree):
             raise ValueError("its outputs have different numbers of trees")
-        numbered = _numbered(joined.nodes, joined.roots[order])
-        columns = _columns(numbered, self._equal)
+        numbered = _number_nodes(joined.nodes, joined.roots[order])
+        columns = _choose_columns(numbered, self._equal)
         self.groups, self.depth, self.inner = groups, numbered.depth, numbered.inner
         nodes = numbered.nodes
         leaves = len(nodes.value) - numbered.inner
@@ -124,7 +124,7 @@ class Trees(torch.nn.Module):
             ("below", nodes.children.reshape(-1), np.int64),
             ("feature", np.append(columns.of_node, np.zeros(leaves)), np.int64),
             ("threshold", nodes.threshold, real),
-            ("single", _single(nodes.threshold, self._equal), np.float32),
+            ("single", _round_to_float32(nodes.threshold, self._equal), np.float32),
             ("value", nodes.value[numbered.inner :], real),
             ("roots", numbered.roots, np.int64),
             ("base", base, np.float64),
@@ -150,7 +150,7 @@ class Trees(torch.nn.Module):
         x = torch.where(x.isnan(), self.replaced.to(x.dtype), x)
         # `lanes` has code for the operator; torch's scripts are written with torch's operators.
         exporting = torch.compiler.is_exporting()
-        find_leaves = torch.ops.soa_pipeline.leaves if exporting else walk
+        find_leaves = torch.ops.soa_pipeline.leaves if exporting else descend_trees
         leaf = self.value[
             find_leaves(
                 x, self.feature, threshold, self.below, self.roots,
@@ -170,7 +170,7 @@ class _Joined(NamedTuple):
     roots: Array
 
 
-def _joined(trees: Sequence[Tree], features: int) -> _Joined:
+def _join_trees(trees: Sequence[Tree], features: int) -> _Joined:
     """The nodes of all trees, one tree after the other; their children are numbered likewise.
     Raises ValueError if they are no trees."""
     nodes = Tree(*map(np.concatenate, zip(*trees, strict=True)))
@@ -196,11 +196,11 @@ class _Numbered(NamedTuple):
     depth: int
 
 
-def _numbered(nodes: Tree, roots: Array) -> _Numbered:
+def _number_nodes(nodes: Tree, roots: Array) -> _Numbered:
     """The nodes that rows reach from the roots, numbered anew. ValueError if they are no trees."""
     children = nodes.children
     is_leaf = (children == np.arange(len(children))[:, None]).all(axis=1)
-    levels = _levels(children, is_leaf, roots)
+    levels = _nodes_by_level(children, is_leaf, roots)
     parents = [level[~is_leaf[level]] for level in levels]  # of the next level
     leaf_count = is_leaf.astype(np.int64)  # of the leaves below each node
     for level in reversed(parents):
@@ -222,7 +222,7 @@ def _numbered(nodes: Tree, roots: Array) -> _Numbered:
     return _Numbered(ordered, number[roots], len(inner), depth=len(levels) - 1)
 
 
-def _levels(children: Array, is_leaf: Array, roots: Array) -> list[Array]:
+def _nodes_by_level(children: Array, is_leaf: Array, roots: Array) -> list[Array]:
     """The nodes at each depth, the roots first. ValueError if a node is reached twice."""
     levels, count = [roots], len(roots)
     while len(parents := levels[-1][~is_leaf[levels[-1]]]):
@@ -246,7 +246,7 @@ class _Columns(NamedTuple):
     of_node: Array
 
 
-def _columns(numbered: _Numbered, equal: bool) -> _Columns:
+def _choose_columns(numbered: _Numbered, equal: bool) -> _Columns:
     """A feature has one column if one number leads missing values to the side of each of its nodes,
     else two, with -inf and with inf. `equal`: whether a row goes left if its feature equals the
     threshold."""
@@ -272,7 +272,7 @@ def _columns(numbered: _Numbered, equal: bool) -> _Columns:
     return _Columns(pairs[:, 0], pairs[:, 1], of_node.reshape(-1))
 
 
-def _single(threshold: Array, equal: bool) -> Array:
+def _round_to_float32(threshold: Array, equal: bool) -> Array:
     """The thresholds as float32: numbers that separate all float32 as the given ones do.
 
     x <= threshold needs one that is rounded down, x < threshold one that is rounded up: no float32
@@ -290,14 +290,14 @@ def load_trees(path: Path) -> Trees:
     try:
         content: bytes | bytearray = read_plain(path, links=True, largest=None)
         if path.suffix == ".txt":
-            return _lightgbm(content.decode())
+            return _read_lightgbm(content.decode())
         if path.suffix == ".ubj":
             import xgboost  # it reads its own binary form
 
             content = xgboost.Booster(model_file=path).save_raw("json")
         elif path.suffix != ".json":
             raise ValueError("a file of XGBoost ends in .json or .ubj, one of LightGBM in .txt")
-        return _xgboost(parse_json(bytes(content)))
+        return _read_xgboost(parse_json(bytes(content)))
     except ImportError as error:
         raise SourceError(
             f"{path} is read by xgboost, which cannot be imported ({error}): pip install xgboost, "
@@ -310,7 +310,7 @@ def load_trees(path: Path) -> Trees:
         raise SourceError(f"{path} holds no boosted trees that are known here: {why}") from error
 
 
-def _xgboost(document: Any) -> Trees:
+def _read_xgboost(document: Any) -> Trees:
     """Trees from the data that `Booster.save_model` writes, xgboost 1.0 to 3.4."""
     if "oblivious_trees" in document:
         raise ValueError(
@@ -324,7 +324,7 @@ def _xgboost(document: Any) -> Trees:
     model = booster.get("gbtree", booster)["model"]  # in older dart files: one level deeper
     weights = booster.get("weight_drop") or model.get("weight_drop") or [1.0] * len(model["trees"])
     pairs = zip(model["trees"], weights, strict=True)
-    trees = [_xgboost_tree(tree, weight) for tree, weight in pairs]
+    trees = [_read_xgboost_tree(tree, weight) for tree, weight in pairs]
     link = _link_of(learner["objective"]["name"])
     param = learner["learner_model_param"]
     outputs = max(int(param["num_class"]), int(param.get("num_target", 1)), 1)
@@ -339,7 +339,7 @@ def _xgboost(document: Any) -> Trees:
     return Trees(trees, model["tree_info"], base, features, names, link)
 
 
-def _xgboost_tree(tree: Any, weight: float) -> Tree:
+def _read_xgboost_tree(tree: Any, weight: float) -> Tree:
     """A tree from XGBoost's data. Its leaves are multiplied by `weight`."""
     if np.any(tree.get("split_type", 0)):
         raise ValueError(_CATEGORIES)
@@ -357,17 +357,17 @@ def _xgboost_tree(tree: Any, weight: float) -> Tree:
     )
 
 
-def _lightgbm(text: str) -> Trees:
+def _read_lightgbm(text: str) -> Trees:
     """Trees from the text that `Booster.save_model` writes, LightGBM 3 and 4."""
     trees_text = text.partition("\nend of trees")[0]
     head, *sections = re.split(r"^Tree=\d+$", trees_text, flags=re.MULTILINE)
-    header = _fields(head)
+    header = _parse_fields(head)
     outputs, features = int(header["num_tree_per_iteration"]), int(header["max_feature_idx"]) + 1
     objective, *options = header.get("objective", "custom").split()
     link = _link_of("regression-sqrt" if "sqrt" in options else objective)
     factors = [each.partition(":")[2] for each in options if each.startswith("sigmoid:")]
     scale = float(factors[0]) if factors else 1.0
-    read = [_lightgbm_tree(_fields(section)) for section in sections]
+    read = [_read_lightgbm_tree(_parse_fields(section)) for section in sections]
     zero_is_missing = any(each.zero_is_missing for each in read)
     if zero_is_missing and any(each.zero_is_a_number for each in read):
         raise ValueError("zero is a missing value (zero_as_missing) in some nodes only")
@@ -393,13 +393,15 @@ class _LightgbmTree(NamedTuple):
     zero_is_a_number: bool
 
 
-def _lightgbm_tree(fields: dict[str, str]) -> _LightgbmTree:
+def _read_lightgbm_tree(fields: dict[str, str]) -> _LightgbmTree:
     """A tree from the fields of its text: the inner nodes in the file's order, then the leaves."""
     if int(fields.get("is_linear", 0)):
         raise ValueError("linear trees (linear_tree) are not known here")
     names = ("split_feature", "left_child", "right_child", "decision_type")
-    feature, left, right, decision = (_numbers(fields, name, int) for name in names)
-    threshold, leaves = (_numbers(fields, name, float) for name in ("threshold", "leaf_value"))
+    feature, left, right, decision = (_parse_numbers(fields, name, int) for name in names)
+    threshold, leaves = (
+        _parse_numbers(fields, name, float) for name in ("threshold", "leaf_value")
+    )
     # The bits of a decision: a categorical split; missing values go left; the missing type, which
     # is none (0: NaN is taken for 0), zero (1) or NaN (2).
     if (decision & 1).any():
@@ -421,12 +423,12 @@ def _lightgbm_tree(fields: dict[str, str]) -> _LightgbmTree:
     return _LightgbmTree(tree, 1 in missing, bool(zero_is_a_number))
 
 
-def _numbers(fields: dict[str, str], name: str, kind: type) -> Array:
+def _parse_numbers(fields: dict[str, str], name: str, kind: type) -> Array:
     """The numbers in a field; empty if it is absent."""
     return np.array(fields.get(name, "").split(), kind)
 
 
-def _fields(text: str) -> dict[str, str]:
+def _parse_fields(text: str) -> dict[str, str]:
     """The lines `key=value` of a section."""
     return {key: value for key, _, value in (line.partition("=") for line in text.splitlines())}
 

@@ -38,10 +38,10 @@ def read_state(path: Path) -> dict[str, torch.Tensor]:
         ) from error
     except Exception as error:
         raise SourceError(f"{path} holds no readable weights: {first_line(error)}") from error
-    return _state_in(content, path)
+    return _find_state(content, path)
 
 
-def _state_in(content: Any, path: Path) -> dict[str, torch.Tensor]:
+def _find_state(content: Any, path: Path) -> dict[str, torch.Tensor]:
     """The content of a file if it is a state dict, else its only entry that is one. Raises
     SourceError."""
     if _is_state(content):
@@ -52,10 +52,10 @@ def _state_in(content: Any, path: Path) -> dict[str, torch.Tensor]:
         return entries[states[0]]  # type: ignore[no-any-return]
     if states:
         raise SourceError(
-            f"{path} holds {len(states)} state dicts ({_some(states)}); "
+            f"{path} holds {len(states)} state dicts ({_list_some(states)}); "
             + _SAVE.format(f"torch.load(file)[{states[0]!r}]")
         )
-    found = _some([str(key) for key in entries]) or f"a {type(content).__name__}"
+    found = _list_some([str(key) for key in entries]) or f"a {type(content).__name__}"
     raise SourceError(
         f"{path} is not a state dict (names to tensors): found {found}; "
         + _SAVE.format("model.state_dict()")
@@ -86,11 +86,11 @@ def load_weights(model: torch.nn.Module, path: Path, prefix: str) -> None:
     ]
     problems: list[str] = []
     if missing:
-        problems.append(f"missing {_some(missing)}")
+        problems.append(f"missing {_list_some(missing)}")
     if unexpected:
-        problems.append(f"not in the model: {_some(unexpected)}")
+        problems.append(f"not in the model: {_list_some(unexpected)}")
     if wrong_shapes:
-        problems.append(_some(wrong_shapes))
+        problems.append(_list_some(wrong_shapes))
     first_parts = {key.partition(".")[0] for key in state}
     if len(first_parts) == 1 and {key.partition(".")[2] for key in state} == own.keys():
         problems.append(f"write weights_prefix: {first_parts.pop()}.")
@@ -99,6 +99,6 @@ def load_weights(model: torch.nn.Module, path: Path, prefix: str) -> None:
     model.load_state_dict(state)
 
 
-def _some(names: list[str]) -> str:
+def _list_some(names: list[str]) -> str:
     """The first three of some names, and how many more there are."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -12,8 +12,8 @@ from .answers import make_cases as make_cases
 from .answers import random_inputs as random_inputs
 from .answers import row_major_inputs as row_major_inputs
 from .answers import session_answers as session_answers
-from .answers import taken as taken
-from .bootstrap import few_digits as few_digits
+from .answers import take_rows as take_rows
+from .bootstrap import has_few_digits as has_few_digits
 from .bootstrap import many_rows as many_rows
 from .edges import edge_rows as edge_rows
 from .input_files import answers_of_windows as answers_of_windows
@@ -25,9 +25,9 @@ from .nonfinite import Case as Case
 from .nonfinite import Nonfinite as Nonfinite
 from .nonfinite import count_nonfinite as count_nonfinite
 from .nonfinite import label as label
-from .nonfinite import proof_of as proof_of
-from .nonfinite import too_much as too_much
+from .nonfinite import read_proof as read_proof
+from .nonfinite import why_too_nonfinite as why_too_nonfinite
 from .offsets import inputs_at as inputs_at
 from .profile import profile_of_rows as profile_of_rows
-from .proof import weaknesses as weaknesses
+from .proof import find_weaknesses as find_weaknesses
 from .stress import stress_rows as stress_rows

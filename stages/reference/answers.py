@@ -28,7 +28,7 @@ from soa.signature import BoundBlock, Signature, offsets_of
 from stages.errors import CaptureError, ReferenceDataError
 from stages.model import outputs_in_order, where_raised
 from stages.reference.nonfinite import Case, label
-from stages.reference.offsets import by_rows, drawn_offsets, inputs_at, with_every_kind
+from stages.reference.offsets import draw_offsets, inputs_at, pad_row_by_row, with_edge_lengths
 
 Arrays = dict[str, dict[str, torch.Tensor]]
 Index = slice | torch.Tensor
@@ -70,7 +70,7 @@ class Edge:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Copies of the tensors to store, by name."""
-        tensors = _input_tensors(self.inputs)
+        tensors = _name_inputs(self.inputs)
         tensors |= {f"output/{name}": value for name, value in self.outputs.items()}
         return {name: value.clone() for name, value in tensors.items()}
 
@@ -110,7 +110,7 @@ class Reference:
 
     def save(self, path: Path) -> None:
         """Write a safetensors file. The same rows give the same bytes."""
-        tensors = _input_tensors(self.inputs)
+        tensors = _name_inputs(self.inputs)
         for i, outputs in enumerate(self.outputs):
             tensors |= {f"output/{i}/{name}": value for name, value in outputs.items()}
         for i, edge in enumerate(self.edges):
@@ -145,7 +145,7 @@ class Reference:
             # Older references have no notes.
             notes = as_record(tuple[str, ...], parse_json(metadata.get("notes", "[]")))
             outputs: dict[str, dict[str, torch.Tensor]] = {str(i): {} for i in range(len(cases))}
-            edges = _stored_edges(metadata)
+            edges = _parse_edges(metadata)
             for (kind, where, name), value in tensors.items():
                 if kind == "input":
                     inputs.setdefault(where, {})[name] = value
@@ -156,14 +156,14 @@ class Reference:
         except (KeyError, ValueError) as error:
             raise ReferenceDataError(f"{path} is not a stored reference: {error}") from error
         reference = cls(inputs, tuple(cases), tuple(outputs.values()), notes, tuple(edges.values()))
-        return reference if signature is None else reference._fitting(signature, path)
+        return reference if signature is None else reference._check_fits(signature, path)
 
-    def _fitting(self, signature: Signature, path: Path) -> Reference:
+    def _check_fits(self, signature: Signature, path: Path) -> Reference:
         """This reference, after a check that it holds all that the signature needs. Raises
         ReferenceDataError, which names the file `path`."""
         of_edges = [(edge.case, edge.outputs) for edge in self.edges]
         for case, outputs in (*zip(self.cases, self.outputs, strict=True), *of_edges):
-            if not _answers_fit(signature, case, outputs):
+            if not _has_fitting_answers(signature, case, outputs):
                 raise ReferenceDataError(f"{path}: its case {label(case)} is of another signature")
         edges = tuple(
             replace(edge, inputs=check_inputs(signature, edge.inputs, edge.case))
@@ -172,7 +172,9 @@ class Reference:
         return replace(self, inputs=check_inputs(signature, self.inputs), edges=edges)
 
 
-def _answers_fit(signature: Signature, case: Case, outputs: Mapping[str, torch.Tensor]) -> bool:
+def _has_fitting_answers(
+    signature: Signature, case: Case, outputs: Mapping[str, torch.Tensor]
+) -> bool:
     """Whether a case is within the signature's ranges, and has the answers of each output block."""
     if case.keys() != set(signature.dims):
         return False
@@ -184,7 +186,7 @@ def _answers_fit(signature: Signature, case: Case, outputs: Mapping[str, torch.T
     )
 
 
-def _input_tensors(inputs: Arrays) -> dict[str, torch.Tensor]:
+def _name_inputs(inputs: Arrays) -> dict[str, torch.Tensor]:
     """The inputs by the names under which they are stored."""
     return {
         f"input/{collection}/{column}": values
@@ -193,7 +195,7 @@ def _input_tensors(inputs: Arrays) -> dict[str, torch.Tensor]:
     }
 
 
-def _stored_edges(metadata: Mapping[str, str]) -> dict[str, Edge]:
+def _parse_edges(metadata: Mapping[str, str]) -> dict[str, Edge]:
     """The edges of a stored reference, by index, without their tensors."""
     stored = as_record(list[tuple[str, bool, Case]], parse_json(metadata.get("edges", "[]")))
     kinds = as_record(list[str], parse_json(metadata.get("edge_kinds", "[]")))  # not in older ones
@@ -266,7 +268,7 @@ def random_inputs(
     generator = torch.Generator().manual_seed(seed)
 
     def draw(column: Column, n: int) -> torch.Tensor:
-        shape = _shape(column, n)
+        shape = _column_shape(column, n)
         dtype = torch_dtype(column.dtype)
         if column.name in ranges:
             low, high = ranges[column.name]
@@ -284,8 +286,8 @@ def random_inputs(
     }
     for name in signature.jagged:
         offsets = offsets_of(name)
-        inputs[offsets] = drawn_offsets(inputs[offsets], most[name], generator)
-    return with_every_kind(signature, inputs)
+        inputs[offsets] = draw_offsets(inputs[offsets], most[name], generator)
+    return with_edge_lengths(signature, inputs)
 
 
 def check_inputs(
@@ -303,25 +305,25 @@ def check_inputs(
             raise ReferenceDataError(
                 f"the reference has no collection {name!r}: give {{collection: {{column: array}}}}"
             )
-        columns = {**_written_columns(signature, name, n), **arrays[name]}
+        columns = {**_zeros_for_written_columns(signature, name, n), **arrays[name]}
         checked[name] = {
             column.name: _check_column(name, column, columns, n) for column in layout.numbers
         }
-    return with_every_kind(signature, checked) if rows is None else checked
+    return with_edge_lengths(signature, checked) if rows is None else checked
 
 
-def _written_columns(signature: Signature, name: str, n: int) -> dict[str, torch.Tensor]:
+def _zeros_for_written_columns(signature: Signature, name: str, n: int) -> dict[str, torch.Tensor]:
     """Zeros for the columns that the model itself writes in an input collection."""
     layout = signature.layouts[name]
     blocks = [bound.block for bound in signature.outputs if bound.block.collection == name]
     written = [layout[column] for block in blocks for column in block.columns]
     return {
-        column.name: torch.zeros(_shape(column, n), dtype=torch_dtype(column.dtype))
+        column.name: torch.zeros(_column_shape(column, n), dtype=torch_dtype(column.dtype))
         for column in written
     }
 
 
-def _shape(column: Column, n: int) -> tuple[int, ...]:
+def _column_shape(column: Column, n: int) -> tuple[int, ...]:
     """The shape of a column of n rows."""
     return () if column.kind == "scalar" else (n, *column.shape)
 
@@ -339,7 +341,7 @@ def _check_column(
         tensor = value if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value))
     except (TypeError, ValueError) as error:
         raise ReferenceDataError(f"{where}: {error}") from None
-    shape = _shape(column, n)
+    shape = _column_shape(column, n)
     if column.kind != "scalar" and tensor.ndim and tensor.shape[0] > n:
         tensor = tensor[:n]
     if tuple(tensor.shape) != shape:
@@ -381,7 +383,7 @@ def session_answers(session: Session, inputs: Arrays, case: Case) -> dict[str, t
     }
 
 
-def taken(signature: Signature, inputs: Arrays, rows: Mapping[str, Index]) -> Arrays:
+def take_rows(signature: Signature, inputs: Arrays, rows: Mapping[str, Index]) -> Arrays:
     """These rows of each dimension; slices give views. Scalars stay as they are."""
 
     def picked(name: str, column: Column) -> torch.Tensor:
@@ -398,12 +400,12 @@ def row_major_inputs(signature: Signature, arrays: Arrays, case: Case) -> list[t
     """The blocks of a case as ordinary contiguous tensors: the model's arguments."""
     arrays = inputs_at(signature, arrays, case)
     return [
-        _row_major(bound, signature.layouts[bound.block.collection], arrays, case)
+        _row_major_block(bound, signature.layouts[bound.block.collection], arrays, case)
         for bound in signature.inputs
     ]
 
 
-def _row_major(bound: BoundBlock, layout: Layout, arrays: Arrays, case: Case) -> torch.Tensor:
+def _row_major_block(bound: BoundBlock, layout: Layout, arrays: Arrays, case: Case) -> torch.Tensor:
     """A block as the eager model takes it: a tensor of n rows."""
     columns = arrays[bound.block.collection]
     dtype = torch_dtype(bound.plan.dtype)
@@ -425,7 +427,7 @@ def eager_outputs(
     memory. Raises CaptureError if shapes or dtypes do not fit, or what the model raises."""
     doing(f"with the first rows, {label(case)}")
     with torch.no_grad():
-        values = outputs_in_order(by_rows(model)(*inputs), signature)
+        values = outputs_in_order(pad_row_by_row(model)(*inputs), signature)
     outputs: dict[str, torch.Tensor] = {}
     for bound, value in zip(signature.outputs, values, strict=True):
         shape = bound.shape(case[bound.rows])

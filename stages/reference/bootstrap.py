@@ -19,9 +19,9 @@ from torch.utils.flop_counter import flop_registry
 from engines.errors import first_line
 from soa.dtypes import is_float
 from soa.signature import Signature, offsets_of
-from stages.reference.answers import Arrays, Edge, MoreRows, eager_answers, taken
+from stages.reference.answers import Arrays, Edge, MoreRows, eager_answers, take_rows
 from stages.reference.nonfinite import Case
-from stages.reference.offsets import drawn_offsets
+from stages.reference.offsets import draw_offsets
 
 WHAT = "rows like those of the reference"
 _PIECE = 1024  # rows of a piece, if the model takes so many
@@ -55,11 +55,11 @@ def many_rows(
 
     work = _Work()
     try:
-        first_rows = drawn_rows(signature, inputs, case, seed=0)
+        first_rows = draw_rows(signature, inputs, case, seed=0)
         with work:
             first = answered(first_rows)
         seeds = range(1, _piece_count(first, work.units, wanted))
-        others = [answered(drawn_rows(signature, inputs, case, seed)) for seed in seeds]
+        others = [answered(draw_rows(signature, inputs, case, seed)) for seed in seeds]
     except Exception as error:  # the user's own code may raise any type
         return MoreRows(notes=(f"{WHAT} are not tried: {first_line(error)}",))
     return MoreRows((first, *others))
@@ -83,7 +83,7 @@ def _case_of_piece(signature: Signature) -> Case:
     return {dim: max(int(rows.proven * share), rows.min) for dim, rows in ranges.items()}
 
 
-def drawn_rows(signature: Signature, inputs: Arrays, case: Case, seed: int) -> Arrays:
+def draw_rows(signature: Signature, inputs: Arrays, case: Case, seed: int) -> Arrays:
     """Rows of `inputs`, drawn at random and changed a little: as many as `case` says. Scalars stay
     as they are."""
     generator = torch.Generator().manual_seed(seed)
@@ -91,19 +91,21 @@ def drawn_rows(signature: Signature, inputs: Arrays, case: Case, seed: int) -> A
         dim: torch.randint(signature.ranges[dim].proven, (n,), generator=generator)
         for dim, n in case.items()
     }
-    rows = taken(signature, inputs, chosen)
+    rows = take_rows(signature, inputs, chosen)
     for name in signature.input_collections:
         for column in signature.layouts[name].numbers:
             if column.kind != "scalar" and is_float(column.dtype):
                 values = rows[name][column.name]
-                rows[name][column.name] = _moved(values, inputs[name][column.name], generator)
+                rows[name][column.name] = _move_values(values, inputs[name][column.name], generator)
     for name in signature.jagged:
         dim, offsets = signature.rows_of[name], offsets_of(name)
-        rows[offsets] = drawn_offsets(rows[offsets], case[dim], generator)
+        rows[offsets] = draw_offsets(rows[offsets], case[dim], generator)
     return rows
 
 
-def _moved(values: torch.Tensor, own: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def _move_values(
+    values: torch.Tensor, own: torch.Tensor, generator: torch.Generator
+) -> torch.Tensor:
     """The values of a column, changed a little within the range of the reference's, `own`."""
     known = own[own.isfinite()]
     if not known.numel():
@@ -111,10 +113,10 @@ def _moved(values: torch.Tensor, own: torch.Tensor, generator: torch.Generator) 
     wide = values.double()
     share = torch.randn(wide.shape, generator=generator, dtype=torch.float64) * _SPREAD
     moved = (wide * (1 + share)).clamp(float(known.min()), float(known.max()))
-    return torch.where(few_digits(wide), wide, moved).to(values.dtype)
+    return torch.where(has_few_digits(wide), wide, moved).to(values.dtype)
 
 
-def few_digits(values: torch.Tensor) -> torch.Tensor:
+def has_few_digits(values: torch.Tensor) -> torch.Tensor:
     """Where numbers are short in binary, as categories, masks, halves and zero are; or not
     finite. Short: the mantissa, from 0.5 to 1, is a multiple of 1 / `_DIGITS`."""
     digits = torch.frexp(values).mantissa * _DIGITS

@@ -17,7 +17,7 @@ from soa.dtypes import is_float, torch_dtype
 from soa.layout import Column
 from soa.signature import Signature
 from stages.reference.answers import Arrays, Edge, EdgeKind, MoreRows
-from stages.reference.stress import Member, attempt, members, some_rows
+from stages.reference.stress import Member, members, take_first_rows, try_model
 
 _ROWS = 37
 # Powers of a dtype's largest number: squares of the second overflow, and sums of the third may.
@@ -47,7 +47,7 @@ def edge_rows(
     """
     edges: list[Edge] = []
     notes: list[str] = []
-    few = some_rows(signature, inputs, _ROWS)
+    few = take_first_rows(signature, inputs, _ROWS)
     if not all(few.case.values()):
         return MoreRows()
     for changes in _changes(signature, stated):
@@ -58,7 +58,7 @@ def edge_rows(
             columns = changed[member.collection]
             name = member.column.name
             columns[name] = changes.change(member.column, number, columns[name].clone())
-        result = attempt(model, signature, changed, few.case)
+        result = try_model(model, signature, changed, few.case)
         if result.failure:
             notes.append(f"{changes.what} in the inputs are not tried: {result.failure}")
         else:
@@ -79,18 +79,18 @@ def _changes(signature: Signature, stated: Collection[str]) -> Iterator[_Changes
     ]
     specials = {"NaN": np.nan, "infinity": np.inf, "-infinity": -np.inf, "-0.0": -0.0}
     for what, value in specials.items():
-        yield _Changes(what, "special", floats, _here_and_there(value, len(floats)))
-    yield _Changes("denormal numbers", "extreme", floats, _up_to(0.25, tiny=True))
+        yield _Changes(what, "special", floats, _setter_here_and_there(value, len(floats)))
+    yield _Changes("denormal numbers", "extreme", floats, _scaler_up_to(0.25, tiny=True))
     for dtype in dict.fromkeys(member.column.dtype for member in floats):
         of_dtype = [member for member in floats if member.column.dtype == dtype]
         for power in _HUGE:
             largest = torch.finfo(torch_dtype(dtype)).max ** power
             name = f"{dtype} numbers up to {largest:.0e}"
-            yield _Changes(name, "extreme", of_dtype, _up_to(largest))
-    yield _Changes("integers of any size", "integers", integers, _any_size)
+            yield _Changes(name, "extreme", of_dtype, _scaler_up_to(largest))
+    yield _Changes("integers of any size", "integers", integers, _draw_any_size)
 
 
-def _here_and_there(value: float, count: int) -> Change:
+def _setter_here_and_there(value: float, count: int) -> Change:
     """The value in all of `count` columns in the first row, and in one column of each other row."""
 
     def change(column: Column, number: int, values: torch.Tensor) -> torch.Tensor:
@@ -102,7 +102,7 @@ def _here_and_there(value: float, count: int) -> Change:
     return change
 
 
-def _up_to(largest: float, tiny: bool = False) -> Change:
+def _scaler_up_to(largest: float, tiny: bool = False) -> Change:
     """Scale a column up to `largest`; `tiny`: up to that fraction of the smallest normal number."""
 
     def change(column: Column, number: int, values: torch.Tensor) -> torch.Tensor:
@@ -114,7 +114,7 @@ def _up_to(largest: float, tiny: bool = False) -> Change:
     return change
 
 
-def _any_size(column: Column, number: int, values: torch.Tensor) -> torch.Tensor:
+def _draw_any_size(column: Column, number: int, values: torch.Tensor) -> torch.Tensor:
     """The least, the largest and random integers. No -1: least integer / -1 kills the process."""
     limits = np.iinfo(column.dtype)
     draw = np.random.default_rng(number)

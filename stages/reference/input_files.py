@@ -21,7 +21,7 @@ from stages.reference.answers import (
     check_inputs,
     eager_answers,
     read_tensors,
-    taken,
+    take_rows,
 )
 from stages.reference.nonfinite import Case
 
@@ -47,7 +47,7 @@ def read_set(signature: Signature, path: Path) -> Arrays:
             raise ReferenceDataError(
                 f"{path}: {rows.get(dim, 0)} rows of {dim}, at least {least} are needed"
             )
-    return _checked(signature, arrays, path, rows)
+    return _check_file_inputs(signature, arrays, path, rows)
 
 
 def read_rows(signature: Signature, path: Path) -> Arrays:
@@ -62,7 +62,7 @@ def read_rows(signature: Signature, path: Path) -> Arrays:
         dim: np.arange(signature.ranges[dim].proven) % n
         for dim, n in _row_counts(signature, arrays, path).items()
     }
-    return _checked(signature, _picked(signature, arrays, index), path)
+    return _check_file_inputs(signature, _pick_rows(signature, arrays, index), path)
 
 
 def more_rows(signature: Signature, path: Path) -> Arrays | None:
@@ -83,7 +83,9 @@ def more_rows(signature: Signature, path: Path) -> Arrays | None:
     if len(index) > _WINDOWS * rows.max:
         starts = np.linspace(index[0], n - rows.max, _WINDOWS).astype(int)
         index = (starts[:, None] + np.arange(rows.max)).reshape(-1)
-    return _checked(signature, _picked(signature, arrays, {dim: index}), path, {dim: len(index)})
+    return _check_file_inputs(
+        signature, _pick_rows(signature, arrays, {dim: index}), path, {dim: len(index)}
+    )
 
 
 def _read_npz(path: Path) -> Given:
@@ -100,7 +102,7 @@ def _read_npz(path: Path) -> Given:
     return arrays
 
 
-def _picked(
+def _pick_rows(
     signature: Signature, arrays: Given, index: Mapping[str, npt.NDArray[np.int64]]
 ) -> Given:
     """These rows of each dimension, of all columns with rows; other arrays as they are."""
@@ -134,7 +136,9 @@ def _row_counts(signature: Signature, arrays: Given, path: Path) -> Case:
     return rows
 
 
-def _checked(signature: Signature, arrays: Given, path: Path, rows: Case | None = None) -> Arrays:
+def _check_file_inputs(
+    signature: Signature, arrays: Given, path: Path, rows: Case | None = None
+) -> Arrays:
     """As `check_inputs`; its ReferenceDataError names the file."""
     try:
         return check_inputs(signature, arrays, rows)
@@ -166,7 +170,7 @@ def windows(signature: Signature, arrays: Arrays) -> Iterator[tuple[Arrays, Case
     for start in range(0, n, allowed.max):
         size = max(min(allowed.max, n - start), allowed.min)
         first = min(start, n - size)  # the last piece may overlap the one before
-        yield taken(signature, arrays, {dim: slice(first, first + size)}), {dim: size}
+        yield take_rows(signature, arrays, {dim: slice(first, first + size)}), {dim: size}
 
 
 def answers_of_windows(model: torch.nn.Module, signature: Signature, arrays: Arrays) -> Reference:

@@ -66,10 +66,10 @@ def count_nonfinite(
 ) -> tuple[Nonfinite, ...]:
     """Counts for each output. `outputs`: for each case the values of each output, as NumPy or torch
     arrays. Cases without rows are left out: a mean over no rows is NaN."""
-    return tuple(_count(signature, bound, cases, outputs) for bound in signature.outputs)
+    return tuple(_count_output(signature, bound, cases, outputs) for bound in signature.outputs)
 
 
-def proof_of(bundle: Bundle) -> tuple[tuple[Nonfinite, ...], tuple[str, ...]]:
+def read_proof(bundle: Bundle) -> tuple[tuple[Nonfinite, ...], tuple[str, ...]]:
     """The counts of a version's stored reference, by output, and its notes on what it does not
     show. Raises ReferenceDataError."""
     signature = Signature.from_dict(bundle.manifest.signature)
@@ -80,26 +80,30 @@ def proof_of(bundle: Bundle) -> tuple[tuple[Nonfinite, ...], tuple[str, ...]]:
             cases = as_record(list[Case], parse_json(metadata["cases"]))
             # Older references have no notes.
             notes = as_record(tuple[str, ...], parse_json(metadata.get("notes", "[]")))
-            outputs = [_outputs(path, stored, signature, i, case) for i, case in enumerate(cases)]
+            outputs = [
+                _read_outputs(path, stored, signature, i, case) for i, case in enumerate(cases)
+            ]
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise ReferenceDataError(f"{path} is not a stored reference: {error}") from error
     return count_nonfinite(signature, cases, outputs), notes
 
 
-def _outputs(path: Path, stored: Any, signature: Signature, i: int, case: Case) -> dict[str, Any]:
+def _read_outputs(
+    path: Path, stored: Any, signature: Signature, i: int, case: Case
+) -> dict[str, Any]:
     """The stored answers of case number `i`; ValueError if they do not fit the signature."""
     another = ValueError(f"its case {label(case)} is of another signature")
     keys = {bound.name: f"output/{i}/{bound.name}" for bound in signature.outputs}
     if case.keys() != set(signature.dims) or not set(keys.values()) <= set(stored.keys()):
         raise another
-    outputs = {name: _values(path, stored, key) for name, key in keys.items()}
+    outputs = {name: _read_tensor(path, stored, key) for name, key in keys.items()}
     for bound in signature.outputs:
         if outputs[bound.name].shape != bound.shape(case[bound.rows]):
             raise another
     return outputs
 
 
-def _values(path: Path, stored: Any, key: str) -> Any:
+def _read_tensor(path: Path, stored: Any, key: str) -> Any:
     """A stored tensor, as a NumPy array, or as a tensor of torch if it is bfloat16."""
     if stored.get_slice(key).get_dtype() != "BF16":
         return stored.get_tensor(key)
@@ -107,7 +111,7 @@ def _values(path: Path, stored: Any, key: str) -> Any:
         return again.get_tensor(key)
 
 
-def _count(
+def _count_output(
     signature: Signature,
     bound: BoundBlock,
     cases: Sequence[Case],
@@ -121,7 +125,7 @@ def _count(
     for case, values in zip(cases, outputs, strict=True):
         if not all(case.values()):
             continue
-        finite = _finite(values[bound.name], bound.plan.dtypes[0]).reshape(-1, len(columns))
+        finite = _finite_mask(values[bound.name], bound.plan.dtypes[0]).reshape(-1, len(columns))
         bad = int((~finite).sum())
         by_size[label(case)] = (bad, finite.size)
         if bad and not first:
@@ -132,7 +136,7 @@ def _count(
     return Nonfinite(bound.name, by_size, first, empty)
 
 
-def _finite(values: Any, dtype: str) -> npt.NDArray[np.bool_]:
+def _finite_mask(values: Any, dtype: str) -> npt.NDArray[np.bool_]:
     """Which values are finite in the columns' own dtype; a value too large for it is infinite."""
     if not isinstance(values, np.ndarray):  # a torch tensor: NumPy has no bfloat16
         values = (values.float() if "bfloat16" in str(values.dtype) else values).numpy()
@@ -146,7 +150,7 @@ def _finite(values: Any, dtype: str) -> npt.NDArray[np.bool_]:
     return finite
 
 
-def too_much(counts: Sequence[Nonfinite], limit: float) -> str | None:
+def why_too_nonfinite(counts: Sequence[Nonfinite], limit: float) -> str | None:
     """Why the reference is refused, or None. It is refused if more than the fraction `limit` of an
     output is not finite, or if no value of an output is finite in some case."""
     for counted in counts:

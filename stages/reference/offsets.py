@@ -21,7 +21,7 @@ Columns = dict[str, torch.Tensor]
 class ByRows(Padded):
     """Padding row by row. Raises CaptureError for wrong offsets."""
 
-    def padded(self, padding: Padding, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    def pad(self, padding: Padding, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """The padded input, or the mask, filled row by row."""
         spans: list[list[int]] = inputs[padding.offsets].tolist()
         count = max((0, *(end for _, end in spans)))
@@ -42,11 +42,11 @@ class ByRows(Padded):
         return rows.reshape(len(spans), *padding.shape)
 
 
-def by_rows(model: torch.nn.Module) -> torch.nn.Module:
+def pad_row_by_row(model: torch.nn.Module) -> torch.nn.Module:
     """The model, with its jagged inputs padded row by row."""
     if isinstance(model, Padded):
         return ByRows(model.model, model.plan)
-    return model.around(by_rows(model.model)) if isinstance(model, InFront) else model
+    return model.around(pad_row_by_row(model.model)) if isinstance(model, InFront) else model
 
 
 def inputs_at(
@@ -63,7 +63,7 @@ def inputs_at(
     return arrays
 
 
-def drawn_offsets(columns: Columns, items: int, generator: torch.Generator) -> Columns:
+def draw_offsets(columns: Columns, items: int, generator: torch.Generator) -> Columns:
     """Offsets that cut the items into rows at random places: many rows are empty, or long. As many
     rows as `columns` has, and of their dtype."""
     n, dtype = len(columns["end"]), columns["end"].dtype
@@ -71,7 +71,7 @@ def drawn_offsets(columns: Columns, items: int, generator: torch.Generator) -> C
     return {"begin": torch.cat([end.new_zeros(1), end[:-1]]), "end": end}
 
 
-def with_every_kind(signature: Signature, inputs: dict[str, Columns]) -> dict[str, Columns]:
+def with_edge_lengths(signature: Signature, inputs: dict[str, Columns]) -> dict[str, Columns]:
     """Make the first rows of each jagged collection overlong, empty and exactly full, because
     padding may get these wrong. They take items that other rows have too, so the other rows do not
     change.

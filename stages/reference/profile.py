@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from runtime.watch import Component, Profile, profiled
+from runtime.watch import Component, Profile, make_profile
 from soa.dtypes import torch_dtype
 from soa.signature import Signature
 from stages.reference.answers import Arrays, Reference
@@ -29,7 +29,9 @@ def profile_of_rows(signature: Signature, reference: Path, more: Path | None) ->
         further = Reference.load(more)
         pieces.append(_input_columns(signature, further.inputs))
         pieces += [_output_columns(signature, outputs) for outputs in further.outputs]
-    return profiled([{key: _in_numpy(values) for key, values in piece.items()} for piece in pieces])
+    return make_profile(
+        [{key: _as_numpy(values) for key, values in piece.items()} for piece in pieces]
+    )
 
 
 def _rows_before_repetition(signature: Signature, inputs: Arrays) -> dict[str, int]:
@@ -38,7 +40,7 @@ def _rows_before_repetition(signature: Signature, inputs: Arrays) -> dict[str, i
     counts: dict[str, int] = {}
     for dim in signature.dims:
         columns = [
-            np.ascontiguousarray(_in_numpy(inputs[name][column.name]))
+            np.ascontiguousarray(_as_numpy(inputs[name][column.name]))
             for name in signature.input_collections
             for column in signature.layouts[name].numbers
             if signature.rows_of[name] == dim and column.kind != "scalar"
@@ -95,6 +97,6 @@ def _output_columns(
     return columns
 
 
-def _in_numpy(values: torch.Tensor) -> Any:
+def _as_numpy(values: torch.Tensor) -> Any:
     """The values as an array, with float32 for bfloat16, which NumPy has not."""
     return (values.float() if values.dtype is torch.bfloat16 else values).numpy()

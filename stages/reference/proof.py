@@ -33,7 +33,7 @@ class _InputColumn(NamedTuple):
         return f"{self.collection}.{self.name}"
 
 
-def weaknesses(
+def find_weaknesses(
     model: torch.nn.Module, signature: Signature, reference: Reference
 ) -> tuple[str, ...]:
     """Sentences about what the reference does not show, for the user. The model runs several times.
@@ -43,9 +43,9 @@ def weaknesses(
     blocks = [bound.block for bound in signature.inputs]
     read = [_InputColumn(block.collection, name) for block in blocks for name in block.columns]
     columns = list(dict.fromkeys(read))
-    constant = [column for column in columns if _constant(_values(reference, column))]
+    constant = [column for column in columns if _is_constant(_column_values(reference, column))]
     varying = [column for column in columns if column not in constant]
-    effects = _effects(model, signature, reference, varying)
+    effects = _try_columns(model, signature, reference, varying)
     if not effects.outputs:
         why = f"no input changes any output (asked at {effects.largest})"
         if not varying:
@@ -58,7 +58,7 @@ def weaknesses(
     notes += [
         f"input columns {' and '.join(map(str, group))} hold the same values: an artifact that "
         "confuses them would pass"
-        for group in _same_values(reference, varying)
+        for group in _groups_of_equal_columns(reference, varying)
     ]
     notes += [
         f"input column {column} changes no output (other values were tried at {effects.largest})"
@@ -67,7 +67,7 @@ def weaknesses(
     ]
     for bound in signature.outputs:
         if bound.name in effects.outputs:
-            notes += _constant_columns(signature, bound, reference)
+            notes += _notes_on_constant_columns(signature, bound, reference)
         else:
             notes.append(
                 f"output {bound.name!r} is changed by no input (tried at {effects.largest})"
@@ -96,7 +96,7 @@ class _Effects:
             self.columns.add(column)
 
 
-def _effects(
+def _try_columns(
     model: torch.nn.Module, signature: Signature, reference: Reference, columns: list[_InputColumn]
 ) -> _Effects:
     """Give each column other values, first in one row, then in all rows, until each has changed an
@@ -106,7 +106,7 @@ def _effects(
     """
     generator = torch.Generator().manual_seed(0)
     names = {bound.name for bound in signature.outputs}
-    effects = _effects_in_rows(model, signature, reference, columns)
+    effects = _try_columns_in_rows(model, signature, reference, columns)
     for case in _sizes_to_ask(reference.cases):
         effects.largest = label(case)
         expected = reference.outputs[reference.cases.index(case)]
@@ -114,21 +114,21 @@ def _effects(
             if column in effects.columns and effects.outputs == names:
                 continue
             n = case[signature.rows_of[column.collection]]
-            other = _drawn_anew(_values(reference, column), n, generator)
+            other = _draw_anew(_column_values(reference, column), n, generator)
             if other is None:
                 continue
             inputs = {name: dict(values) for name, values in reference.inputs.items()}
             inputs[column.collection][column.name] = other
             try:
                 answers = eager_answers(model, signature, inputs, case)
-                changed = {name for name in names if not _alike(answers[name], expected[name])}
+                changed = {name for name in names if not _are_equal(answers[name], expected[name])}
             except Exception:  # an error shows that the model reads the column
                 changed = names
             effects.add(column, changed)
     return effects
 
 
-def _effects_in_rows(
+def _try_columns_in_rows(
     model: torch.nn.Module, signature: Signature, reference: Reference, columns: list[_InputColumn]
 ) -> _Effects:
     """Give each column another of its values in one row only: one run of the model tries as many
@@ -148,7 +148,7 @@ def _effects_in_rows(
         inputs = {name: dict(values) for name, values in reference.inputs.items()}
         changed_in: dict[int, _InputColumn] = {}  # by row
         for row, column in enumerate(columns[start : start + n]):
-            other = _changed_in_row(_values(reference, column), row, n)
+            other = _change_in_row(_column_values(reference, column), row, n)
             if other is not None:
                 inputs[column.collection][column.name] = other
                 changed_in[row] = column
@@ -158,19 +158,21 @@ def _effects_in_rows(
             continue
         for row, column in changed_in.items():
             changed = {
-                name for name in with_rows if not _alike(answers[name][row], expected[name][row])
+                name
+                for name in with_rows
+                if not _are_equal(answers[name][row], expected[name][row])
             }
             if changed:
                 effects.add(column, changed)
     return effects
 
 
-def _values(reference: Reference, column: _InputColumn) -> torch.Tensor:
+def _column_values(reference: Reference, column: _InputColumn) -> torch.Tensor:
     """A column of the reference's inputs."""
     return reference.inputs[column.collection][column.name]
 
 
-def _changed_in_row(values: torch.Tensor, row: int, n: int) -> torch.Tensor | None:
+def _change_in_row(values: torch.Tensor, row: int, n: int) -> torch.Tensor | None:
     """The first n values, with another of them in one row; None if these are equal, or a scalar."""
     if values.ndim == 0:
         return None
@@ -192,7 +194,7 @@ def _sizes_to_ask(cases: Sequence[Case]) -> list[Case]:
     return [case for case in ordered if case in wanted]
 
 
-def _drawn_anew(values: torch.Tensor, n: int, generator: torch.Generator) -> torch.Tensor | None:
+def _draw_anew(values: torch.Tensor, n: int, generator: torch.Generator) -> torch.Tensor | None:
     """The first n rows in random order, some twice; None if all are equal. A scalar is changed."""
     if values.ndim == 0:
         scalar = values.item()
@@ -202,17 +204,19 @@ def _drawn_anew(values: torch.Tensor, n: int, generator: torch.Generator) -> tor
     first = values[:n]
     for _ in range(8):  # a draw may leave all rows as they were
         drawn = first[torch.randint(n, (n,), generator=generator)]
-        if not _alike(drawn, first):
+        if not _are_equal(drawn, first):
             return drawn
     return None
 
 
-def _constant(values: torch.Tensor) -> bool:
+def _is_constant(values: torch.Tensor) -> bool:
     """Whether a column has one value in all rows. A scalar has no rows."""
-    return values.ndim > 0 and _alike(values, values[:1].expand_as(values))
+    return values.ndim > 0 and _are_equal(values, values[:1].expand_as(values))
 
 
-def _constant_columns(signature: Signature, bound: BoundBlock, reference: Reference) -> list[str]:
+def _notes_on_constant_columns(
+    signature: Signature, bound: BoundBlock, reference: Reference
+) -> list[str]:
     """Columns of an output that have one and the same value in all rows at the largest size."""
     if bound.plan.kind == "scalars":
         return []
@@ -227,15 +231,17 @@ def _constant_columns(signature: Signature, bound: BoundBlock, reference: Refere
         f"output column {bound.block.collection}.{name} is the same in every row at "
         f"{label(reference.cases[largest])}"
         for name, column in zip(bound.block.columns, columns, strict=True)
-        if _constant(column)
+        if _is_constant(column)
     ]
 
 
-def _same_values(reference: Reference, columns: list[_InputColumn]) -> list[list[_InputColumn]]:
+def _groups_of_equal_columns(
+    reference: Reference, columns: list[_InputColumn]
+) -> list[list[_InputColumn]]:
     """Groups of several columns that hold the same bytes, with equal shapes and dtypes."""
     groups: dict[tuple[torch.Size, torch.dtype, str], list[_InputColumn]] = {}
     for column in columns:
-        values = _values(reference, column)
+        values = _column_values(reference, column)
         if values.ndim:
             content = values.contiguous().view(torch.uint8).numpy()
             digest = hashlib.sha256(content.data).hexdigest()
@@ -243,7 +249,7 @@ def _same_values(reference: Reference, columns: list[_InputColumn]) -> list[list
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _alike(first: torch.Tensor, second: torch.Tensor) -> bool:
+def _are_equal(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Whether two tensors are equal, with NaN equal to NaN, the only number that is not itself."""
     both_nan = (first != first) & (second != second)
     return bool(((first == second) | both_nan).all())

@@ -16,7 +16,7 @@ from engines.errors import first_line
 from soa.dtypes import is_float, torch_dtype
 from soa.layout import Column
 from soa.signature import Signature, offsets_of
-from stages.reference.answers import Arrays, Edge, MoreRows, eager_answers, taken
+from stages.reference.answers import Arrays, Edge, MoreRows, eager_answers, take_rows
 from stages.reference.nonfinite import Case
 from stages.reference.offsets import inputs_at
 
@@ -63,12 +63,12 @@ class SomeRows:
     inputs: Arrays
 
 
-def some_rows(signature: Signature, inputs: Arrays, wanted: int) -> SomeRows:
+def take_first_rows(signature: Signature, inputs: Arrays, wanted: int) -> SomeRows:
     """The first `wanted` rows of each dimension, within its range."""
     ranges = {dim: signature.ranges[dim] for dim in signature.dims}
     case = {dim: min(max(wanted, rows.min), rows.proven) for dim, rows in ranges.items()}
     rows = {dim: slice(n) for dim, n in case.items()}
-    return SomeRows(case, taken(signature, inputs_at(signature, inputs, case), rows))
+    return SomeRows(case, take_rows(signature, inputs_at(signature, inputs, case), rows))
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Attempt:
     failure: str = ""
 
 
-def attempt(model: torch.nn.Module, signature: Signature, rows: Arrays, case: Case) -> Attempt:
+def try_model(model: torch.nn.Module, signature: Signature, rows: Arrays, case: Case) -> Attempt:
     """Ask the eager model for its answers to the first rows of `rows`."""
     try:
         return Attempt(eager_answers(model, signature, rows, case))
@@ -95,22 +95,22 @@ def stress_rows(model: torch.nn.Module, signature: Signature, inputs: Arrays) ->
     """
     edges: list[Edge] = []
     notes: list[str] = []
-    few = some_rows(signature, inputs, _ROWS)
+    few = take_first_rows(signature, inputs, _ROWS)
     if not all(few.case.values()):
         return MoreRows()
     for seed, (kind, what) in enumerate(_NAMES.items()):
-        rows = _stressed(signature, few.inputs, inputs, kind, seed)
-        result = attempt(model, signature, rows, few.case)
+        rows = _stress_columns(signature, few.inputs, inputs, kind, seed)
+        result = try_model(model, signature, rows, few.case)
         if result.failure:
             why = result.failure
             culprits = [
                 member
                 for member in members(signature)
-                if _attempt_with_one(model, signature, few, rows, member).failure
+                if _attempt_with_column(model, signature, few, rows, member).failure
             ]
-            rows = _stressed(signature, few.inputs, inputs, kind, seed, culprits)
+            rows = _stress_columns(signature, few.inputs, inputs, kind, seed, culprits)
             if len(culprits) < len(members(signature)):
-                result = attempt(model, signature, rows, few.case)
+                result = try_model(model, signature, rows, few.case)
             if result.failure:
                 notes.append(f"{what} in every column are not tried: {why}")
                 continue
@@ -120,17 +120,17 @@ def stress_rows(model: torch.nn.Module, signature: Signature, inputs: Arrays) ->
     return MoreRows(tuple(edges), tuple(notes))
 
 
-def _attempt_with_one(
+def _attempt_with_column(
     model: torch.nn.Module, signature: Signature, few: SomeRows, rows: Arrays, changed: Member
 ) -> Attempt:
     """An attempt with the rows `few`, of which one column is taken from `rows`."""
     inputs = {name: dict(columns) for name, columns in few.inputs.items()}
     name = changed.column.name
     inputs[changed.collection][name] = rows[changed.collection][name]
-    return attempt(model, signature, inputs, few.case)
+    return try_model(model, signature, inputs, few.case)
 
 
-def _stressed(
+def _stress_columns(
     signature: Signature,
     few: Arrays,
     pool: Arrays,
@@ -150,11 +150,11 @@ def _stressed(
         own_kind: Kind = "own values" if member in with_own_values else kind
         own = pool[member.collection][name]
         shape = rows[member.collection][name].shape
-        rows[member.collection][name] = _drawn(member.column, own, shape, own_kind, generator)
+        rows[member.collection][name] = _draw_values(member.column, own, shape, own_kind, generator)
     return rows
 
 
-def _drawn(
+def _draw_values(
     column: Column, own: torch.Tensor, shape: torch.Size, kind: Kind, generator: torch.Generator
 ) -> torch.Tensor:
     """Values of a kind for a column, whose values in the reference are `own`. Scalars stay as they
@@ -166,11 +166,11 @@ def _drawn(
     if column.dtype == "bool":
         return torch.randint(0, 2, shape, generator=generator).bool()
     if is_float(column.dtype):
-        return _floats(own, shape, kind, generator).to(torch_dtype(column.dtype))
-    return _integers(own, shape, generator)
+        return _draw_floats(own, shape, kind, generator).to(torch_dtype(column.dtype))
+    return _draw_integers(own, shape, generator)
 
 
-def _floats(
+def _draw_floats(
     own: torch.Tensor, shape: torch.Size, kind: Kind, generator: torch.Generator
 ) -> torch.Tensor:
     """Floats of a kind for a column whose values in the reference are `own`, as float64."""
@@ -193,7 +193,9 @@ def _floats(
     return normal
 
 
-def _integers(own: torch.Tensor, shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
+def _draw_integers(
+    own: torch.Tensor, shape: torch.Size, generator: torch.Generator
+) -> torch.Tensor:
     """Integers within the column's own range: an index beyond its table makes the model fail.
 
     Never the least integer of a dtype with a sign: divided by -1 it kills the process.

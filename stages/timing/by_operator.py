@@ -44,11 +44,11 @@ def operator_times(
         ) as session:
             library = ctypes.CDLL(str(out / "network.so"))  # the one that the session has open
             ticks = (ctypes.c_int64 * len(steps)).in_dll(library, "soa_lanes_ticks")
-            shares = {label(case): _shares(session, inputs, case, ticks) for case in cases}
-    return _by_line(steps, shares)
+            shares = {label(case): _measure_shares(session, inputs, case, ticks) for case in cases}
+    return _sum_by_line(steps, shares)
 
 
-def _shares(
+def _measure_shares(
     session: Session, inputs: Arrays, case: Case, ticks: ctypes.Array[ctypes.c_int64]
 ) -> list[float]:
     """The share of each step in the time of a call. `ticks`: the sums of the processor's ticks, to
@@ -62,7 +62,7 @@ def _shares(
     return [step / max(sum(spent), 1) for step in spent]
 
 
-def _by_line(steps: Sequence[TimedStep], shares: dict[str, list[float]]) -> list[OperatorTime]:
+def _sum_by_line(steps: Sequence[TimedStep], shares: dict[str, list[float]]) -> list[OperatorTime]:
     """The sums over the steps of one operator and line, the largest first. `shares`: of each step,
     by size."""
     times: dict[TimedStep, OperatorTime] = {}

@@ -128,12 +128,12 @@ def benchmark_targets(
                 timed = {name: raced[session] for name, session in by_name.items()}
                 timings[target][label(case)] = timed | baseline
     return {
-        target: _report(signature, timings[target], names=list(by_name))
+        target: _make_report(signature, timings[target], names=list(by_name))
         for target, by_name in sessions.items()
     }
 
 
-def _report(
+def _make_report(
     signature: Signature, timings: dict[str, dict[str, Timing]], names: list[str]
 ) -> BenchmarkReport:
     """The report on `timings[case label][contestant]`: the fastest of the engines `names`, and
@@ -173,7 +173,7 @@ def choose_by_rows(
     engine_at: list[tuple[int, str]] = []
     for n, times in sorted(zip(sizes, timings, strict=True), key=lambda pair: pair[0]):
         best = min(times, key=lambda name: _cost(times[name]))
-        engine_at.append((n, best if _saves(times[best], times[overall]) else overall))
+        engine_at.append((n, best if _is_faster(times[best], times[overall]) else overall))
     below: list[tuple[int, str]] = []
     for (n, name), (larger, following) in pairwise(engine_at):
         if name != following:
@@ -188,7 +188,7 @@ def _cost(timing: Timing) -> float:
     return math.sqrt(timing.median_us * timing.p05_us)
 
 
-def _saves(timing: Timing, other: Timing) -> bool:
+def _is_faster(timing: Timing, other: Timing) -> bool:
     """Whether `timing` is shorter than `other` by more than noise, in the median and in the fastest
     turns."""
     return timing.median_us < other.median_us * _WORTH and timing.p05_us < other.p05_us * _WORTH
@@ -203,7 +203,7 @@ def race(
     than the fastest is dropped after a few rounds; or after its first call, if one round takes
     longer than `seconds`. Without `stay` no contestant is dropped.
     """
-    call_s = {name: _seconds_of(run) for name, run in runs.items()}
+    call_s = {name: _time_once_s(run) for name, run in runs.items()}
     call_s |= {name: warm_seconds(runs[name]) for name, cold in call_s.items() if cold < _LONG_S}
     repeats = {name: max(1, round(_TURN_S / max(call, 1e-7))) for name, call in call_s.items()}
     turns_us: dict[K, list[float]] = {name: [] for name in runs}
@@ -221,7 +221,7 @@ def race(
         for _ in range(count):
             shuffle(names)
             for name in names:
-                turns_us[name].append(_turn_us(runs[name], repeats[name]))
+                turns_us[name].append(_time_turn_us(runs[name], repeats[name]))
 
     if round_s() > max(seconds, _LONG_S):
         names = near_the_fastest(call_s)
@@ -233,7 +233,7 @@ def race(
         names = near_the_fastest({name: statistics.median(turns_us[name]) for name in names})
         rounds = _round_count(round_s(), seconds)
     run_rounds(rounds - _FIRST_ROUNDS)
-    return {name: _summary(times) for name, times in turns_us.items()}
+    return {name: _summarize(times) for name, times in turns_us.items()}
 
 
 def _round_count(round_s: float, seconds: float) -> int:
@@ -242,28 +242,28 @@ def _round_count(round_s: float, seconds: float) -> int:
     return max(least, min(_MAX_ROUNDS, math.ceil(seconds / round_s)))
 
 
-def _turn_us(run: Callable[[], object], repeat: int) -> float:
+def _time_turn_us(run: Callable[[], object], repeat: int) -> float:
     """The time of a call in a turn of `repeat` calls, in microseconds. A short turn in which the
     system ran something else instead of this process is timed again, a few times; the shortest
     counts."""
     shortest = math.inf
     for _ in range(_TRIES):
-        before = _interruptions()
+        before = _count_interruptions()
         begun = time.perf_counter()
         for _ in range(repeat):
             run()
         shortest = min(shortest, time.perf_counter() - begun)
-        if _interruptions() == before or shortest > _LONG_TURN_S:
+        if _count_interruptions() == before or shortest > _LONG_TURN_S:
             break
     return shortest / repeat * 1e6
 
 
-def _interruptions() -> int:
+def _count_interruptions() -> int:
     """How often the system has run something else instead of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
-def _seconds_of(run: Callable[[], object]) -> float:
+def _time_once_s(run: Callable[[], object]) -> float:
     """The time of one call, in seconds."""
     begun = time.perf_counter()
     run()
@@ -273,10 +273,10 @@ def _seconds_of(run: Callable[[], object]) -> float:
 def warm_seconds(run: Callable[[], object]) -> float:
     """The shortest of some calls, in seconds: one that the system interrupts says nothing about the
     others."""
-    return min(_seconds_of(run) for _ in range(_WARM_CALLS))
+    return min(_time_once_s(run) for _ in range(_WARM_CALLS))
 
 
-def _summary(times_us: list[float]) -> Timing:
+def _summarize(times_us: list[float]) -> Timing:
     """The median and the fastest and slowest 5 % of times in microseconds."""
     ordered = sorted(times_us)
     last = len(ordered) - 1
@@ -313,15 +313,15 @@ def memory_here(
     parsed = Signature.from_dict(signature)
     collections = filled_collections(parsed, Reference.load(Path(reference)).inputs, rows, _CPU)
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak (VmHWM)
-    before = _peak_mb()
+    before = _read_peak_mb()
     executable = in_tiles(open_candidate(name, Path(file), _CPU), parsed, tile)
     binding = Session(parsed, executable).bind(*collections)
     for _ in range(3):
         binding()
-    return _peak_mb() - before
+    return _read_peak_mb() - before
 
 
-def _peak_mb() -> float:
+def _read_peak_mb() -> float:
     """The peak of this process's memory (VmHWM, which Linux gives in KiB)."""
     lines = Path("/proc/self/status").read_text().splitlines()  # ours
     return next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("VmHWM"))
@@ -363,14 +363,14 @@ def row_major_call(
                 arguments.append(block.to(torch_dtype(bound.plan.dtype)))
             returned = blank if model is None else outputs_in_order(model(*arguments), signature)
             for bound, value in zip(signature.outputs, returned, strict=True):
-                _unpack(bound, value, written[bound.block.collection])
+                _write_columns(bound, value, written[bound.block.collection])
         if device.type != "cpu":
             torch.cuda.synchronize(device)
 
     return run
 
 
-def _unpack(bound: BoundBlock, value: torch.Tensor, collection: Collection) -> None:
+def _write_columns(bound: BoundBlock, value: torch.Tensor, collection: Collection) -> None:
     """Copy an output into its columns, a component at a time."""
     n = 1 if bound.plan.kind == "scalars" else collection.n
     columns = [collection.layout[name] for name in bound.block.columns]

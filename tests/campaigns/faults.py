@@ -116,9 +116,9 @@ FAULTS = (
     ),
     Fault(
         "a server runs a version that was not promoted",
-        "        session = open_(open_version(opening))",
+        "        session = opener(open_version(opening))",
         '        opening = Opening(opening.ref, mode="test", registry=opening.registry)\n'
-        "        session = open_(open_version(opening))",
+        "        session = opener(open_version(opening))",
         ("test_what_was_not_promoted_runs_in_test_mode_only",),
     ),
     Fault(
@@ -642,7 +642,7 @@ FAULTS = (
     ),
     Fault(
         "compiled code assumes that the bytes of a bool column are 0 or 1",
-        "        bytes_for_bools(program)\n        hoist_linear(program)\n",
+        "        read_bools_as_bytes(program)\n        hoist_linear(program)\n",
         "        hoist_linear(program)\n",
         ("test_no_compiler_is_told_that_a_column_is_bool",),
     ),

@@ -57,9 +57,9 @@ class Arrangement:
             return model(arranged)
         return model(_ByName(zip(self.names, arranged, strict=True)))
 
-    def ordered(self, returned: Any) -> Any:
+    def with_rows_first(self, returned: Any) -> Any:
         """The outputs with the rows first; a number of outputs that does not fit stays as it is."""
-        values = _values(returned)
+        values = _as_list(returned)
         if len(values) != len(self.outputs):
             return returned
         values_in_order = [
@@ -80,7 +80,7 @@ class _ByName(dict[str, torch.Tensor]):
         return self[identifier(key)]
 
 
-def _values(returned: Any) -> list[Any]:
+def _as_list(returned: Any) -> list[Any]:
     """The outputs in what a model returns: a tensor, or a dict, tuple or list of them."""
     if isinstance(returned, Mapping):
         return [*returned.values()]
@@ -96,4 +96,4 @@ class Arranged(InFront):
 
     def forward(self, *inputs: torch.Tensor) -> Any:
         (arrangement,) = self.plan
-        return arrangement.ordered(arrangement.call(self.model, inputs))
+        return arrangement.with_rows_first(arrangement.call(self.model, inputs))

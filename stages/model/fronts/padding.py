@@ -50,11 +50,11 @@ class Padded(InFront):
 
     def prepare(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [
-            inputs[entry] if isinstance(entry, int) else self.padded(entry, inputs)
+            inputs[entry] if isinstance(entry, int) else self.pad(entry, inputs)
             for entry in self.plan
         ]
 
-    def padded(self, padding: Padding, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    def pad(self, padding: Padding, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """The padded input, or the mask, by one gather of rows."""
         begin, end = (column.unsqueeze(1) for column in begin_and_end(inputs[padding.offsets]))
         index = begin + self.steps[: padding.length]  # of the item for each place, (n, length)

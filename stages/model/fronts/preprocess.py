@@ -42,7 +42,7 @@ class Preprocessed(InFront):
 
     def prepare(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [
-            values if block is None else features(block, values)
+            values if block is None else compute_features(block, values)
             for block, values in zip(self.plan, inputs, strict=True)
         ]
 
@@ -54,7 +54,7 @@ class Copied(InFront):
         return [x.clone() if i in self.plan else x for i, x in enumerate(inputs)]
 
 
-def features(block: Features, values: torch.Tensor) -> torch.Tensor:
+def compute_features(block: Features, values: torch.Tensor) -> torch.Tensor:
     """K features of a block: (n, F) -> (n, K), or (n, K, *extents) with Eigen columns.
 
     A column without extents is repeated over the extents of a row.

@@ -34,7 +34,7 @@ class Operation(nn.Module):
         return self.run(*inputs, **dict(self.named_buffers()))
 
 
-def _floats(node: Node, name: str) -> npt.NDArray[Any]:
+def _read_floats(node: Node, name: str) -> npt.NDArray[Any]:
     """An attribute of floats; of doubles, if it is given so (`…_as_tensor`)."""
     doubles = node(f"{name}_as_tensor")
     return np.asarray(node(name, []), np.float32) if doubles is None else np.asarray(doubles)
@@ -46,7 +46,7 @@ def _scaler(node: Node) -> nn.Module:
     def run(x: Tensor, offset: Tensor, scale: Tensor) -> Tensor:
         return ((x - offset) * scale).float()
 
-    return Operation(run, offset=_floats(node, "offset"), scale=_floats(node, "scale"))
+    return Operation(run, offset=_read_floats(node, "offset"), scale=_read_floats(node, "scale"))
 
 
 def _normalizer(node: Node) -> nn.Module:
@@ -71,7 +71,7 @@ def _imputer(node: Node) -> nn.Module:
     """ai.onnx.ml.Imputer: numbers in place of missing ones."""
     ints = node("imputed_value_int64s")
     missing = node("replaced_value_int64", 0) if ints else node("replaced_value_float", 0.0)
-    values = np.asarray(ints, np.int64) if ints else _floats(node, "imputed_value_floats")
+    values = np.asarray(ints, np.int64) if ints else _read_floats(node, "imputed_value_floats")
 
     def run(x: Tensor, values: Tensor) -> Tensor:
         values = values if len(values) == x.shape[-1] else values[0]
@@ -82,7 +82,9 @@ def _imputer(node: Node) -> nn.Module:
 
 def _one_hot(node: Node) -> nn.Module:
     """ai.onnx.ml.OneHotEncoder of numbers: zeros for a category that is not known."""
-    node("zeros")  # `as_numbers` sets it; `Node.check` refuses an attribute that was not read
+    node(
+        "zeros"
+    )  # `replace_text_and_maps` sets it; `Node.check` refuses an attribute that was not read
 
     def run(x: Tensor, known: Tensor) -> Tensor:
         return (x.long().unsqueeze(-1) == known).float()
@@ -97,7 +99,11 @@ def _label_encoder(node: Node) -> nn.Module:
         if (tensor := node(f"{name}_tensor")) is not None:
             return np.asarray(tensor).reshape(-1)
         ints = node(f"{name}_int64s")
-        return _floats(node, f"{name}_floats") if ints is None else np.asarray(ints, np.int64)
+        return (
+            _read_floats(node, f"{name}_read_floats")
+            if ints is None
+            else np.asarray(ints, np.int64)
+        )
 
     keys, first = np.unique(numbers("keys"), return_index=True)  # of equal keys the first counts
     values = numbers("values")[first]
@@ -135,14 +141,14 @@ def _binarizer(node: Node) -> nn.Module:
     return Operation(lambda x: (x > threshold).to(x.dtype))
 
 
-def _transformed(scores: Tensor, post: str) -> Tensor:
+def _transform_scores(scores: Tensor, post: str) -> Tensor:
     """Scores of several classes, (n, K), after `post_transform`; one score stays as it is."""
     if post == "NONE" or scores.shape[1] == 1:
         return scores
     return scores.softmax(1) if post == "SOFTMAX" else scores.sigmoid()
 
 
-def _post_transform(node: Node) -> str:
+def _read_post_transform(node: Node) -> str:
     """The name of the function of the scores. Raises ValueError for one that is not known here."""
     post: str = node("post_transform", "NONE")
     if post not in ("NONE", "LOGISTIC", "SOFTMAX"):
@@ -172,16 +178,16 @@ class Classifier(nn.Module):
         chosen = raw.argmax(1) if self.limit is None else (raw[:, -1] > self.limit).long()
         labels = chosen if self.plain else self.labels[chosen]
         if raw.shape[1] > 1:
-            return labels, _transformed(raw, self.post)
+            return labels, _transform_scores(raw, self.post)
         if self.post == "LOGISTIC":
             return labels, torch.cat([-raw, raw], 1).sigmoid()
         return labels, torch.cat([1 - raw if self.unit else -raw, raw], 1)
 
 
-def _linear(node: Node, outputs: int) -> nn.Module:
+def _linear_layer(node: Node, outputs: int) -> nn.Module:
     """The linear layer with a node's coefficients and intercepts: (n, F) -> (n, outputs)."""
-    weights = _floats(node, "coefficients").reshape(outputs, -1)
-    bias = _floats(node, "intercepts")
+    weights = _read_floats(node, "coefficients").reshape(outputs, -1)
+    bias = _read_floats(node, "intercepts")
     return Operation(
         lambda x, weights, bias: F.linear(x.float(), weights, bias),
         weights=weights,
@@ -191,19 +197,20 @@ def _linear(node: Node, outputs: int) -> nn.Module:
 
 def _linear_regressor(node: Node) -> nn.Module:
     """ai.onnx.ml.LinearRegressor."""
-    post = _post_transform(node)
+    post = _read_post_transform(node)
     return nn.Sequential(
-        _linear(node, node("targets", 1)), Operation(lambda scores: _transformed(scores, post))
+        _linear_layer(node, node("targets", 1)),
+        Operation(lambda scores: _transform_scores(scores, post)),
     )
 
 
 def _linear_classifier(node: Node) -> nn.Module:
     """ai.onnx.ml.LinearClassifier. One score alone is compared with 0."""
     node("multi_class")  # not used; `Node.check` refuses an attribute that was not read
-    scores = len(_floats(node, "intercepts"))
+    scores = len(_read_floats(node, "intercepts"))
     limit = 0.0 if scores == 1 else None
-    labels, post = node("classlabels_ints"), _post_transform(node)
-    return Classifier(_linear(node, scores), labels, post, limit, unit=True)
+    labels, post = node("classlabels_ints"), _read_post_transform(node)
+    return Classifier(_linear_layer(node, scores), labels, post, limit, unit=True)
 
 
 class Scores(nn.Module):
@@ -220,13 +227,13 @@ class Scores(nn.Module):
 
 def _tree_regressor(node: Node) -> nn.Module:
     """ai.onnx.ml.TreeEnsembleRegressor: the sum, or the mean, over the trees."""
-    post, aggregate = _post_transform(node), node("aggregate_function", "SUM")
+    post, aggregate = _read_post_transform(node), node("aggregate_function", "SUM")
     if aggregate not in ("SUM", "AVERAGE"):
         raise ValueError(f"aggregate_function {aggregate} is not known here")
     outputs = node("n_targets", 1)
-    base = _floats(node, "base_values")
-    scores = Scores(_trees(node, "target", outputs, base, average=aggregate == "AVERAGE"))
-    return nn.Sequential(scores, Operation(lambda scores: _transformed(scores, post)))
+    base = _read_floats(node, "base_values")
+    scores = Scores(_read_trees(node, "target", outputs, base, average=aggregate == "AVERAGE"))
+    return nn.Sequential(scores, Operation(lambda scores: _transform_scores(scores, post)))
 
 
 def _tree_classifier(node: Node) -> nn.Module:
@@ -235,15 +242,15 @@ def _tree_classifier(node: Node) -> nn.Module:
     Two classes may have one score: then the leaves vote for one class only. Such a score is a
     probability if no leaf has a negative weight.
     """
-    labels, post = node("classlabels_int64s"), _post_transform(node)
-    base = _floats(node, "base_values")
+    labels, post = node("classlabels_int64s"), _read_post_transform(node)
+    base = _read_floats(node, "base_values")
     if len(labels) != 2:
-        scores = Scores(_trees(node, "class", len(labels), base))
+        scores = Scores(_read_trees(node, "class", len(labels), base))
         return Classifier(scores, labels, post, limit=None, unit=False)
     if len(base) > 1:
         raise ValueError("base_values of both of two classes are not known here")
     voted = {*node("class_ids")}
-    unit = bool((_floats(node, "class_weights") >= 0).all())
+    unit = bool((_read_floats(node, "class_weights") >= 0).all())
     limit = 0.5 if unit else 0.0
     if voted == {0, 1}:  # ONNX Runtime then gives 0 and 1, whatever the labels are
         labels, limit = [0, 1], 0.0
@@ -252,7 +259,7 @@ def _tree_classifier(node: Node) -> nn.Module:
         base = base[:0]  # ONNX Runtime adds none
     elif len(base):
         base = np.append(base, 0)[:outputs]  # it belongs to the first class
-    scores = Scores(_trees(node, "class", outputs, base))
+    scores = Scores(_read_trees(node, "class", outputs, base))
     return Classifier(scores, labels, post, limit, unit)
 
 
@@ -272,7 +279,7 @@ class _Nodes(NamedTuple):
     missing_left: npt.NDArray[Any]
 
 
-def _nodes(node: Node) -> _Nodes:
+def _read_nodes(node: Node) -> _Nodes:
     """The nodes of an ensemble. Raises ValueError for branches that are not known here."""
     for unused in ("nodes_hitrates", "nodes_hitrates_as_tensor"):
         node(unused)  # `Node.check` refuses an attribute that was not read
@@ -286,7 +293,7 @@ def _nodes(node: Node) -> _Nodes:
         raise ValueError(f"{', '.join(sorted(unknown))} is not known here: train on numbers")
     # All branches become `x < threshold`; where it is their opposite, the children change places.
     # x <= threshold is x < the next larger number.
-    threshold = _floats(node, "nodes_values")
+    threshold = _read_floats(node, "nodes_values")
     next_larger = np.nextafter(threshold, threshold.dtype.type(np.inf))
     leaf, opposite = modes == "LEAF", np.isin(modes, ["BRANCH_GT", "BRANCH_GTE"])
     threshold = np.where(np.isin(modes, ["BRANCH_LEQ", "BRANCH_GT"]), next_larger, threshold)
@@ -308,7 +315,7 @@ def _nodes(node: Node) -> _Nodes:
     )
 
 
-def _trees(
+def _read_trees(
     node: Node, kind: str, outputs: int, base: npt.NDArray[Any], average: bool = False
 ) -> Trees:
     """The trees of a node whose leaves have weights of a `kind`, "class" or "target".
@@ -316,10 +323,10 @@ def _trees(
     `base`: the values to which the trees are added, `(outputs,)` or empty. `average`: the mean over
     the trees is taken instead of the sum. Raises ValueError.
     """
-    nodes = _nodes(node)
+    nodes = _read_nodes(node)
     tree_of_weight = node(f"{kind}_treeids")
     leaves = zip(tree_of_weight, node(f"{kind}_nodeids"), strict=True)
-    weights, output = _floats(node, f"{kind}_weights"), np.asarray(node(f"{kind}_ids"))
+    weights, output = _read_floats(node, f"{kind}_weights"), np.asarray(node(f"{kind}_ids"))
     value = np.zeros((len(nodes.below), outputs), weights.dtype)
     np.add.at(value, (np.array([nodes.position[leaf] for leaf in leaves]), output), weights)
     pairs = {*zip(tree_of_weight, output.tolist(), strict=True)}

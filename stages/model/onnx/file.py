@@ -23,13 +23,13 @@ _SHOWN = 10  # classes in a sentence
 
 def onnx_files(path: Path) -> list[Path]:
     """The file and the files beside it that hold its weights. Raises SourceError."""
-    tensors = read(path, weights=False).graph.initializer
+    tensors = read_onnx(path, weights=False).graph.initializer
     entries = [entry for tensor in tensors for entry in tensor.external_data]
     names = {entry.value for entry in entries if entry.key == "location"}
     return [path, *(path.parent / name for name in sorted(names))]
 
 
-def read(path: Path, weights: bool = True) -> Any:
+def read_onnx(path: Path, weights: bool = True) -> Any:
     """The model in a file, as ONNX's protobuf object; `weights`: with those in files beside it.
     Raises SourceError."""
     with needs_extra("onnx", SourceError):
@@ -40,7 +40,7 @@ def read(path: Path, weights: bool = True) -> Any:
         raise SourceError(f"{path} cannot be read as ONNX: {first_line(error)}") from error
 
 
-def as_numbers(model: Any, path: Path) -> list[str]:
+def replace_text_and_maps(model: Any, path: Path) -> list[str]:
     """Change a model in place, so that its outputs can be columns: a map of classes becomes its
     tensor, a class's name the class's number. An encoder that stops at an unknown category gives
     zeros for it.
@@ -56,11 +56,11 @@ def as_numbers(model: Any, path: Path) -> list[str]:
                 f"{path}: the input {value.name!r} is text, and a column has numbers: train and "
                 "export with numbers for its categories"
             )
-    notes = _without_maps(model.graph)
+    notes = _remove_maps(model.graph)
     numbers: dict[str, int] = {}  # of class names, in the order in which they appear
     for node in model.graph.node:
         _number_attributes(node, numbers)
-        notes += _with_unknown(node)
+        notes += _allow_unknown(node)
     for tensor in model.graph.initializer:
         if tensor.data_type == text:
             codes = [numbers.setdefault(name.decode(), len(numbers)) for name in tensor.string_data]
@@ -79,7 +79,7 @@ def as_numbers(model: Any, path: Path) -> list[str]:
     return notes
 
 
-def _without_maps(graph: Any) -> list[str]:
+def _remove_maps(graph: Any) -> list[str]:
     """Remove each node that makes a map (class to score) of a tensor: the tensor gets the map's
     name. Returns a note for each."""
     import onnx
@@ -121,7 +121,7 @@ def _number_attributes(node: Any, numbers: dict[str, int]) -> None:
         attribute.CopyFrom(onnx.helper.make_attribute(name, value))
 
 
-def _with_unknown(node: Any) -> list[str]:
+def _allow_unknown(node: Any) -> list[str]:
     """Let an encoder give zeros for an unknown category, instead of an error. Returns a note if the
     node changes."""
     notes = []

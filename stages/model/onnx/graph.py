@@ -17,7 +17,7 @@ from torch import Tensor
 from engines.errors import first_line
 from stages.errors import CaptureError, SourceError
 from stages.model.onnx.classical import CLASSICAL
-from stages.model.onnx.file import as_numbers, read
+from stages.model.onnx.file import read_onnx, replace_text_and_maps
 from stages.model.onnx.operators import MOST_SIZES, ON_SIZES, OPERATORS, SIZES_AT, Node
 
 _DOMAINS = ("", "ai.onnx")
@@ -32,7 +32,7 @@ class OnnxGraph(torch.nn.Module):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.training = False
-        graph = _graph_in_opset_13(path)
+        graph = _read_in_opset_13(path)
         _require_known(graph, path)
         from onnx import numpy_helper
 
@@ -71,19 +71,19 @@ class OnnxGraph(torch.nn.Module):
         for i, node in enumerate(self.nodes):
             arguments = [values[name] for name in node.inputs]
             if str(i) in self.classical:
-                returned = self.classical[str(i)](*map(_tensor, arguments))
+                returned = self.classical[str(i)](*map(_as_tensor, arguments))
             else:
-                returned = _run(node, arguments)
+                returned = _run_node(node, arguments)
             results = returned if isinstance(returned, tuple | list) else (returned,)
             node.check(len(results))
             values.update(zip(node.outputs, results, strict=True))
-        return tuple(_tensor(values[name]) for name in self.output_names)
+        return tuple(_as_tensor(values[name]) for name in self.output_names)
 
 
-def _graph_in_opset_13(path: Path) -> Any:
+def _read_in_opset_13(path: Path) -> Any:
     """The graph in the file, with its functions inlined. Raises SourceError."""
-    model = read(path)
-    as_numbers(model, path)
+    model = read_onnx(path)
+    replace_text_and_maps(model, path)
     import onnx.inliner
     import onnx.version_converter
 
@@ -111,7 +111,7 @@ def _require_known(graph: Any, path: Path) -> None:
         raise SourceError(f"{path} has operators that have no torch form here: {listed}")
 
 
-def _run(node: Node, inputs: list[Any]) -> Any:
+def _run_node(node: Node, inputs: list[Any]) -> Any:
     """The result of a node: a tensor, several tensors, or sizes. `inputs` are changed in place.
 
     Raises CaptureError if the node takes a size from data, or works on data and only sizes are
@@ -128,7 +128,7 @@ def _run(node: Node, inputs: list[Any]) -> Any:
         places_of_sizes = "1"  # torch takes a single index as a plain integer
     for i, value in enumerate(inputs):
         if str(i) not in places_of_sizes:
-            inputs[i] = _tensor(value)
+            inputs[i] = _as_tensor(value)
         elif isinstance(value, Tensor):
             raise CaptureError(
                 f"{node.name} takes a size out of the data, which no artifact can do"
@@ -147,7 +147,7 @@ def _array_of(sizes: list[Any]) -> Any:
     return array
 
 
-def _tensor(value: Any) -> Any:
+def _as_tensor(value: Any) -> Any:
     """Convert sizes to a tensor; any other value is returned unchanged."""
     if not isinstance(value, np.ndarray):
         return value

@@ -56,12 +56,12 @@ class Node:
             raise CaptureError(f"{self.name}: its second output is not known here")
 
 
-def _is(size: Any, number: int) -> bool:
+def _is_number(size: Any, number: int) -> bool:
     """Whether a size is this number. A symbol is not compared: that would fix its value."""
     return type(size) is int and size == number
 
 
-def _symbol(size: Any) -> Any:
+def _expression_of(size: Any) -> Any:
     """A size as an expression, which can be compared without fixing its value."""
     return size.node.expr if isinstance(size, torch.SymInt) else size
 
@@ -73,16 +73,20 @@ def _reshape(node: Node, x: Tensor, shape: list[Any]) -> Tensor:
     first, so that a row count of 0 does not divide. A size of 0 stands for the size of `x`.
     """
     zero_copies = not node("allowzero")
-    shape = [x.shape[i] if zero_copies and _is(size, 0) else size for i, size in enumerate(shape)]
+    shape = [
+        x.shape[i] if zero_copies and _is_number(size, 0) else size for i, size in enumerate(shape)
+    ]
     numerator, denominator = list(x.shape), 1
     for size in shape:
-        equal = [i for i, own in enumerate(numerator) if _symbol(own) == _symbol(size)]
+        equal = [
+            i for i, own in enumerate(numerator) if _expression_of(own) == _expression_of(size)
+        ]
         if equal:
             del numerator[equal[0]]
-        elif not _is(size, -1):
+        elif not _is_number(size, -1):
             denominator = denominator * size
     return x.reshape(
-        [math.prod(numerator) // denominator if _is(size, -1) else size for size in shape]
+        [math.prod(numerator) // denominator if _is_number(size, -1) else size for size in shape]
     )
 
 
@@ -91,7 +95,7 @@ def _expand(node: Node, x: Tensor, shape: list[Any]) -> Tensor:
     x = x[(None,) * (len(shape) - x.dim())]
     shape = [1] * (x.dim() - len(shape)) + shape
     return x.expand(
-        [own if _is(size, 1) else size for own, size in zip(x.shape, shape, strict=True)]
+        [own if _is_number(size, 1) else size for own, size in zip(x.shape, shape, strict=True)]
     )
 
 
@@ -119,7 +123,7 @@ def _unsqueeze(node: Node, x: Tensor, axes: list[int]) -> Tensor:
 def _squeeze(node: Node, x: Tensor, axes: list[int] | None = None) -> Tensor:
     """Remove axes of size 1; by default all whose size is the number 1, not a symbol."""
     if axes is None:
-        axes = [i for i, size in enumerate(x.shape) if _is(size, 1)]
+        axes = [i for i, size in enumerate(x.shape) if _is_number(size, 1)]
     return x.squeeze(tuple(axes))
 
 
@@ -231,7 +235,7 @@ def _plain(run: Callable[..., Any]) -> Callable[..., Any]:
     return lambda node, *inputs: run(*inputs)
 
 
-def _filled(node: Node, shape: Any) -> Any:
+def _fill_sizes(node: Node, shape: Any) -> Any:
     """An array of `shape` with one integer in all places; None if it is no size: other numbers, or
     too many."""
     value = node("value", np.zeros(1, np.float32))
@@ -259,7 +263,7 @@ ON_SIZES: dict[str, Callable[..., Any]] = {
     "Squeeze": lambda node, x, axes=None: x.reshape(()),
     "Reshape": lambda node, x, shape: x.reshape(shape.astype(np.int64)),
     "ReduceProd": lambda node, x, axes=None: np.prod(x, keepdims=bool(node("keepdims", 1))),
-    "ConstantOfShape": _filled,
+    "ConstantOfShape": _fill_sizes,
 }  # fmt: skip
 _NAMED_ALIKE = (
     "Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Erf Exp Floor IsNaN Log Neg Reciprocal "

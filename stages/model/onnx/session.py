@@ -12,7 +12,7 @@ from engines.errors import EngineError
 from engines.onnx import answers_apart, open_session
 from stages.errors import CaptureError, SourceError
 from stages.model.fronts import InFront
-from stages.model.onnx.file import as_numbers, read
+from stages.model.onnx.file import read_onnx, replace_text_and_maps
 from stages.model.onnx.graph import OnnxGraph
 
 _FOR_MISSING = ("Imputer", "IsNaN", "TreeEnsembleClassifier", "TreeEnsembleRegressor")
@@ -35,13 +35,13 @@ class OnnxModel(torch.nn.Module):
         super().__init__()
         self.training = False
         self.path = path
-        model = read(path, weights=False)
+        model = read_onnx(path, weights=False)
         self.missing = any(node.op_type in _FOR_MISSING for node in model.graph.node)
-        self.notes = tuple(as_numbers(model, path))
+        self.notes = tuple(replace_text_and_maps(model, path))
         self.network: Path | bytes = path
         if self.notes:
-            changed = read(path)
-            as_numbers(changed, path)
+            changed = read_onnx(path)
+            replace_text_and_maps(changed, path)
             self.network = changed.SerializeToString()
         try:
             self.session = open_session(self.network, torch.device("cpu"), 1)
@@ -51,7 +51,7 @@ class OnnxModel(torch.nn.Module):
         if self.one_row:
             self.notes += ("its file is for one row: each row is asked by itself",)
 
-    def _answers(self, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
+    def _run_rows(self, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
         """The outputs for inputs by name, each with at least one row."""
         count = len(next(iter(feed.values())))
         if not self.one_row or count == 1:
@@ -72,8 +72,8 @@ class OnnxModel(torch.nn.Module):
         try:
             if all(rowless):
                 one_row = {name: np.zeros((1, *x.shape[1:]), x.dtype) for name, x in feed.items()}
-                return tuple(torch.from_numpy(x[:0]) for x in self._answers(one_row))
-            answers = answers_apart(self.network, feed) if any(rowless) else self._answers(feed)
+                return tuple(torch.from_numpy(x[:0]) for x in self._run_rows(one_row))
+            answers = answers_apart(self.network, feed) if any(rowless) else self._run_rows(feed)
             return tuple(map(torch.from_numpy, answers))
         except Exception as error:  # ONNX Runtime's exceptions have no public common base
             shapes = ", ".join(f"{name} {list(x.shape)} {x.dtype}" for name, x in feed.items())

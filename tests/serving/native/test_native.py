@@ -17,7 +17,7 @@ from serving.native.artifact import Backend, ProgramExecutable, make_native
 from serving.wire import FORMS, Array, Form, Wire
 from soa import Signature
 from stages.capture import convention_arguments, example_case
-from stages.capture.torchscript import torchscript
+from stages.capture.torchscript import write_torchscript
 from stages.judging.validate import validate_session
 from stages.reference.answers import Reference, random_inputs, row_major_inputs
 from stages.reports import ValidationReport
@@ -52,7 +52,7 @@ def event_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     inputs, case = random_inputs(signature, 5, {}), example_case(signature)
     rows = row_major_inputs(signature, inputs, case)
     columns = convention_arguments(signature, inputs, case)
-    torchscript(served.Event(), signature, rows, columns, "script", folder)
+    write_torchscript(served.Event(), signature, rows, columns, "script", folder)
     return folder / "model.ts"
 
 

@@ -22,7 +22,7 @@ from stages.capture import (
     example_case,
     export_convention,
 )
-from stages.capture.independence import rows_differ
+from stages.capture.independence import how_rows_depend
 from stages.errors import CaptureError
 from stages.model import SoaProgram
 from stages.model.source import ModelSource, build_model
@@ -279,7 +279,7 @@ MANY = mlp_signature(6000)
 @pytest.mark.parametrize("name", OTHERWISE_AT_SOME)
 def test_a_trial_finds_a_model_that_acts_otherwise_at_some_row_counts(name: str) -> None:
     model = WithRowCount(OTHERWISE_AT_SOME[name]).eval()
-    assert rows_differ(model, MANY, random_inputs(MANY, 1, {}))
+    assert how_rows_depend(model, MANY, random_inputs(MANY, 1, {}))
 
 
 def test_a_model_that_acts_otherwise_at_one_row_count_is_refused(tmp_path: Path) -> None:

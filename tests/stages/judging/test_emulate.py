@@ -455,9 +455,9 @@ def test_without_qemu_an_artifact_compiles_and_waits_for_its_validation(
 @needs_arm
 def test_qemu_that_was_installed_meanwhile_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run is not up to date if it was made without it."""
-    with_qemu = emulate.processor_here(Target.parse(ARM))
+    with_qemu = emulate.how_cpu_target_runs(Target.parse(ARM))
     monkeypatch.setattr("shutil.which", lambda name: None)
-    assert emulate.processor_here(Target.parse(ARM)) != with_qemu
+    assert emulate.how_cpu_target_runs(Target.parse(ARM)) != with_qemu
 
 
 def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from runtime.checked import default_tolerance
 from runtime.session import Session
 from soa import RowRange
-from stages.judging.many_rows import share_below, tried_on
+from stages.judging.many_rows import compare_on_many_rows, upper_limit_of_share
 from stages.reference import Arrays, Edge, MoreRows, bootstrap, many_rows, random_inputs
 from tests.models import rogues
 from tests.models.building import Built, build, signature_of
@@ -79,7 +79,9 @@ def session_of(model: nn.Module) -> Session:
 
 
 def test_near_ties_are_counted_and_no_reason_to_refuse(eager: Built, many: Sequence[Edge]) -> None:
-    tried = tried_on(session_of(Nearest(exactly=True)), many, TOLERANCES, eager.capture.program)
+    tried = compare_on_many_rows(
+        session_of(Nearest(exactly=True)), many, TOLERANCES, eager.capture.program
+    )
     assert tried.refusal == ""
     record = tried.record
     assert record.rows >= MOST and 1e-4 < record.outside / record.rows < 0.05
@@ -89,14 +91,16 @@ def test_near_ties_are_counted_and_no_reason_to_refuse(eager: Built, many: Seque
 
 
 def test_a_rare_fault_is_refused(eager: Built, many: Sequence[Edge]) -> None:
-    tried = tried_on(session_of(Nearest(fault=True)), many, TOLERANCES, eager.capture.program)
+    tried = compare_on_many_rows(
+        session_of(Nearest(fault=True)), many, TOLERANCES, eager.capture.program
+    )
     record = tried.record
     assert "'y'" in tried.refusal and 0 < record.outside < record.rows / 10
     assert record.eager > 0 == record.artifact
 
 
 def test_the_model_itself_is_never_outside(eager: Built, many: Sequence[Edge]) -> None:
-    tried = tried_on(eager.session("exported"), many, TOLERANCES, eager.capture.program)
+    tried = compare_on_many_rows(eager.session("exported"), many, TOLERANCES, eager.capture.program)
     assert (tried.record.outside, tried.refusal) == (0, "")
     assert tried.record.below < 3.1 / tried.record.rows
 
@@ -104,7 +108,7 @@ def test_the_model_itself_is_never_outside(eager: Built, many: Sequence[Edge]) -
 @pytest.mark.parametrize(("outside", "tried"), [(0, 200_000), (1, 50), (30, 200_000), (7, 7)])
 def test_the_bound_is_that_of_clopper_and_pearson(outside: int, tried: int) -> None:
     expected = 1.0 if outside == tried else stats.beta.ppf(0.95, outside + 1, tried - outside)
-    assert share_below(outside, tried) == pytest.approx(expected, rel=1e-6)
+    assert upper_limit_of_share(outside, tried) == pytest.approx(expected, rel=1e-6)
 
 
 def test_rows_are_like_those_of_the_reference(many: Sequence[Edge]) -> None:

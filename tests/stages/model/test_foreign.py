@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from stages.errors import SourceError
-from stages.model import ModelSource, build_model, instead, is_program
+from stages.model import ModelSource, advise_on_file, build_model, is_program
 from tests.models import mlps
 
 
@@ -23,7 +23,7 @@ def test_weights_alone_need_an_option(tmp_path: Path, name: str) -> None:
         save_file(state, file)
     else:
         torch.save(state if file.suffix == ".pt" else {"state_dict": state, "epoch": 3}, file)
-    assert f"--weights {file}" in instead(file)
+    assert f"--weights {file}" in advise_on_file(file)
 
 
 def test_weights_alone_are_no_torchscript(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_weights_alone_are_no_torchscript(tmp_path: Path) -> None:
 def test_the_code_for_a_pickled_network_returns_it(tmp_path: Path) -> None:
     network = mlps.build()
     torch.save(network, tmp_path / "whole.pt")
-    code = re.findall(r'"([^"]*)"', instead(tmp_path / "whole.pt"))
+    code = re.findall(r'"([^"]*)"', advise_on_file(tmp_path / "whole.pt"))
     (tmp_path / "net.py").write_text("\n".join(code))
     state = build_model(ModelSource(factory=f"{tmp_path / 'net.py'}:build")).state_dict()
     assert all(torch.equal(state[key], value) for key, value in network.state_dict().items())
@@ -54,7 +54,7 @@ def test_a_program_is_known_by_its_content(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", [".pkl", ".joblib", ".skops", ".cbm", ".keras", ".h5"])
 def test_the_line_for_a_file_of_another_library_writes_onnx(suffix: str) -> None:
     """A line of Python writes an ONNX file. Whether it runs is tried where those libraries are."""
-    text = instead(Path(f"folder/net{suffix}"))
+    text = advise_on_file(Path(f"folder/net{suffix}"))
     (code,) = re.findall(r'python -c "([^"]*)"', text)
     names = {node.value for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant)}
     assert {f"folder/net{suffix}", "net.onnx"} <= names
@@ -62,11 +62,11 @@ def test_the_line_for_a_file_of_another_library_writes_onnx(suffix: str) -> None
 
 
 def test_the_message_for_xgboosts_own_format_names_a_json_file(tmp_path: Path) -> None:
-    assert "net.json" in instead(tmp_path / "net.model")
+    assert "net.json" in advise_on_file(tmp_path / "net.model")
 
 
 def test_there_is_no_message_for_torchscript(tmp_path: Path) -> None:
-    assert not instead(tmp_path / "net.ts")
+    assert not advise_on_file(tmp_path / "net.ts")
 
 
 def test_trees_of_catboost_are_refused_by_name(tmp_path: Path) -> None:

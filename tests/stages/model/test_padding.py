@@ -27,7 +27,7 @@ from stages.model.fronts.padding import Padded, Padding
 from stages.model.fronts.preprocess import Preprocessed
 from stages.model.precision import in_precision
 from stages.reference.answers import Reference, random_inputs
-from stages.reference.offsets import by_rows
+from stages.reference.offsets import pad_row_by_row
 from tests.models import project, rogues
 from tests.models.building import ENGINES, Built, build, reasons, require_valid
 
@@ -46,7 +46,7 @@ def padded_both_ways(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """The padded inputs, by the code of the graph and by that of the reference."""
     model = Padded(Echo(), paddings)
-    return list(model(*blocks)), list(by_rows(model)(*blocks))
+    return list(model(*blocks)), list(pad_row_by_row(model)(*blocks))
 
 
 @given(
@@ -119,7 +119,7 @@ def test_a_row_with_wrong_offsets_has_no_items_and_spoils_no_other(begin: int, e
     (padded,) = model(items, offsets)
     assert padded.tolist() == [[[1, 2]], [[0, 0]], [[3, 0]]]
     with pytest.raises(CaptureError):  # no reference has such offsets
-        by_rows(model)(items, offsets)
+        pad_row_by_row(model)(items, offsets)
     (integers,) = model(items.long(), offsets)
     assert integers.tolist() == padded.tolist()
 
@@ -292,12 +292,12 @@ def test_a_padded_model_may_have_a_lower_precision() -> None:
 class FromBehind(Padded):
     """Keeps the last items of a row that is too long."""
 
-    def padded(self, padding: Padding, inputs: Any) -> Tensor:
+    def pad(self, padding: Padding, inputs: Any) -> Tensor:
         begin, end = inputs[padding.offsets].unbind(1)
         first = torch.maximum(begin, end - padding.length)
         changed = [*inputs]
         changed[padding.offsets] = torch.stack([first, end], dim=1)
-        return super().padded(padding, changed)
+        return super().pad(padding, changed)
 
 
 @pytest.mark.parametrize(("padded", "valid"), [(FromBehind, False), (Padded, True)])

@@ -19,7 +19,7 @@ from runtime.checked import Tolerance
 from soa import Block, Layout, RowRange, Signature, column, eigen
 from stages.capture import capture
 from stages.model.fronts.expressions import BINARY, UNARY, Expression, Features, Operation
-from stages.model.fronts.preprocess import Preprocessed, features
+from stages.model.fronts.preprocess import Preprocessed, compute_features
 from stages.model.source import ModelSource, build_model
 from stages.reference.answers import Reference, random_inputs
 from tests.models.building import build, reasons
@@ -107,7 +107,7 @@ def test_random_expressions_are_numpys(expressions: list[Any], seed: int, n: int
         # threshold a value lies.
         assume(np.allclose(expected, exact.astype(np.float64), rtol=1e-11, atol=0, equal_nan=True))
     block = features_of(PreprocessConfig(features=tuple(expressions)), MEMBERS)
-    values = features(block, torch.tensor(np.concatenate(list(columns.values()), axis=1)))
+    values = compute_features(block, torch.tensor(np.concatenate(list(columns.values()), axis=1)))
     assert values.shape == (n, len(expressions), 3)
     np.testing.assert_allclose(values.numpy(), expected, rtol=1e-9, atol=0)
 
@@ -122,7 +122,8 @@ def test_absent_elements_are_padded_whatever_they_hold() -> None:
     p = torch.tensor([[1.0, 0.0, 2.0], [-1.0, math.nan, 1e-30]])
     expected = torch.tensor([[0.0, -9.0, 1.0], [-9.0, -9.0, 0.0]])
     torch.testing.assert_close(
-        features(block, torch.cat([VALUES, p], dim=1)), expected.unsqueeze(1).expand(-1, 2, -1)
+        compute_features(block, torch.cat([VALUES, p], dim=1)),
+        expected.unsqueeze(1).expand(-1, 2, -1),
     )
 
 
@@ -130,7 +131,7 @@ def test_absent_rows_are_padded_whatever_they_hold() -> None:
     """A row exists where its number q is above zero."""
     block = Features((("q", ()), ("v", (3,))), (LOG,), "q", 0.5)
     q = torch.tensor([[1.0], [0.0]])
-    values = features(block, torch.cat([q, VALUES.abs()], dim=1))
+    values = compute_features(block, torch.cat([q, VALUES.abs()], dim=1))
     assert values[1].tolist() == [[0.5, 0.5, 0.5]]
     assert not (values[0] == 0.5).any()
 
@@ -143,7 +144,7 @@ def test_features_keep_the_shape_of_eigen_columns(
 ) -> None:
     block = Features((("x", shape),), (Expression("x"), Expression("x", (Operation("square"),))))
     rows = torch.randn(4, *shape) if len(shape) == 2 else torch.randn(4, math.prod(shape))
-    values = features(block, rows)
+    values = compute_features(block, rows)
     assert tuple(values.shape) == features_shape
     assert torch.equal(values[:, 0].flatten(), rows.flatten())
     assert torch.equal(values[:, 1], values[:, 0].square())

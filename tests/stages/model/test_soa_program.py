@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 
 from engines import Executable
-from runtime.checked.poison import poisoned, same_bytes, wrote_outside
+from runtime.checked.poison import make_poisoned, same_bytes, wrote_outside
 from runtime.session.session import Session
 from soa import Block, Layout, RowRange, Signature, column
 from soa.memory import read_block
@@ -40,11 +40,11 @@ def test_random_blocks_equal_row_major_eager(problem: Problem) -> None:
     session = Session(signature, Eager(problem))
     inputs = {}
     for name in signature.input_collections:
-        inputs[name] = poisoned(signature.layouts[name], n, n + problem.spare, 0xFF)
+        inputs[name] = make_poisoned(signature.layouts[name], n, n + problem.spare, 0xFF)
         for member in signature.layouts[name].columns:
             inputs[name].fill(member.name, problem.inputs[name][member.name])
     copies = {name: collection.to(collection.device) for name, collection in inputs.items()}
-    out = poisoned(signature.layouts["out"], n, n + problem.spare, 0xFF)
+    out = make_poisoned(signature.layouts["out"], n, n + problem.spare, 0xFF)
     before = out.to(out.device)
     session.run(inputs, {"out": out})
     for bound, expected in zip(signature.outputs, problem.expected(), strict=True):

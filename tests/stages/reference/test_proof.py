@@ -16,8 +16,8 @@ from soa import Block, Layout, RowRange, Signature, column, eigen, scalar
 from stages.capture import capture
 from stages.errors import CaptureError, ReferenceDataError
 from stages.reference.answers import Arrays, Reference, compute_reference, make_cases, random_inputs
-from stages.reference.nonfinite import Nonfinite, count_nonfinite, too_much
-from stages.reference.proof import weaknesses
+from stages.reference.nonfinite import Nonfinite, count_nonfinite, why_too_nonfinite
+from stages.reference.proof import find_weaknesses
 from tests.models import mlps
 from tests.models.building import mlp_signature, signature_of
 
@@ -100,7 +100,7 @@ def test_integers_are_finite() -> None:
 def test_more_nan_than_the_limit_is_a_refusal(
     nonfinite: int, limit: float, says: str | None
 ) -> None:
-    refusal = too_much([Nonfinite("p", {"n=100": (nonfinite, 100)})], limit)
+    refusal = why_too_nonfinite([Nonfinite("p", {"n=100": (nonfinite, 100)})], limit)
     if says is None:
         assert refusal is None
     else:
@@ -133,7 +133,7 @@ def test_where_nothing_is_finite_no_limit_helps() -> None:
     first = with_columns(a=torch.where(torch.arange(100) < 1, math.nan, DRAWN["jets"]["a"]))
     (nonfinite,) = counted(SIGNATURE, answers(every, first))
     assert nonfinite.share < 0.1
-    refusal = too_much([nonfinite], 0.999) or ""
+    refusal = why_too_nonfinite([nonfinite], 0.999) or ""
     assert "no value at all is finite at n=1" in refusal
     assert "another reference: seed" in refusal
 
@@ -150,8 +150,8 @@ def test_a_mean_over_no_rows_may_be_nan() -> None:
     reference = answers(lambda x: x.mean(dim=0), inputs, signature)
     assert reference.outputs[0]["mean"].isnan().all()
     (nonfinite,) = counted(signature, reference)
-    assert too_much([nonfinite], 0.0) is None
-    assert weaknesses(Model(lambda x: x.mean(dim=0)), signature, reference) == ()
+    assert why_too_nonfinite([nonfinite], 0.0) is None
+    assert find_weaknesses(Model(lambda x: x.mean(dim=0)), signature, reference) == ()
 
 
 # -- inputs without effect, and constant outputs -----------------------------------------------
@@ -159,7 +159,7 @@ def test_a_mean_over_no_rows_may_be_nan() -> None:
 
 def noted(function: Callable[[Tensor], Tensor], inputs: Arrays = DRAWN) -> tuple[str, ...]:
     """The notes on a reference of a model with this function."""
-    return weaknesses(Model(function), SIGNATURE, answers(function, inputs))
+    return find_weaknesses(Model(function), SIGNATURE, answers(function, inputs))
 
 
 class AllButFirst(nn.Module):
@@ -178,7 +178,7 @@ def test_a_column_without_effect_among_many_is_found_in_few_runs() -> None:
     inputs = random_inputs(signature, 1, {})
     reference = compute_reference(AllButFirst(), signature, inputs, make_cases(signature))
     model = AllButFirst()
-    (note,) = weaknesses(model, signature, reference)
+    (note,) = find_weaknesses(model, signature, reference)
     assert "rows.c0" in note and "changes no output" in note
     assert 0 < model.runs < 20
 
@@ -251,7 +251,7 @@ def test_an_output_that_no_input_changes_is_noted() -> None:
     )
     inputs = random_inputs(signature, 1, {})
     reference = compute_reference(OneRests(), signature, inputs, make_cases(signature))
-    (note,) = weaknesses(OneRests(), signature, reference)
+    (note,) = find_weaknesses(OneRests(), signature, reference)
     assert "output 'rests' is changed by no input" in note
 
 
