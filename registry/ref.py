@@ -60,7 +60,7 @@ def parse_ref(text: str) -> Ref | Path:
     )
 
 
-def checked_alias(alias: str) -> str:
+def check_alias(alias: str) -> str:
     """The alias, if it can be one. Raises RegistryError."""
     # MLflow reserves `latest` and `v1`, `v2`, ...; it would refuse them only after the history and
     # a tag have been written.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from engines.target import Target, check_host_runs, torch_runs
 from pipeline.config import BuiltFrom
-from pipeline.promotion.measuring_bounds import InPlace, bounded, shadowed
+from pipeline.promotion.measuring_bounds import InPlace, measure_bounds, measure_shadow
 from registry.bundle import Manifest, Worst
 from registry.errors import BundleError, TrustError
 from registry.history import STAGING, approvers, promoted_since
@@ -27,7 +27,7 @@ from registry.promotion import (
 )
 from registry.shadow_record import ShadowRecord
 from registry.store import Registry
-from registry.trust import trusted
+from registry.trust import parse_trusted
 from registry.version import Version
 from runtime.checked import recorded_tolerances
 from runtime.loader import open_measured_session
@@ -78,9 +78,9 @@ def measure(
     events = registry.history(version.name)
     since = promoted_since(events, STAGING, version.number)
     artifacts = [(target, engine) for target, engines in served.items() for engine in engines]
-    measured = list(bounded(opened, in_place, list(served), say))
+    measured = list(measure_bounds(opened, in_place, list(served), say))
     if shadows is not None:
-        measured += shadowed(opened, version, replaced, shadows)
+        measured += measure_shadow(opened, version, replaced, shadows)
     bits: list[Bits] = []
     if needed.reproducible:
         for target, engine in artifacts:
@@ -272,7 +272,7 @@ def _check_signature(
     if no policy names keys."""
     if not needed.signed_by:
         return None
-    groups = [[trusted(pem, "a policy") for pem in pems] for pems in needed.signed_by]
+    groups = [[parse_trusted(pem, "a policy") for pem in pems] for pems in needed.signed_by]
     names = " and ".join(" or ".join(key.fingerprint[:16] for key in keys) for keys in groups)
     try:
         signers = [registry.require_signature(version, opened.bundle, keys) for keys in groups]

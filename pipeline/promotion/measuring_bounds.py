@@ -36,7 +36,7 @@ class InPlace:
     opened: Opened | None
 
 
-def bounded(
+def measure_bounds(
     opened: Opened, in_place: InPlace | None, targets: Sequence[str], say: Say
 ) -> Iterator[Measured]:
     """Measure artifact size, latency, memory and metrics of `targets`, which this host must run."""
@@ -175,7 +175,7 @@ def _compute_metrics(labelled: Labelled, opened: Opened, target: str) -> dict[st
         return dict.fromkeys(labelled.asked.functions, Measurement(math.nan, str(error)))
 
 
-def shadowed(
+def measure_shadow(
     opened: Opened, version: Version, replaced: Version | None, records: Sequence[ShadowRecord]
 ) -> Iterator[Measured]:
     """The version's results as a shadow or a canary next to the version in production: from the

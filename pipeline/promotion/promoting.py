@@ -112,7 +112,7 @@ def promote(
     else:
         with tempfile.TemporaryDirectory(prefix="soa-policy-") as folder:
             policies = [*registry.policies(version.name, Path(folder)), *local]
-            needed = requirements(opened.bundle, alias, max_slowdown, policies)
+            needed = join_requirements(opened.bundle, alias, max_slowdown, policies)
             from_files = [_read_shadow_record(file, version, replaced) for file in shadows]
             records = from_files if alias == PRODUCTION else None
             findings = measure(registry, opened, version, replaced, needed, excused, records, say)
@@ -159,7 +159,7 @@ def _read_shadow_record(file: Path, version: Version, replaced: Version | None) 
     return record
 
 
-def requirements(
+def join_requirements(
     bundle: Bundle, alias: str, max_slowdown: float | None, policies: Sequence[Asked]
 ) -> Requirements:
     """The conditions of the version's config and of all policies together."""

@@ -8,7 +8,7 @@ from .pages import bench_page as bench_page
 from .pages import difference_page as difference_page
 from .pages import drift_page as drift_page
 from .pages import operators_page as operators_page
-from .pages import page_place as page_place
+from .pages import page_file as page_file
 from .pages import publish as publish
 from .pages import require_libraries as require_libraries
 from .pages import version_page as version_page
@@ -17,15 +17,15 @@ from .tables import microseconds as microseconds
 from .tables import new_table as new_table
 from .tables import show as show
 from .tables import write as write
-from .ui_server import listening as listening
+from .ui_server import open_listener as open_listener
 from .ui_server import serve_site as serve_site
 from .versions import SPREAD as SPREAD
 from .versions import describe_benchmark as describe_benchmark
 from .versions import describe_build as describe_build
 from .versions import describe_bundle as describe_bundle
 from .versions import describe_decisions as describe_decisions
+from .versions import describe_failures as describe_failures
 from .versions import describe_history as describe_history
 from .versions import describe_reference as describe_reference
 from .versions import describe_validation as describe_validation
 from .versions import describe_versions as describe_versions
-from .versions import failures_of as failures_of

@@ -74,7 +74,7 @@ def _compare_weights(a: Bundle, b: Bundle) -> dict[str, Any]:
     except (EngineError, BundleError) as error:
         return {"same": 0, "changes": [], "unreadable": str(error)}
     names = dict.fromkeys((*tensors_a, *tensors_b))
-    compared = [tensor_change(name, tensors_a.get(name), tensors_b.get(name)) for name in names]
+    compared = [compare_tensor(name, tensors_a.get(name), tensors_b.get(name)) for name in names]
     changes = [change for change in compared if change is not None]
     return {"same": len(compared) - len(changes), "changes": changes, "unreadable": ""}
 
@@ -87,7 +87,7 @@ def _load_tensors(bundle: Bundle) -> dict[str, torch.Tensor]:
     return {name: t.detach() for name, t in values.items() if isinstance(t, torch.Tensor)}
 
 
-def tensor_change(
+def compare_tensor(
     name: str, a: torch.Tensor | None, b: torch.Tensor | None
 ) -> dict[str, Any] | None:
     """How a tensor differs between two versions, None on the side that lacks it. The result is None

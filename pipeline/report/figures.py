@@ -104,7 +104,9 @@ def speed_figure(caption: str, report: BenchmarkReport) -> Figure | None:
     names = dict.fromkeys(name for times in report.timings.values() for name in times)
     lines = []
     for name in names:
-        timed = [(rows_of(case), t[name]) for case, t in report.timings.items() if name in t]
+        timed = [
+            (largest_row_count(case), t[name]) for case, t in report.timings.items() if name in t
+        ]
         timed = [(rows, timing) for rows, timing in timed if timing.median_us > 0]
         if timed:
             points = [(rows, timing.median_us) for rows, timing in timed]
@@ -120,7 +122,7 @@ def deviation_figure(
     """The largest deviation of an output over the rows. Deviations of 0 or inf are left out."""
     lines = []
     for report in reports:
-        cases = ((rows_of(case.rows), case.outputs.get(output)) for case in report.cases)
+        cases = ((largest_row_count(case.rows), case.outputs.get(output)) for case in report.cases)
         points = [
             (rows, deviation.max_abs)
             for rows, deviation in cases
@@ -149,7 +151,7 @@ def error_figure(caption: str, series: Iterable[Deviations]) -> Figure | None:
     return _deviation_histogram(caption, "absolute error, from", bins, edge_text)
 
 
-def kept_of(
+def deviations_to_draw(
     output: str, reports: Sequence[ValidationReport], chosen: str | None
 ) -> list[Deviations]:
     """The deviations of an output: for the chosen artifact at up to three sizes, the largest first;
@@ -158,7 +160,7 @@ def kept_of(
     for case in (case for report in reports if report.engine == chosen for case in report.cases):
         deviation = case.outputs.get(output)
         if deviation is not None and deviation.elements:
-            by_rows.setdefault(rows_of(case.rows), []).append(deviation)
+            by_rows.setdefault(largest_row_count(case.rows), []).append(deviation)
     sizes = sorted(by_rows, reverse=True)
     sizes = [n for n in sizes if by_rows[n][0].elements >= _FEW] or sizes[:1]
     last = len(sizes) - 1
@@ -262,7 +264,7 @@ def _percent_text(value: float) -> str:
     return f"{number(100 * value)}%"
 
 
-def rows_of(case: str | Mapping[str, int]) -> int:
+def largest_row_count(case: str | Mapping[str, int]) -> int:
     """The number of rows of a case; of several row dimensions, the largest."""
     counts = case.values() if not isinstance(case, str) else map(int, re.findall(r"=(\d+)", case))
     return max(counts, default=1)

@@ -19,10 +19,10 @@ from pipeline.report.drift import describe_drift
 from pipeline.report.figures import (
     Figure,
     deviation_figure,
+    deviations_to_draw,
     drift_figure,
     error_figure,
     histogram_figure,
-    kept_of,
     operators_figure,
     roc_figure,
     speed_figure,
@@ -32,21 +32,21 @@ from pipeline.report.figures import (
 from pipeline.report.tables import Part, Table, new_table
 from pipeline.report.versions import (
     SPREAD,
-    annex_of,
-    benchmark_of,
-    blocks_of,
-    curves_of,
+    blocks_table,
+    collect_facts,
+    describe_annex,
+    describe_artifact_facts,
     describe_benchmark,
     describe_decisions,
     describe_history,
+    describe_metrics,
     describe_reference,
     describe_validation,
     describe_versions,
-    facts,
-    facts_of,
-    metrics_of,
-    rows_of,
-    validation_of,
+    read_benchmark,
+    read_curves,
+    read_validation,
+    row_ranges_text,
 )
 from registry.bundle import Bundle
 from registry.history import Event
@@ -95,7 +95,7 @@ class Section:
     parts: list[Part | Figure | Flow | None] = field(default_factory=list)
 
 
-def page(
+def render_page(
     title: str,
     sections: Sequence[Section],
     lead: Iterable[str] = (),
@@ -165,20 +165,20 @@ def version_page(
     aliases = " ".join(f"@{alias}" for alias in (version.aliases if version else ()))
     require_libraries()
     sections = [
-        Section("What it is", [flow(manifest.name, Signature.from_dict(manifest.signature)),
-                               blocks_of(manifest)]),
+        Section("What it is", [make_flow(manifest.name, Signature.from_dict(manifest.signature)),
+                               blocks_table(manifest)]),
         Section("Agreement with the model", list(_agreement_parts(bundle))),
         Section("Speed", [part for target in manifest.targets
-                          for part in speed_parts(target, benchmark_of(bundle, target))]),
+                          for part in speed_parts(target, read_benchmark(bundle, target))]),
         Section("Reference and metrics",
-                [*describe_reference(bundle), *metrics_of(bundle), *_curve_parts(bundle)]),
+                [*describe_reference(bundle), *describe_metrics(bundle), *_curve_parts(bundle)]),
         Section("History", list(_history_parts(version, events))),
         Section("Provenance", list(_provenance_parts(bundle, version))),
     ]  # fmt: skip
-    return page(title, sections, [manifest.description, aliases, *targets], links)
+    return render_page(title, sections, [manifest.description, aliases, *targets], links)
 
 
-def flow(name: str, signature: Signature) -> Flow:
+def make_flow(name: str, signature: Signature) -> Flow:
     """The boxes of a signature: input columns, blocks, the model, output columns."""
 
     def columns(bound: Sequence[BoundBlock]) -> tuple[tuple[str, str], ...]:
@@ -198,7 +198,9 @@ def flow(name: str, signature: Signature) -> Flow:
         (
             Step("Columns in", columns(signature.inputs)),
             Step("Blocks", blocks(signature.inputs)),
-            Step("Model", ((name, f"rows {rows_of(signature)}"), *blocks(signature.outputs))),
+            Step(
+                "Model", ((name, f"rows {row_ranges_text(signature)}"), *blocks(signature.outputs))
+            ),
             Step("Columns out", columns(signature.outputs)),
         )
     )
@@ -207,20 +209,20 @@ def flow(name: str, signature: Signature) -> Flow:
 def _agreement_parts(bundle: Bundle) -> Iterator[Part | Figure | None]:
     """How each target's artifacts agree with the reference: tables and figures."""
     for target, record in bundle.manifest.targets.items():
-        reports = validation_of(bundle, target)
+        reports = read_validation(bundle, target)
         yield from describe_validation(f"{target} ({record.status})", reports)
         for output in dict.fromkeys(name for report in reports for name in report.worst):
             tolerance = bundle.manifest.tolerances.get(output)
             caption = f"{target}: largest deviation of {output} by rows"
             yield deviation_figure(caption, output, reports, tolerance.atol if tolerance else 0.0)
-            series = kept_of(output, reports, record.chosen)
+            series = deviations_to_draw(output, reports, record.chosen)
             yield error_figure(f"{target}: how far {output} is off", series)
             yield ulp_figure(f"{target}: how far {output} is off, in ULP", series)
         if chosen := next((each for each in reports if each.engine == record.chosen), None):
             yield from _describe_equality(bundle, chosen)
         with suppress(ValueError, KeyError, IndexError):  # a report from others may not fit
             yield _worst_rows_table(bundle, reports, record.chosen)
-        yield from facts_of(record)
+        yield from describe_artifact_facts(record)
 
 
 def _describe_equality(bundle: Bundle, chosen: ValidationReport) -> Iterator[Part]:
@@ -302,7 +304,7 @@ def _row_text(signature: Signature, arrays: Arrays, dim: str, row: int | None) -
 
 def _curve_parts(bundle: Bundle) -> Iterator[Part | Figure | None]:
     """The curves of the metrics on each target. Older releases recorded metrics without curves."""
-    recorded = dict(curves_of(bundle))
+    recorded = dict(read_curves(bundle))
     for target, record in bundle.manifest.targets.items():
         curves = dict.fromkeys(record.metrics, _NOT_KEPT) | recorded.get(target, {})
         yield from _curve_parts_of_target(target, curves)
@@ -336,9 +338,9 @@ def speed_parts(target: str, timed: BenchmarkReport) -> Iterator[Part | Figure |
 
 def _provenance_parts(bundle: Bundle, version: Version | None) -> Iterator[Part]:
     """Where a version is from, and its targets that were built later."""
-    yield new_table("", "", "", rows=facts(bundle, version).items())
+    yield new_table("", "", "", rows=collect_facts(bundle, version).items())
     for target in bundle.manifest.targets:
-        yield from annex_of(bundle, target)
+        yield from describe_annex(bundle, target)
 
 
 def _history_parts(version: Version | None, events: Sequence[Event]) -> Iterator[Part]:
@@ -361,14 +363,14 @@ def bench_page(ref: str, reports: Mapping[str, BenchmarkReport]) -> str:
     sections = [
         Section(target, list(speed_parts(target, timed))) for target, timed in reports.items()
     ]
-    return page(f"Speed of {ref}", sections, ["Measured on this host, side by side."])
+    return render_page(f"Speed of {ref}", sections, ["Measured on this host, side by side."])
 
 
 def operators_page(ref: str, table: Table, times: Sequence[OperatorTime]) -> str:
     """The page of `pipeline check --operators`. `table`: all of `times`, the longest first."""
     figure = operators_figure("The operators that take most", times[:_MOST_OPERATORS])
     sections = [Section("Shares of a call of lanes", [table, figure])]
-    return page(f"Operators of {ref}", sections, ["Measured on this host, in one thread."])
+    return render_page(f"Operators of {ref}", sections, ["Measured on this host, in one thread."])
 
 
 def apply_page(report: Report, about: Sequence[About]) -> str:
@@ -378,7 +380,7 @@ def apply_page(report: Report, about: Sequence[About]) -> str:
     facts_table = new_table("", "", "", rows=_nonempty_facts(_facts_of_job(report, about)))
     more = len(report.outputs) - len(about)
     more_line = f"and {more:,} more outputs" if more else None
-    return page(
+    return render_page(
         f"{report.rows:,} rows scored by {_scorer_name(about[0])}{now}",
         [
             Section("The run", [facts_table, _outputs_table(report, about), more_line]),
@@ -433,7 +435,7 @@ def drift_page(profile: Profile, counts: Counts, moved: Sequence[Moved], limit: 
         "limit": number(limit),
         "beyond it": ", ".join(beyond) or "none",
     }
-    return page(
+    return render_page(
         f"{len(beyond)} of {len(moved)} columns of {counts.label} moved",
         [
             Section("The counts", [new_table("", "", "", rows=_nonempty_facts(facts))]),
@@ -479,7 +481,7 @@ def difference_page(difference: Mapping[str, Any], links: Sequence[tuple[str, st
     sides = {side: difference[side] | {"ref": _shareable_name(difference[side])} for side in "ab"}
     title = f"{sides['a']['ref']} and {sides['b']['ref']}"
     changes = describe_difference({**difference, **sides})
-    return page(title, [Section("What changed", [*changes])], links=links)
+    return render_page(title, [Section("What changed", [*changes])], links=links)
 
 
 def _shareable_name(side: Mapping[str, Any]) -> str:
@@ -498,7 +500,7 @@ def models_page(models: Mapping[str, Sequence[Version]], registry: str) -> str:
         statuses = (f"{target} {status}" for target, status in targets.items())
         table.add_row(name, f"{len(versions):,}", ", ".join(aliases), ", ".join(statuses))
         table.links[name] = f"/models/{name}"
-    return page("Models", [Section(registry, [table])])
+    return render_page("Models", [Section(registry, [table])])
 
 
 def model_page(name: str, versions: Sequence[Version], events: Sequence[Event]) -> str:
@@ -511,7 +513,9 @@ def model_page(name: str, versions: Sequence[Version], events: Sequence[Event]) 
         first, second = sorted(v.number for v in versions)[-2:]
         address = f"/models/{name}/{second}/beside/{first}"
         links.append((f"{name}/{first} and {name}/{second} side by side", address))
-    return page(name, [Section("Versions", [table]), Section("History", [*history])], links=links)
+    return render_page(
+        name, [Section("Versions", [table]), Section("History", [*history])], links=links
+    )
 
 
 def publish(
@@ -526,11 +530,11 @@ def publish(
     if folder is None:
         return None
     folder.mkdir(parents=True, exist_ok=True)
-    file = page_place(folder, version)
+    file = page_file(folder, version)
     write_whole(file, text)
     return file
 
 
-def page_place(folder: Path, version: Version) -> Path:
+def page_file(folder: Path, version: Version) -> Path:
     """The file that `publish` writes for a version."""
     return folder / f"{version.name}-{version.number}.html"

@@ -13,7 +13,7 @@ from pipeline.report.pages import (
     difference_page,
     model_page,
     models_page,
-    page,
+    render_page,
     version_page,
 )
 from registry.errors import NotFoundError
@@ -36,7 +36,7 @@ _THIS_HOST = ("127.0.0.1", "localhost", "::1", "[::1]")
 _one_at_a_time = threading.Lock()  # matplotlib has one set of settings per process
 
 
-def site(registry: Registry, host: str = _THIS_HOST[0]) -> Any:
+def make_site(registry: Registry, host: str = _THIS_HOST[0]) -> Any:
     """The application, for an ASGI server. On localhost, it refuses requests that name another
     host."""
     try:
@@ -59,14 +59,14 @@ def site(registry: Registry, host: str = _THIS_HOST[0]) -> Any:
     def refusal(_: Request, error: SoaPipelineError) -> HTMLResponse:
         missing = isinstance(error, NotFoundError)
         title = "Not found" if missing else "Not available now"
-        return answer(page(title, [], [plain(error)], [HOME]), 404 if missing else 503)
+        return answer(render_page(title, [], [plain(error)], [HOME]), 404 if missing else 503)
 
     @app.get("/")
     def models() -> HTMLResponse:
         versions_of = {each.name: registry.versions(each.name) for each in registry.list()}
         if not versions_of:
             empty = "It is empty: fill it with `pipeline run CONFIG`."
-            return answer(page("Models", [Section(registry.shown, [empty])]))
+            return answer(render_page("Models", [Section(registry.shown, [empty])]))
         return answer(models_page(versions_of, registry.shown))
 
     @app.get("/models/{name}")
@@ -111,8 +111,8 @@ def _version_links(registry: Registry, version: Version) -> list[tuple[str, str]
     return links
 
 
-def listening(host: str, port: int) -> socket.socket:
-    """Open the listening socket. Raises ReportError if the address is not available."""
+def open_listener(host: str, port: int) -> socket.socket:
+    """Open the open_listener socket. Raises ReportError if the address is not available."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family)
@@ -125,7 +125,7 @@ def listening(host: str, port: int) -> socket.socket:
 
 def serve_site(registry: Registry, host: str, listener: socket.socket) -> None:
     """Serve the pages until Ctrl-C."""
-    app = site(registry, host)
+    app = make_site(registry, host)
     import uvicorn
 
     uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])

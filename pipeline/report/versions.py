@@ -43,29 +43,29 @@ def describe_build(bundle: Bundle, only: str | None = None) -> Iterator[Part]:
     """
     if only is None:
         yield from describe_reference(bundle)
-        yield from metrics_of(bundle)
+        yield from describe_metrics(bundle)
     for target in bundle.manifest.targets if only is None else [only]:
         record = bundle.manifest.targets[target]
         title = f"{target} ({record.status}): deviation from the model's own answers"
-        yield from describe_validation(title, validation_of(bundle, target))
-        yield from facts_of(record)
-        timed = benchmark_of(bundle, target)
+        yield from describe_validation(title, read_validation(bundle, target))
+        yield from describe_artifact_facts(record)
+        timed = read_benchmark(bundle, target)
         if timed.timings:
             yield describe_benchmark(f"{target}: one call from SoA to SoA, {SPREAD}", timed)
-        yield from annex_of(bundle, target)
+        yield from describe_annex(bundle, target)
 
 
-def failures_of(bundle: Bundle) -> Iterator[str]:
+def describe_failures(bundle: Bundle) -> Iterator[str]:
     """For each target for which an engine failed: why, and how fast the artifact is that was chosen
     instead. Such a target may be better after the cause is mended."""
     for target, record in bundle.manifest.targets.items():
         failed = {e: c.reason for e, c in record.candidates.items() if c.status == "failed"}
         yield from (f"{target}: {engine} failed: {reason}" for engine, reason in failed.items())
         if failed and record.chosen is not None:
-            yield from (f"{target}: {line}" for line in benchmark_of(bundle, target).lines()[:1])
+            yield from (f"{target}: {line}" for line in read_benchmark(bundle, target).lines()[:1])
 
 
-def validation_of(bundle: Bundle, target: str) -> list[ValidationReport]:
+def read_validation(bundle: Bundle, target: str) -> list[ValidationReport]:
     """The stored validation reports, by engine in their order."""
     stored = bundle.report(VALIDATION)
     if target not in stored:
@@ -73,7 +73,7 @@ def validation_of(bundle: Bundle, target: str) -> list[ValidationReport]:
     return list(_read_report(dict[str, ValidationReport], bundle, stored, target).values())
 
 
-def benchmark_of(bundle: Bundle, target: str) -> BenchmarkReport:
+def read_benchmark(bundle: Bundle, target: str) -> BenchmarkReport:
     """The stored benchmark report, with the times of eager torch and copies to compare with; an
     empty one for a target that no device here could run."""
     stored = bundle.report(BENCHMARK)
@@ -82,7 +82,7 @@ def benchmark_of(bundle: Bundle, target: str) -> BenchmarkReport:
     return _read_report(BenchmarkReport, bundle, stored, target)
 
 
-def curves_of(bundle: Bundle) -> Iterator[tuple[str, dict[str, Curve]]]:
+def read_curves(bundle: Bundle) -> Iterator[tuple[str, dict[str, Curve]]]:
     """Yields, for each target, the curve of each metric."""
     recorded = bundle.report(CURVES)
     for target in bundle.manifest.targets:
@@ -115,7 +115,7 @@ def describe_reference(bundle: Bundle) -> Iterator[Part]:
     yield from (f"  {note}" for note in notes)
 
 
-def metrics_of(bundle: Bundle) -> Iterator[Part]:
+def describe_metrics(bundle: Bundle) -> Iterator[Part]:
     """The metrics on the labelled rows, if the config has any."""
     stored, targets = bundle.manifest.labelled, bundle.manifest.targets
     if stored is not None:
@@ -196,12 +196,12 @@ def percent(share: float) -> str:
 def describe_bundle(bundle: Bundle, version: Version | None) -> Iterator[Part]:
     """Everything about a version, or about a bundle in a folder, as `pipeline show` shows it."""
     yield version.ref if version else str(bundle.path)
-    yield new_table("", "", "", rows=facts(bundle, version).items())
-    yield blocks_of(bundle.manifest)
+    yield new_table("", "", "", rows=collect_facts(bundle, version).items())
+    yield blocks_table(bundle.manifest)
     yield from describe_build(bundle)
 
 
-def facts(bundle: Bundle, version: Version | None) -> dict[str, str]:
+def collect_facts(bundle: Bundle, version: Version | None) -> dict[str, str]:
     """Facts about a version and its origin, by name."""
     manifest, provenance = bundle.manifest, bundle.manifest.provenance
     signature = Signature.from_dict(manifest.signature)
@@ -218,7 +218,7 @@ def facts(bundle: Bundle, version: Version | None) -> dict[str, str]:
         "origin": _origin_text(version.origin if version else {}),
         "precision": manifest.capture.precision,
         "torchscript": manifest.capture.torchscript or manifest.capture.torchscript_note or "none",
-        "rows": rows_of(signature),
+        "rows": row_ranges_text(signature),
         "dependence": _dependence_text(manifest.capture),
         "jagged": ", ".join(f"{k}: the first {v} of a row" for k, v in signature.jagged.items()),
         "tools": ", ".join(f"{k} {v}" for k, v in provenance.tools.items()),
@@ -239,7 +239,7 @@ def _shadow_text(shadow: ShadowRecord) -> str:
     )
 
 
-def rows_of(signature: Signature) -> str:
+def row_ranges_text(signature: Signature) -> str:
     """How many rows a call may have, by row dimension."""
     return ", ".join(
         f"{dim}: {rows.min:,} {'or more' if rows.unbounded else f'… {rows.max:,}'}"
@@ -256,7 +256,7 @@ def _dependence_text(capture: Capture) -> str:
     return capture.dependence or ""
 
 
-def blocks_of(manifest: Manifest) -> Table:
+def blocks_table(manifest: Manifest) -> Table:
     """A table of the blocks that the model reads and writes."""
     signature = Signature.from_dict(manifest.signature)
     blocks = new_table("blocks", "block", "collection", "columns", "plan", "tolerance")
@@ -295,7 +295,7 @@ def _origin_text(origin: Mapping[str, Any]) -> str:
     return f"pushed by {origin.get('pushed_by')} at {origin.get('pushed_at')}{was}{source}"
 
 
-def facts_of(record: TargetRecord) -> Iterator[str]:
+def describe_artifact_facts(record: TargetRecord) -> Iterator[str]:
     """The facts that engines record about artifacts, as `name value` pairs without empty lists."""
     for engine, candidate in record.candidates.items():
         texts = []
@@ -307,7 +307,7 @@ def facts_of(record: TargetRecord) -> Iterator[str]:
             yield f"  {engine}: {'; '.join(texts)}"
 
 
-def annex_of(bundle: Bundle, target: str) -> Iterator[str]:
+def describe_annex(bundle: Bundle, target: str) -> Iterator[str]:
     """The origin of a target that was built later; nothing for other targets."""
     annex = bundle.annexes.get(target)
     if annex is not None:

@@ -5,7 +5,7 @@ from .event_log import HistoryWriter as HistoryWriter
 from .event_log import Number as Number
 from .event_log import aliases_at as aliases_at
 from .event_log import approvers as approvers
-from .event_log import gaps as gaps
+from .event_log import missing_numbers as missing_numbers
 from .event_log import promoted_since as promoted_since
 from .lock import write_lock as write_lock
 from .model_writer import PREVIOUS as PREVIOUS

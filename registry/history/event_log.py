@@ -265,7 +265,7 @@ def aliases_at(events: Sequence[Event], when: datetime) -> Mapping[str, int] | N
     return past[-1].left if past else None
 
 
-def gaps(events: Sequence[Event]) -> list[int]:
+def missing_numbers(events: Sequence[Event]) -> list[int]:
     """The numbers of missing events: somebody removed these with MLflow's own tools."""
     present = {event.number for event in events}
     return [n for n in range(1, max(present, default=0) + 1) if n not in present]

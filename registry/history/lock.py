@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING
 
 from registry import stamp
 from registry.errors import RegistryUnavailableError
-from registry.mlflow import all_pages, has_code, model_of, sent_once, translated
+from registry.mlflow import fetch_all_pages, find_model, has_code, send_once, translate_error
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -99,7 +99,7 @@ def _hold_file_lock(database: Path, shown: str) -> Iterator[WriteLock]:
 @contextlib.contextmanager
 def _hold_lease(access: Access, client: MlflowClient, name: str) -> Iterator[WriteLock]:
     """Wait for the lease called `name`, and hold it in the block until it expires."""
-    with sent_once(LEASE_S / 4):
+    with send_once(LEASE_S / 4):
         lease = Lease(client, name)
         lock = _wait_for_lease(access, lease)
         try:
@@ -120,7 +120,7 @@ def _wait_for_lease(access: Access, lease: Lease) -> WriteLock:
         except Exception as error:
             if silent_since is None:
                 silent_since = time.monotonic()
-            passing = isinstance(translated(error, access.shown), RegistryUnavailableError)
+            passing = isinstance(translate_error(error, access.shown), RegistryUnavailableError)
             if not passing or time.monotonic() - silent_since > OUTAGE_WAIT_S:
                 raise
             time.sleep(random.uniform(0.2, 1))
@@ -151,7 +151,7 @@ class Lease:
         self._asked_at = start if self._asked_at is None else self._asked_at
         if self._try_to_create():
             return WriteLock(start + LEASE_S / 2)
-        lease = model_of(self._client, self.name)
+        lease = find_model(self._client, self.name)
         if lease is None:
             return None
         owner, now = lease.tags.get(_OWNER), time.monotonic()
@@ -191,7 +191,7 @@ class Lease:
             return
         oldest_kept = datetime.now(UTC) - KEEP_DEAD
         dead_leases = f"name LIKE '{self.name} %'"
-        for dead in all_pages(self._client.search_registered_models, dead_leases):
+        for dead in fetch_all_pages(self._client.search_registered_models, dead_leases):
             if dead.last_updated_timestamp / 1000 < oldest_kept.timestamp():
                 with contextlib.suppress(Exception):
                     self._client.delete_registered_model(dead.name)

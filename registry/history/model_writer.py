@@ -41,7 +41,7 @@ from registry.errors import RegistryError
 from registry.history.event_log import Event, History, HistoryWriter, Kind
 from registry.mlflow import ClientStore, Store, aliases_of
 from registry.promotion import Decision
-from registry.ref import checked_alias
+from registry.ref import check_alias
 from registry.version import (
     ANNEX,
     CHOSEN,
@@ -68,7 +68,7 @@ _MOVES = ("promotion", "rollback", "alias")  # the other kinds of event move no 
 
 def check_promotable(alias: str) -> None:
     """Raise RegistryError for an alias that no promotion may move."""
-    checked_alias(alias)
+    check_alias(alias)
     if alias == PREVIOUS:
         raise RegistryError(
             f"'{PREVIOUS}' cannot be promoted to: it is what '{PRODUCTION}' was before"
@@ -147,7 +147,9 @@ class ModelWriter:
         if expected != self.aliases:
             self.record(Event("found", self.model, expected, dict(self.aliases)))
 
-    def event(self, kind: Kind, version: Version, alias: str | None = None, **fields: Any) -> Event:
+    def new_event(
+        self, kind: Kind, version: Version, alias: str | None = None, **fields: Any
+    ) -> Event:
         """Make an event about a version, without writing it.
 
         `alias`: it moves to the version if `kind` is one that moves aliases. `fields`: further
@@ -173,13 +175,13 @@ class ModelWriter:
         if holder == number:
             return after
         if alias == PRODUCTION:
-            back = self.way_back(number)
+            back = self.find_way_back(number)
             if holder is not None and back is not None:
                 after[PREVIOUS] = back
         after[alias] = number
         return after
 
-    def way_back(self, other_than: int) -> int | None:
+    def find_way_back(self, other_than: int) -> int | None:
         """The last version that was in production by a promotion or rollback, and is `other_than`
         this one. It is the version in production now, if a gate let that in."""
         holder = self.aliases.get(PRODUCTION)
@@ -210,7 +212,7 @@ class ModelWriter:
             return False
         return True
 
-    def still_in_place(self, alias: str, replacing: int | None) -> list[Decision]:
+    def refuse_if_moved(self, alias: str, replacing: int | None) -> list[Decision]:
         """A refusal if the version that the gates compared with no longer holds the alias."""
         holder = self.aliases.get(alias, 0)
         if replacing is None or holder == replacing:
@@ -223,7 +225,7 @@ class ModelWriter:
         )
         return [Decision("in place", False, found=now, limit=measured, detail=detail)]
 
-    def promotion(self, number: int | None, alias: str | None) -> Promotion | None:
+    def last_promotion(self, number: int | None, alias: str | None) -> Promotion | None:
         """The last completed promotion of a version to an alias."""
         past = [
             event
@@ -285,7 +287,7 @@ class ModelWriter:
         tags = _read_tags(self._store, self.model, event.version) or {}
         if tags.get(key) not in (prepared.to_json(), of_older_release.to_json()):
             return
-        earlier = self.promotion(event.version, event.alias)
+        earlier = self.last_promotion(event.version, event.alias)
         if earlier is not None:
             self.tag(event.version, key, earlier.to_json())
         else:

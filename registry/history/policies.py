@@ -83,7 +83,7 @@ def policies_in_force(access: Access, model: str | None, into: Path | None = Non
     """
     try:
         with access.reading() as store:
-            experiment = models.experiment_of(access, store, _EXPERIMENT)
+            experiment = models.find_experiment(access, store, _EXPERIMENT)
             if experiment is None:
                 return []
             scopes = [None] if model is None else [None, model]

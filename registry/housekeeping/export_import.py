@@ -164,7 +164,7 @@ def import_from(registry: Registry, source: Path, name: str | None = None) -> Im
     an interrupted import can be repeated.
     """
     scratch = registry.sqlite.parent if registry.sqlite is not None else cache_root()
-    with as_folder(source, scratch) as folder:
+    with open_as_folder(source, scratch) as folder:
         export = _read_export(folder, source)
         model = Ref(name or export.name).name
         origin = {
@@ -259,7 +259,7 @@ def _replace_by_tar(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def as_folder(source: Path, scratch: Path) -> Iterator[Path]:
+def open_as_folder(source: Path, scratch: Path) -> Iterator[Path]:
     """The export as a folder. A tar is unpacked in a new folder in `scratch`: not in /tmp, which
     may be small, but where `pipeline registry gc` finds it if this process is killed."""
     if source.is_dir():

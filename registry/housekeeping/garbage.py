@@ -25,7 +25,7 @@ from registry import stamp
 from registry.bundle import ANNEXES, SUMS
 from registry.history import write_lock
 from registry.housekeeping.removal import REMOVED
-from registry.mlflow import all_pages
+from registry.mlflow import fetch_all_pages
 from registry.ref import NAME_PATTERN
 from registry.store import UPLOADING, Registry, bundle_files, cache_root
 from registry.version import ANNEX, DIGEST
@@ -132,21 +132,21 @@ class _Collector:
         from mlflow.entities import ViewType
 
         every, search = ViewType.ALL, self.client.search_runs
-        for experiment in all_pages(self.client.search_experiments, view_type=every):
+        for experiment in fetch_all_pages(self.client.search_experiments, view_type=every):
             if re.fullmatch(NAME_PATTERN, experiment.name):
                 ids = [experiment.experiment_id]
-                for run in all_pages(search, ids, _OURS, run_view_type=every):
+                for run in fetch_all_pages(search, ids, _OURS, run_view_type=every):
                     yield experiment.name, run
 
     def _find_versions(self, run: Any) -> Sequence[Any]:
         """MLflow's versions of this run, or else of its files."""
         search, info = self.client.search_model_versions, run.info
-        versions = all_pages(search, f"run_id = '{info.run_id}'")
+        versions = fetch_all_pages(search, f"run_id = '{info.run_id}'")
         if versions:
             return versions
         # Somebody may have made a version from the files with MLflow's own tools, without the run.
         source = f"{info.artifact_uri.rstrip('/')}/{bundle_files.FOLDER}"
-        return all_pages(search, f"source_path = '{source}'")
+        return fetch_all_pages(search, f"source_path = '{source}'")
 
     def _collect_registration(self, model: str, run: Any) -> Garbage | None:
         """Remove a run without a version. It is first ended under the lock, so that nobody can make

@@ -139,7 +139,7 @@ def pull(address: str, folder: str | Path) -> tuple[str, Bundle]:
     with the others. After any other error nothing is left.
     """
     repository = _open_repository(address)
-    content = repository.manifest(IMAGE)
+    content = repository.read_manifest(IMAGE)
     digest = _oci_digest(content)
     if repository.digest not in (None, digest):
         raise BundleError(f"{address}: the registry gave another manifest, {digest}")
@@ -169,7 +169,7 @@ def _download(repository: Repository, layer: Layer, path: Path) -> None:
         return
     digest, size = hashlib.sha256(), 0
     with path.open("wb") as file:
-        for piece in repository.pieces(layer.digest):
+        for piece in repository.read_pieces(layer.digest):
             digest.update(piece)
             size += len(piece)
             if size > layer.size:  # the registry could send without end

@@ -25,7 +25,7 @@ import urllib3
 from requests.adapters import HTTPAdapter
 
 from registry.errors import NotFoundError, RegistryError, RegistryUnavailableError
-from registry.mlflow import reason
+from registry.mlflow import error_text
 from soa.errors import SoaPipelineError
 
 ANSWER_S = 120.0
@@ -72,12 +72,12 @@ class Repository(oras.provider.Registry):  # type: ignore[misc]
         try:
             self.auth.load_configs(self.container)
         except Exception as error:  # oras does not check the file
-            why = f"~/.docker/config.json cannot be used: {reason(error)}"
+            why = f"~/.docker/config.json cannot be used: {error_text(error)}"
             raise RegistryError(f"{self.shown}: {why}") from error
         if basic:  # at once: a registry may close the connection instead of taking a large file
             self.headers.update(self.auth.get_auth_header())
 
-    def manifest(self, media_type: str) -> bytes:
+    def read_manifest(self, media_type: str) -> bytes:
         """The content of the artifact's manifest, of the first 4 MiB."""
         with self._open_body(self._manifest, Accept=media_type) as raw:
             return bytes(raw.read(LARGEST_MANIFEST, decode_content=False))
@@ -99,7 +99,7 @@ class Repository(oras.provider.Registry):  # type: ignore[misc]
             file.flush()
             self.upload(Path(file.name), layer)
 
-    def pieces(self, digest: str) -> Iterator[bytes]:
+    def read_pieces(self, digest: str) -> Iterator[bytes]:
         """The content of a blob, in pieces of at most 256 KiB."""
         url = f"{self.prefix}://{self.container.get_blob_url(digest)}"
         with self._open_body(url) as raw:
@@ -140,9 +140,9 @@ class Repository(oras.provider.Registry):  # type: ignore[misc]
         except SoaPipelineError:
             raise
         except (requests.ConnectionError, requests.Timeout, urllib3.exceptions.HTTPError) as error:
-            raise RegistryUnavailableError(f"{self.shown}: {reason(error)}") from error
+            raise RegistryUnavailableError(f"{self.shown}: {error_text(error)}") from error
         except Exception as error:  # oras does not check answers
-            why = f"{self.shown}: an answer is wrong: {reason(error)}"
+            why = f"{self.shown}: an answer is wrong: {error_text(error)}"
             if "authentication" in why:
                 raise _login_error(why) from error
             raise RegistryError(why) from error

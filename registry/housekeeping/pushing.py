@@ -16,7 +16,7 @@ from typing import Literal
 from registry import stamp
 from registry.bundle import SIGNATURE, Bundle, open_folder, read_note
 from registry.errors import RegistryError
-from registry.mlflow import all_pages
+from registry.mlflow import fetch_all_pages
 from registry.ref import NAME_PATTERN, Ref
 from registry.store import Registry, bundle_files
 from registry.version import DIGEST, ORIGIN, Version
@@ -69,7 +69,7 @@ def push(
             kept.append(annex.target)
     signature: Literal["none", "carried", "kept"] = "none"
     if (ours := whole.signature()) is not None:
-        theirs = bundle_files.signature_of(registry, version)
+        theirs = bundle_files.read_signature(registry, version)
         if theirs is None:
             bundle_files.publish_signature(registry, version, whole.path / SIGNATURE)
         signature = "carried" if theirs in (None, ours) else "kept"
@@ -84,7 +84,9 @@ def _find_version_with_digest(
     if not registry.exists:
         return None
     with registry.client() as client:
-        versions = all_pages(client.search_model_versions, f"tags.{DIGEST} = '{bundle.digest}'")
+        versions = fetch_all_pages(
+            client.search_model_versions, f"tags.{DIGEST} = '{bundle.digest}'"
+        )
     preferred = Ref(name or bundle.manifest.name).name
     refs = [
         Ref(str(version.name), int(version.version))

@@ -28,7 +28,7 @@ class Removal:
     bytes: int
 
 
-def removable(registry: Registry, ref: Ref) -> Version:
+def find_removable(registry: Registry, ref: Ref) -> Version:
     """The version that `ref` names by its number.
 
     Raises RegistryError if it has an alias, or if another version has the same files.
@@ -48,15 +48,15 @@ def removable(registry: Registry, ref: Ref) -> Version:
 
 
 def remove(registry: Registry, ref: Ref, reason: str = "") -> Removal:
-    """Remove the version that `ref` names by its number, for good, if it is `removable`."""
-    removable(registry, ref)  # raises before anything is written
+    """Remove the version that `ref` names by its number, for good, if it is `find_removable`."""
+    find_removable(registry, ref)  # raises before anything is written
     with registry.writing(ref.name) as writer:
-        version, client = removable(registry, ref), writer.client
+        version, client = find_removable(registry, ref), writer.client
         run = str(version.run_id)
         if client.get_run(run).info.lifecycle_stage != "active":
             client.restore_run(run)  # it was deleted on MLflow's page: such a run takes no tag
         client.set_tag(run, REMOVED, version.ref)
-        event = writer.event("removal", version, annexes=version.annexes, reason=reason)
+        event = writer.new_event("removal", version, annexes=version.annexes, reason=reason)
         event = writer.apply(event)
     with registry.client(write=True) as client:
         return Removal(version, event, bundle_files.remove_run(registry, client, run))

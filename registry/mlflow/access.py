@@ -123,7 +123,7 @@ class Access:
         )
         with self._answering(write), quiet:
             if write and self.sqlite is not None and not self.sqlite.exists():
-                _write_database(self.sqlite, self._new_database or _new_database())
+                _write_database(self.sqlite, self._new_database or _make_database())
             yield self._mlflow_client()
 
     def get_ready(self) -> None:
@@ -142,7 +142,7 @@ class Access:
                     pass
             else:
                 with _quietly():
-                    self._new_database = _new_database()
+                    self._new_database = _make_database()
 
     @contextlib.contextmanager
     def _answering(self, write: bool) -> Iterator[None]:
@@ -162,7 +162,7 @@ class Access:
             foreign = type(error).__module__.partition(".")[0] in _FOREIGN
             if not foreign and not isinstance(error, (OSError, ImportError)):
                 raise
-            raise translated(error, self.shown) from error
+            raise translate_error(error, self.shown) from error
 
     def _direct_store(self) -> contextlib.AbstractContextManager[Store | None]:
         """A store without MLflow's client, or None if only that client can read this one."""
@@ -206,11 +206,11 @@ class Access:
         """Send MLflow's server a request that it answers without its database."""
         import requests
 
-        from registry.mlflow.rest_store import settings
+        from registry.mlflow.rest_store import request_options
 
         health = f"{self.uri.rstrip('/')}/health"
         try:
-            status = requests.get(health, timeout=ANSWER_WAIT_S, **settings()).status_code
+            status = requests.get(health, timeout=ANSWER_WAIT_S, **request_options()).status_code
         except OSError as error:  # all errors of `requests` are OSErrors
             raise self._no_answer("server", error) from error
         if status in (502, 503, 504):  # a proxy that has lost its server
@@ -227,7 +227,7 @@ class Access:
 
     def _no_answer(self, peer: str, error: OSError) -> RegistryUnavailableError:
         """The error for a server or database, `peer`, that does not answer."""
-        text = f"registry {self.shown}: no answer from the {peer}: {reason(error)}"
+        text = f"registry {self.shown}: no answer from the {peer}: {error_text(error)}"
         return RegistryUnavailableError(text)
 
     def _require_same_file(self) -> None:
@@ -280,7 +280,7 @@ def _ask_sqlite(path: Path, write: bool) -> None:
             connection.execute("ROLLBACK")
 
 
-def _new_database() -> bytes:
+def _make_database() -> bytes:
     """The content of a new SQLite file with all of MLflow's tables."""
     _silence_mlflow()
     from mlflow.store.db.utils import _initialize_tables, create_sqlalchemy_engine_with_retry
@@ -357,7 +357,7 @@ class _Variables:
 _silent, _once = _Variables(), _Variables()
 
 
-def sent_once(seconds: float) -> contextlib.AbstractContextManager[None]:
+def send_once(seconds: float) -> contextlib.AbstractContextManager[None]:
     """In this block MLflow's client sends each request once and gives up after `seconds`."""
     return _once.set(
         MLFLOW_HTTP_REQUEST_MAX_RETRIES="0", MLFLOW_HTTP_REQUEST_TIMEOUT=str(max(1, int(seconds)))
@@ -399,14 +399,14 @@ _BUSY = ("TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED")
 _DAMAGED = ("not a database", "malformed", "no such table", "schema")
 
 
-def translated(error: Exception, shown: str) -> RegistryError:
+def translate_error(error: Exception, shown: str) -> RegistryError:
     """An error of MLflow, of its database or of the network as one of ours, with one line.
 
     RegistryUnavailableError: a later try may work, because the store is locked, busy or not
     reached. NotFoundError: it is not there. RegistryError: anything else, such as a damaged
     database, for which MLflow has no code, as for a network that fails.
     """
-    text = f"registry {shown}: {reason(error)}"
+    text = f"registry {shown}: {error_text(error)}"
     code = getattr(error, "error_code", None)
     if isinstance(error, ImportError):
         return RegistryError(f"{text}: install what this kind of store needs")
@@ -423,7 +423,7 @@ def translated(error: Exception, shown: str) -> RegistryError:
     return RegistryError(text)
 
 
-def reason(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """The innermost message: MLflow wraps SQLAlchemy's error, which wraps the driver's error."""
     for cause in causes(error):
         original = getattr(cause, "orig", None)  # SQLAlchemy's name for the driver's error

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 
-def model_of(client: MlflowClient, name: str) -> Any | None:
+def find_model(client: MlflowClient, name: str) -> Any | None:
     """MLflow's RegisteredModel, or None if there is no model of that name."""
     try:
         return client.get_registered_model(name)
@@ -33,7 +33,7 @@ def has_code(error: Exception, *codes: str) -> bool:
     return getattr(error, "error_code", None) in codes
 
 
-def all_pages(search: Callable[..., Any], *arguments: Any, **options: Any) -> list[Any]:
+def fetch_all_pages(search: Callable[..., Any], *arguments: Any, **options: Any) -> list[Any]:
     """All results of one of MLflow's searches, page by page."""
     results: list[Any] = []
     token = None
@@ -57,14 +57,17 @@ class ClientStore:
         self._client = client
 
     def model(self, name: str) -> StoredModel | None:
-        registered = model_of(self._client, name)
+        registered = find_model(self._client, name)
         return None if registered is None else _convert_model(registered)
 
     def models(self) -> list[StoredModel]:
-        return [_convert_model(model) for model in all_pages(self._client.search_registered_models)]
+        return [
+            _convert_model(model)
+            for model in fetch_all_pages(self._client.search_registered_models)
+        ]
 
     def versions(self, name: str) -> list[StoredVersion]:
-        versions = all_pages(self._client.search_model_versions, f"name = '{name}'")
+        versions = fetch_all_pages(self._client.search_model_versions, f"name = '{name}'")
         return [_convert_version(version) for version in versions]
 
     def version(self, name: str, number: int) -> StoredVersion | None:
@@ -101,7 +104,7 @@ class ClientStore:
             )
 
         # With a limit, one page holds all that was asked for.
-        runs = search(None) if query.limit else all_pages(search)
+        runs = search(None) if query.limit else fetch_all_pages(search)
         return [_convert_run(run) for run in runs]
 
 

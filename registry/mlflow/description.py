@@ -116,7 +116,7 @@ def markdown(bundle: Bundle) -> str:
     return "\n".join(head + shown)[:_DESCRIPTION_LIMIT]
 
 
-def with_target(text: str, target: str, record: TargetRecord) -> str:
+def append_target(text: str, target: str, record: TargetRecord) -> str:
     """Add the rows of a target that was built later to the table of the description `text`.
 
     If that would exceed MLflow's limit, `text` is returned unchanged.

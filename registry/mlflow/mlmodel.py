@@ -100,7 +100,7 @@ def write_mlmodel(folder: Path, manifest: Manifest, example: Mapping[str, Any]) 
     (folder / _PYTHON_ENV).write_text(yaml.safe_dump(environment, sort_keys=False))
     model = {
         "artifact_path": "bundle",
-        **in_short(manifest),
+        **summarize_model(manifest),
         "saved_input_example_info": {
             "artifact_path": _EXAMPLE,
             "serving_input_path": _SERVING_EXAMPLE,
@@ -129,7 +129,7 @@ def _write_examples(folder: Path, example: Mapping[str, Any], frame: bool) -> No
     (folder / _SERVING_EXAMPLE).write_text(json.dumps(request) + "\n")
 
 
-def in_short(manifest: Manifest) -> dict[str, Any]:
+def summarize_model(manifest: Manifest) -> dict[str, Any]:
     """The description of the model that MLflow's page of a run needs."""
     provenance = manifest.provenance
     return {

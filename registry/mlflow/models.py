@@ -30,14 +30,14 @@ def our_versions(store: Store, model: StoredModel) -> list[Version]:
     return sorted(ours, key=lambda version: version.number)
 
 
-def registered(store: Store, name: str, digest: str) -> Version | None:
+def find_registered(store: Store, name: str, digest: str) -> Version | None:
     """The version of model `name` with this digest, if soa-pipeline registered one."""
     model = store.model(name)
     versions = [] if model is None else our_versions(store, model)
     return next((version for version in versions if version.digest == digest), None)
 
 
-def experiment_of(access: Access, store: Store, name: str) -> str | None:
+def find_experiment(access: Access, store: Store, name: str) -> str | None:
     """The id of a model's experiment, or None. Raises RegistryError if it was deleted."""
     experiment = store.experiment(name)
     if experiment is None:
@@ -53,7 +53,7 @@ def experiment_of(access: Access, store: Store, name: str) -> str | None:
 def ensure_experiment(access: Access, client: MlflowClient, name: str, folder: str) -> str:
     """The id of an experiment, which is created if it does not exist. The files of its runs are in
     `folder` of the place for artifacts. The caller holds the write lock."""
-    existing = experiment_of(access, ClientStore(client), name)
+    existing = find_experiment(access, ClientStore(client), name)
     if existing is not None:
         return existing
     return str(client.create_experiment(name, artifact_location=access.artifact_location(folder)))
@@ -66,7 +66,7 @@ def ensure_model(client: MlflowClient, name: str, description: str) -> None:
         client.create_registered_model(name, description=shown)
 
 
-def ranges(numbers: Sequence[int]) -> str:
+def ranges_text(numbers: Sequence[int]) -> str:
     """Ascending numbers as text for people, such as `1-4, 6`."""
     runs: list[list[int]] = []  # of numbers without a gap
     for number in numbers:

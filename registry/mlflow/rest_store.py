@@ -100,7 +100,10 @@ class RestStore:
 
     def __init__(self, session: Any, uri: str) -> None:
         self._session, self._uri = session, uri.rstrip("/")
-        self._options = {**settings(), "timeout": _read_number("MLFLOW_HTTP_REQUEST_TIMEOUT", 120)}
+        self._options = {
+            **request_options(),
+            "timeout": _read_number("MLFLOW_HTTP_REQUEST_TIMEOUT", 120),
+        }
 
     def model(self, name: str) -> StoredModel | None:
         """As `Store.model`: the server gives a prompt too, which is left out here."""
@@ -186,7 +189,7 @@ class RestStore:
         raise RestError(f"{code}: {answer.get('message')}", str(code))
 
 
-def settings() -> dict[str, Any]:
+def request_options() -> dict[str, Any]:
     """Arguments of `requests` for every request, from MLflow's environment variables."""
     insecure = _read_flag("MLFLOW_TRACKING_INSECURE_TLS", "false")
     return {

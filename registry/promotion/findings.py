@@ -133,12 +133,12 @@ class Findings:
     bits: Sequence[Bits] = ()
     """For each artifact of the targets that this host runs, if reproducibility is required."""
 
-    def waits(self, target: str) -> bool:
+    def needs_a_device(self, target: str) -> bool:
         """True if a target is built and only needs a test on a device of its kind."""
         record = self.manifest.targets.get(target)
         return record is not None and record.status in get_args(Evidence)
 
-    def excused(self, target: str) -> bool:
+    def is_excused(self, target: str) -> bool:
         """True if the target may pass without having run on a device of its kind."""
         return target in self.allow_unverified - self.needed.named_targets
 

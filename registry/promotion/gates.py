@@ -54,14 +54,14 @@ def _judge_target(findings: Findings, target: str) -> Decision:
     if record.status == "verified":
         detail = f"{target} is verified ({record.chosen})"
         return Decision("verified", True, "verified", "verified", detail)
-    if findings.waits(target) and findings.excused(target):
+    if findings.needs_a_device(target) and findings.is_excused(target):
         detail = f"{target} is {record.status}: no device of this kind has run it; allowed by name"
         return Decision("verified", True, record.status, "unverified allowed", detail)
     if record.status == "emulated" and not findings.needed.production:
         detail = f"{target} is emulated: it gave the reference's answers on an emulator"
         return Decision("verified", True, "emulated", "emulated", detail)
     advice = ""
-    if findings.waits(target):
+    if findings.needs_a_device(target):
         named = target in findings.needed.named_targets
         advice = ": run it there" + (", a policy names it" if named else ", or allow it by name")
     detail = f"{target} is {record.status}, verified is needed{advice}"
@@ -75,7 +75,7 @@ def tolerance(findings: Findings) -> Iterable[Decision]:
         limit = f"outside <= {findings.needed.max_outside:g}"
         if worst := findings.worst.get(target):
             yield _judge_deviations("tolerance", target, worst, findings)
-        elif record and findings.waits(target) and findings.excused(target):
+        elif record and findings.needs_a_device(target) and findings.is_excused(target):
             detail = f"{target} was not run again: {record.status}, allowed by name"
             yield Decision("tolerance", True, "not run", "unverified allowed", detail)
         elif record and record.status == "emulated" and not findings.needed.production:

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 _SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
 
 
-def duration(text: str) -> timedelta:
+def parse_duration(text: str) -> timedelta:
     """Read a time such as `90s`, `30min`, `24h` or `7d`. Raises ValueError for other texts."""
     match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?) ?(s|min|h|d)", text)
     if match is None:
@@ -27,8 +27,8 @@ def duration(text: str) -> timedelta:
 
 
 def _checked_duration(text: str) -> str:
-    """The text itself, if `duration` can read it; else ValueError."""
-    duration(text)
+    """The text itself, if `parse_duration` can read it; else ValueError."""
+    parse_duration(text)
     return text
 
 
@@ -139,7 +139,7 @@ def strictest(
         reproducible=own_reproducible or any(policy.reproducible for policy in every),
         shown=own_shown or any(policy.independence == "shown" for policy in every),
         references=tuple(references.values()),
-        min_time_in_staging=max(map(duration, waits), default=timedelta(0)),
+        min_time_in_staging=max(map(parse_duration, waits), default=timedelta(0)),
         approvals=tuple(dict.fromkeys(approvals)),
         signed_by=tuple(policy.signed_by for policy in for_production if policy.signed_by),
         origins=tuple(asked.origin for asked in policies),

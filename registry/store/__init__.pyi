@@ -3,8 +3,8 @@ from .host_cache import CACHE_VARIABLE as CACHE_VARIABLE
 from .host_cache import Cache as Cache
 from .host_cache import Entry as Entry
 from .host_cache import cache_root as cache_root
+from .host_cache import cache_size_limit as cache_size_limit
 from .host_cache import parse_size as parse_size
-from .host_cache import size_bound as size_bound
 from .reading import ModelSummary as ModelSummary
 from .recorded_lookups import Lookup as Lookup
 from .recorded_lookups import LookupCache as LookupCache

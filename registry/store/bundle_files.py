@@ -132,7 +132,7 @@ def _copy_registered(
             else:
                 run = client.get_run(str(version.run_id)).info.artifact_uri.rstrip("/")
                 uri = f"{run}/{annex_place(target, version.annexes[target])}"
-            repository(access, uri).download_artifacts("", str(into))
+            open_repository(access, uri).download_artifacts("", str(into))
     if target is None:
         # A promotion note or annexes among these files come from another registry. Only this
         # registry knows whether this version is promoted, and which targets were added to it.
@@ -192,14 +192,14 @@ def sealed_names(opened: Bundle | Annex) -> list[str]:
 # Signatures
 
 
-def signature_of(access: Access, version: Version) -> bytes | None:
+def read_signature(access: Access, version: Version) -> bytes | None:
     """The content of `bundle.sig` in the store, or None if the version is not signed."""
     local = existing_folder(version)
     if local is not None:
         return Bundle.open(local, verify=False).signature()
     with access.client() as client, tempfile.TemporaryDirectory(prefix="soa-signature-") as folder:
         uri = client.get_model_version_download_uri(version.name, str(version.number))
-        store = repository(access, uri)
+        store = open_repository(access, uri)
         if not any(file.path == SIGNATURE for file in store.list_artifacts()):
             return None
         store.download_artifacts(SIGNATURE, folder)
@@ -219,7 +219,7 @@ def publish_signature(access: Access, version: Version, signature: Path) -> None
 # The artifact store
 
 
-def repository(access: Access, uri: str) -> Any:
+def open_repository(access: Access, uri: str) -> Any:
     """MLflow's ArtifactRepository for the files at a URI."""
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
@@ -240,7 +240,10 @@ def stored_sizes(access: Access, uri: str) -> dict[str, int]:
                 with contextlib.suppress(FileNotFoundError):
                     sizes[path.relative_to(local).as_posix()] = path.lstat().st_size
         return sizes
-    store, folders = repository(access, uri), [""]  # the empty path: the folder at `uri` itself
+    store, folders = (
+        open_repository(access, uri),
+        [""],
+    )  # the empty path: the folder at `uri` itself
     while folders:
         for listed in store.list_artifacts(folders.pop() or None):
             if listed.is_dir:
@@ -259,7 +262,7 @@ def remove_files(access: Access, uri: str) -> int:
         (local / SUMS).unlink(missing_ok=True)
         remove_tree(local)
     elif size:
-        repository(access, uri).delete_artifacts()
+        open_repository(access, uri).delete_artifacts()
     return size
 
 

@@ -85,7 +85,7 @@ class Cache:
         while entry is None:  # another process may evict it before we hold it
             self._fill(digest, fill, None)
             entry = self._hold_existing(digest)
-        self.shrink(size_bound())
+        self.shrink(cache_size_limit())
         return entry
 
     def refill(self, damaged: EntryInUse, fill: Fill) -> EntryInUse:
@@ -139,7 +139,7 @@ class Cache:
     def _fill(self, digest: str, fill: Fill, instead_of: Inode | None) -> None:
         """Fill an entry unless another process has done it meanwhile. `instead_of`: the inode of
         the `SHA256SUMS` to be replaced; None if the entry does not exist."""
-        size_bound()  # raises for a wrong setting before anything is fetched
+        cache_size_limit()  # raises for a wrong setting before anything is fetched
         path = self.root / digest
         with self._hold_fetch_lock(digest):
             if path.is_dir() and inode_of(path / SUMS) != instead_of:
@@ -238,7 +238,7 @@ def cache_root(cache: str | Path | None = None) -> Path:
     return (home if home.is_absolute() else Path.home() / ".cache") / "soa-pipeline"
 
 
-def size_bound() -> int:
+def cache_size_limit() -> int:
     """The limit on the size of all entries, in bytes: PIPELINE_CACHE_SIZE, by default 20 GB."""
     return parse_size(os.environ.get(SIZE_VARIABLE) or DEFAULT_SIZE, SIZE_VARIABLE)
 

@@ -99,7 +99,7 @@ class Reader(Access):
                 return ours[-1]
             by_number = {version.number: version for version in store.versions(parsed.name)}
             if number not in by_number:
-                known = models.ranges(sorted(by_number))
+                known = models.ranges_text(sorted(by_number))
                 raise NotFoundError(f"{parsed}: no such version; there are: {known}")
             return Version.of(by_number[number], aliases)
 
@@ -159,7 +159,7 @@ class Reader(Access):
         except TrustError:
             if not fetch or bundle.path == self.local_path(version):
                 raise
-            newest = bundle_files.signature_of(self, version)
+            newest = bundle_files.read_signature(self, version)
             if newest is not None:
                 trust.put_signature(newest, bundle.path)
             return trust.require_signature(bundle, keys, version.ref)
@@ -179,7 +179,7 @@ class Reader(Access):
         promotion 4 staging
         """
         with self._model(name) as (store, model):
-            experiment = models.experiment_of(self, store, name)
+            experiment = models.find_experiment(self, store, name)
             if experiment is None:
                 return []
             events = History(store, experiment, name).events()

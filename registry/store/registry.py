@@ -27,7 +27,7 @@ from registry.history import (
 from registry.history import policies as policy_store
 from registry.mlflow import ClientStore, description, models
 from registry.promotion import Decision, PromotionRefused
-from registry.ref import Ref, checked_alias
+from registry.ref import Ref, check_alias
 from registry.shadow_record import ShadowRecord
 from registry.store import bundle_files, upload
 from registry.store.reading import Reader
@@ -100,15 +100,15 @@ class Registry(Reader):
         with self.client(write=True) as client:
             store = ClientStore(client)
             with write_lock(self, client, model):
-                known = models.registered(store, model, bundle.digest)
+                known = models.find_registered(store, model, bundle.digest)
                 experiment = self.experiment(client, model)
             if known is not None:
                 return known
-            run = upload.begin(client, experiment, model, bundle)
+            run = upload.begin_run(client, experiment, model, bundle)
             try:
                 source = upload.upload(client, run, bundle)
                 with write_lock(self, client, model) as lock:
-                    known = models.registered(store, model, bundle.digest)
+                    known = models.find_registered(store, model, bundle.digest)
                     if known is not None:
                         upload.discard(client, run)
                         return known
@@ -151,8 +151,8 @@ class Registry(Reader):
                     current.require_free(annex.target)
                     upload.require_annex(self, client, str(version.run_id), annex)
                     built, engine = {annex.target: annex.digest}, str(annex.record.record.chosen)
-                    writer.apply(writer.event("build", current, annexes=built, engine=engine))
-                    upload.describe_annex(client, current, annex)
+                    writer.apply(writer.new_event("build", current, annexes=built, engine=engine))
+                    upload.add_to_pages(client, current, annex)
             except BaseException:
                 self._discard_annex(client, version, annex)
                 raise
@@ -179,9 +179,9 @@ class Registry(Reader):
             raise RegistryError(
                 f"{version.ref}: only a promotion or a rollback moves the alias '{alias}'"
             )
-        checked_alias(alias)
+        check_alias(alias)
         with self._changing(version) as (writer, current):
-            writer.apply(writer.event("alias", current, alias))
+            writer.apply(writer.new_event("alias", current, alias))
             return self._read_again(version)
 
     def promote(
@@ -208,14 +208,14 @@ class Registry(Reader):
         with self._changing(version) as (writer, current):
             every_decision = (
                 *decisions,
-                *writer.still_in_place(alias, replacing),
+                *writer.refuse_if_moved(alias, replacing),
                 *self._refuse_for_missing_policies(version.name, policies),
             )
             # Without any decision of a gate nothing was judged.
             passed = bool(decisions) and all(decision.lets_pass for decision in every_decision)
-            earlier = writer.promotion(current.number, alias) if current.annexes else None
+            earlier = writer.last_promotion(current.number, alias) if current.annexes else None
             seen = {*annexes, *(earlier.annexes if earlier else ())}
-            event = writer.event(
+            event = writer.new_event(
                 "promotion" if passed else "refusal",
                 current,
                 alias,
@@ -265,13 +265,13 @@ class Registry(Reader):
             try:
                 target.let_in(PRODUCTION, self.promotions(target, PRODUCTION))
             except NotPromotedError as error:
-                last = writer.way_back(current)
+                last = writer.find_way_back(current)
                 before = f"; {name}/{last} was in production before" if last else ""
                 raise NotPromotedError(
                     f"{name}: no rollback to @{PREVIOUS}, which is {target.ref}: {error}: promote "
                     f"a version instead{before}"
                 ) from error
-            writer.apply(writer.event("rollback", target, PRODUCTION, reason=reason))
+            writer.apply(writer.new_event("rollback", target, PRODUCTION, reason=reason))
             return self._read_again(target)
 
     def approve(self, version: Version, approver: str, reason: str = "") -> Event:
@@ -286,7 +286,7 @@ class Registry(Reader):
         if not approver.strip() or not approver.isprintable() or len(approver) > 100:
             raise RegistryError(f"{approver!r} cannot be a name: up to 100 characters on a line")
         with self._changing(version) as (writer, current):
-            event = writer.event("approval", current, reason=reason, approver=approver)
+            event = writer.new_event("approval", current, reason=reason, approver=approver)
             return writer.record(event)
 
     def add_shadow(self, record: ShadowRecord) -> None:
@@ -303,7 +303,7 @@ class Registry(Reader):
             writer.tag(current.number, key, record_to_json(record.plus(earlier)))
             if record.withdrawals:
                 why = f"withdrawn as a canary beside {record.production}: {record.withdrawn}"
-                writer.record(writer.event("refusal", current, PRODUCTION, reason=why))
+                writer.record(writer.new_event("refusal", current, PRODUCTION, reason=why))
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[ModelWriter]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from registry import stamp
 from registry.bundle import SUMS, Annex, Bundle, TargetRecord, write_atomically
 from registry.errors import BundleError
-from registry.mlflow import MLMODEL, description, in_short
+from registry.mlflow import MLMODEL, description, summarize_model
 from registry.store.bundle_files import (
     FOLDER,
     annex_place,
@@ -35,7 +35,7 @@ UPLOADING = "soa.uploading."
 value is the time (UTC)."""
 
 
-def begin(client: MlflowClient, experiment: str, name: str, bundle: Bundle) -> Run:
+def begin_run(client: MlflowClient, experiment: str, name: str, bundle: Bundle) -> Run:
     """Create the run of a new version of model `name`. The run is open: its status is RUNNING."""
     tags = {
         DIGEST: bundle.digest,
@@ -60,7 +60,7 @@ def upload(client: MlflowClient, run: Run, bundle: Bundle) -> str:
     _log_metrics(client, run_id, manifest.targets)
     if MLMODEL in bundle.files:
         # Then MLflow's page of the run shows that the folder is a model, and how to use it.
-        model = {"run_id": run_id, "artifact_path": FOLDER} | in_short(manifest)
+        model = {"run_id": run_id, "artifact_path": FOLDER} | summarize_model(manifest)
         client.set_tag(run_id, "mlflow.log-model.history", json.dumps([model]))
     for annex in bundle.annexes.values():
         upload_annex(client, run_id, annex)
@@ -134,7 +134,7 @@ def require_open(access: Access, client: MlflowClient, run: Run, bundle: Bundle)
         require_annex(access, client, run.info.run_id, annex)
 
 
-def describe_annex(client: MlflowClient, version: Version, annex: Annex) -> None:
+def add_to_pages(client: MlflowClient, version: Version, annex: Annex) -> None:
     """Add the metrics and the description of an annex to MLflow's pages. The tag that adds the
     target is already set, so a failure is ignored."""
     record, run = annex.record.record, str(version.run_id)
@@ -142,7 +142,7 @@ def describe_annex(client: MlflowClient, version: Version, annex: Annex) -> None
         _log_metrics(client, run, {annex.target: record})
         # MLflow's entity is read again: `Version` has no description.
         text = client.get_model_version(version.name, str(version.number)).description or ""
-        longer = description.with_target(text, annex.target, record)
+        longer = description.append_target(text, annex.target, record)
         client.update_model_version(version.name, str(version.number), longer)
         client.set_tag(run, "mlflow.note.content", longer)
 

@@ -34,7 +34,7 @@ class Trusted:
         return f"{'root ' if self.is_root else ''}{self.fingerprint[:16]} ({self.origin})"
 
 
-def trusted(pem: str | bytes, origin: str) -> Trusted:
+def parse_trusted(pem: str | bytes, origin: str) -> Trusted:
     """Read PEM text: a public EC key on P-256, P-384 or P-521, or a single root certificate.
 
     Raises TrustError for any other content.
@@ -88,7 +88,7 @@ def _parse_root_certificate(content: bytes, origin: str) -> Trusted:
 
 def read_trusted(path: str | Path) -> Trusted:
     """The key or root in a file, whose path becomes its origin. Raises TrustError."""
-    return trusted(read_file(Path(path)), str(path))
+    return parse_trusted(read_file(Path(path)), str(path))
 
 
 def trusted_keys(

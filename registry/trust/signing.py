@@ -27,10 +27,10 @@ from registry.errors import TrustError
 from registry.trust.keys import (
     Trusted,
     name_of,
+    parse_trusted,
     read_certificates,
     read_file,
     require_library,
-    trusted,
 )
 from soa.files import read_plain
 from soa.records import parse_json
@@ -57,7 +57,7 @@ def sign(
     public = private.public_key().public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
-    signer = trusted(public, str(key))
+    signer = parse_trusted(public, str(key))
     config = cast(Any, signing.Config)()  # its annotation is str for the password; it takes bytes
     if not chain:
         config.use_elliptic_key_signer(private_key=key, password=secret)

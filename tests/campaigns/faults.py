@@ -72,8 +72,8 @@ FAULTS = (
     ),
     Fault(
         "the signature that a policy demands is not required",
-        "    groups += [tuple(trusted(pem, origin) for pem in keys) "
-        "for origin, keys in signers.items()]",
+        "    groups += [\n        tuple(parse_trusted(pem, origin) for pem in keys) "
+        "for origin, keys in signers.items()\n    ]\n",
         "",
         ("test_a_policy_of_the_registry",),
     ),
@@ -933,8 +933,8 @@ FAULTS = (
     ),
     Fault(
         "an answer is written though a later part of it fails",
-        "            progress.take(codec, None if rows == left else sum(rows.values()), answers)\n",
-        "            progress.take(codec, None if rows == left else sum(rows.values()), answers)\n"
+        "            progress.add_answer(codec, None if rows == left else sum(rows.values()), answers)\n",
+        "            progress.add_answer(codec, None if rows == left else sum(rows.values()), answers)\n"
         "            progress.write()\n",
         ("test_a_part_that_fails_leaves_nothing_written",),
     ),

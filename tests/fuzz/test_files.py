@@ -24,7 +24,7 @@ from engines.exported.archive import load_program
 from pipeline.applying.sources import open_source
 from pipeline.config import load_config
 from pipeline.config.site_file import load_site
-from registry.housekeeping.export_import import as_folder
+from registry.housekeeping.export_import import open_as_folder
 from stages.model import ModelSource, build_model, read_state
 from stages.reference import read_rows, read_set
 from stages.reference.answers import Reference
@@ -105,7 +105,7 @@ def test_an_archive_of_an_export_writes_no_more_than_its_own_size(
     place: Path, content: bytes
 ) -> None:
     folder = place / "in"
-    with only_ours(), as_folder(put(folder / "export.tar", content), folder) as unpacked:
+    with only_ours(), open_as_folder(put(folder / "export.tar", content), folder) as unpacked:
         written = [path for path in unpacked.rglob("*") if path.is_file()]
         assert sum(path.stat().st_size for path in written) <= len(content)
     assert [path.name for path in folder.iterdir()] == ["export.tar"]

@@ -19,7 +19,7 @@ from engines.onnx.program import read_outputs
 from pipeline.building.add_target import read_recipe
 from pipeline.config import load_policy
 from pipeline.mlflow_flavour import _find_version
-from pipeline.promotion.promoting import requirements
+from pipeline.promotion.promoting import join_requirements
 from pipeline.report.difference import compare, describe_difference
 from pipeline.report.tables import show
 from pipeline.report.versions import (
@@ -39,7 +39,7 @@ from registry.history.event_log import (
     _read_event,
     aliases_at,
     approvers,
-    gaps,
+    missing_numbers,
     promoted_since,
 )
 from registry.history.event_log import markdown as event_markdown
@@ -51,7 +51,7 @@ from registry.mlflow.store_protocol import StoredRun, StoredVersion
 from registry.promotion import Decision
 from registry.store.recorded_lookups import Lookup, LookupCache, _digest
 from registry.store.registry import Registry
-from registry.trust import require_signature, trusted
+from registry.trust import parse_trusted, require_signature
 from registry.version import Promotion, Version
 from runtime.checked import recorded_tolerances
 from runtime.opening import Opened, Opening
@@ -122,7 +122,7 @@ def derived(bundle: Bundle) -> Iterator[Callable[[], object]]:
     for derive in (description.parameters, read_recipe, recorded_tolerances):
         yield partial(derive, manifest)
     yield lambda: (description.tags(bundle), list(description.metrics(manifest.targets)))
-    yield lambda: requirements(bundle, "production", None, [])
+    yield lambda: join_requirements(bundle, "production", None, [])
     opened = Opened(bundle, manifest.name, None, None, Opening("x"), {})
     yield lambda: choose(opened, torch.device("cpu"), None)
     for function in (preferred_sizes, why_merging_does_not_pay):
@@ -258,16 +258,16 @@ def test_any_signature_is_read_or_refused(
     content = data.draw(st.one_of(altered_json(json.loads(signature)), damaged(signature)))
     put(bundle.path / "bundle.sig", content)
     with only_ours():
-        require_signature(bundle, [trusted(pem, "a key")])
+        require_signature(bundle, [parse_trusted(pem, "a key")])
 
 
 @given(data=st.data())
 def test_any_key_is_read_or_refused(signed: tuple[Bundle, bytes, str], data: st.DataObject) -> None:
     _, _, pem = signed
     with only_ours():
-        trusted(data.draw(damaged(pem.encode())), "a key")
+        parse_trusted(data.draw(damaged(pem.encode())), "a key")
     with only_ours():
-        trusted(b"-----BEGIN CERTIFICATE-----\n" + data.draw(st.binary(max_size=80)), "a key")
+        parse_trusted(b"-----BEGIN CERTIFICATE-----\n" + data.draw(st.binary(max_size=80)), "a key")
 
 
 # -- the registry ----------------------------------------------------------------------------------
@@ -303,7 +303,7 @@ def test_any_event_of_the_history_is_read_and_shown_or_refused(
         require_plain(event_markdown(event))
         json.dumps(event.to_json())
         aliases_at([event], event.time)
-        gaps([event])
+        missing_numbers([event])
         promoted_since([event], "staging", 2)
         approvers([event], 2, DIGEST)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.report.difference import _find_changes, diff, tensor_change
+from pipeline.report.difference import _find_changes, compare_tensor, diff
 from registry.bundle.bundle import Bundle
 from registry.store.registry import Registry
 from tests.models.bundles import write_annex
@@ -133,7 +133,7 @@ A, B = torch.tensor([1.0, 2.0, float("nan")]), torch.tensor([1.0, -2.0, 3.0])
 
 def compared(a: torch.Tensor | None, b: torch.Tensor | None) -> dict[str, Any]:
     """The difference of two tensors, which there must be."""
-    difference = tensor_change("w", a, b)
+    difference = compare_tensor("w", a, b)
     assert difference is not None
     return difference
 
@@ -141,7 +141,7 @@ def compared(a: torch.Tensor | None, b: torch.Tensor | None) -> dict[str, Any]:
 @pytest.mark.parametrize("tensor", [A, torch.empty(0)])
 def test_a_tensor_is_equal_to_its_copy(tensor: torch.Tensor) -> None:
     """NaN equals NaN here."""
-    assert tensor_change("w", tensor, tensor.clone()) is None
+    assert compare_tensor("w", tensor, tensor.clone()) is None
 
 
 def test_how_far_tensors_are_apart() -> None:

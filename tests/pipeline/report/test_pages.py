@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.report.figures import error_figure, kept_of, ulp_figure
+from pipeline.report.figures import deviations_to_draw, error_figure, ulp_figure
 from pipeline.report.pages import bench_page, difference_page, publish, version_page
 from registry.bundle.bundle import Bundle
 from registry.bundle.digests import seal
@@ -283,20 +283,20 @@ def test_each_value_is_in_one_bin_of_each_figure() -> None:
 
 def test_the_chosen_artifact_is_shown_at_its_largest_sizes_and_others_over_all() -> None:
     cases = cases_of_five_sizes()
-    shown = kept_of("x", [report("aoti", *cases), report("lanes", *cases)], "aoti")
+    shown = deviations_to_draw("x", [report("aoti", *cases), report("lanes", *cases)], "aoti")
     names = ["aoti, 33 rows", "aoti, 32 rows", "aoti, 31 rows", "lanes"]
     assert [curve.name for curve in shown] == names
 
 
 def test_a_chosen_artifact_with_few_values_is_shown_all_the_same() -> None:
     few = replace(deviation_of_100(), elements=3)
-    shown = kept_of("x", [report("aoti", (1, few))], "aoti")
+    shown = deviations_to_draw("x", [report("aoti", (1, few))], "aoti")
     assert [curve.name for curve in shown] == ["aoti, 1 row"]
 
 
 def test_the_figures_have_their_shares_as_text() -> None:
     cases = cases_of_five_sizes()
-    shown = kept_of("x", [report("aoti", *cases), report("lanes", *cases)], "aoti")
+    shown = deviations_to_draw("x", [report("aoti", *cases), report("lanes", *cases)], "aoti")
     ulps, errors = ulp_figure("all of it", shown), error_figure("all of it", shown)
     assert ulps is not None and errors is not None
     for name in ("aoti, 33 rows", "lanes"):
@@ -310,13 +310,13 @@ def test_a_report_without_bins_has_no_figures() -> None:
         (rows, replace(deviation, ulp_bins=(), error_bins=()))
         for rows, deviation in cases_of_five_sizes()
     ]
-    shown = kept_of("x", [report("aoti", *older)], "aoti")
+    shown = deviations_to_draw("x", [report("aoti", *older)], "aoti")
     assert ulp_figure("all of it", shown) is error_figure("all of it", shown) is None
 
 
 def test_values_that_are_the_models_own_need_no_plot() -> None:
     same = compare(torch.ones(100), torch.ones(100), BAND, False)
-    shown = kept_of("x", [report("aoti", (100, same))], "aoti")
+    shown = deviations_to_draw("x", [report("aoti", (100, same))], "aoti")
     assert error_figure("all of it", shown) is ulp_figure("all of it", shown) is None
 
 

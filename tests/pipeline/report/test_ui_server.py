@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 
 from pipeline.errors import ReportError
-from pipeline.report.ui_server import listening, site
+from pipeline.report.ui_server import make_site, open_listener
 from registry.bundle.bundle import Bundle
 from registry.bundle.manifest import Manifest
 from registry.store.registry import Registry
@@ -42,9 +42,9 @@ def registry(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> 
 @pytest.fixture(scope="module")
 def get(registry: Registry) -> Iterator[Get]:
     """Asks a server on this host for a path, and returns the status and the text."""
-    with listening("127.0.0.1", 0) as listener:
+    with open_listener("127.0.0.1", 0) as listener:
         address = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        server = uvicorn.Server(uvicorn.Config(site(registry), log_level="warning"))
+        server = uvicorn.Server(uvicorn.Config(make_site(registry), log_level="warning"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
 
@@ -118,6 +118,9 @@ def test_pages_change_nothing_in_the_registry(registry: Registry, get: Get) -> N
 
 
 def test_an_address_that_is_taken_is_refused_with_the_option_for_another() -> None:
-    with listening("127.0.0.1", 0) as taken, pytest.raises(ReportError, match="--port") as refused:
-        listening("127.0.0.1", taken.getsockname()[1])
+    with (
+        open_listener("127.0.0.1", 0) as taken,
+        pytest.raises(ReportError, match="--port") as refused,
+    ):
+        open_listener("127.0.0.1", taken.getsockname()[1])
     assert refused.value.code == "port" and str(refused.value).count("127.0.0.1") == 1

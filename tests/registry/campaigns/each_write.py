@@ -31,10 +31,10 @@ from registry.housekeeping.export_import import export_to, import_from
 from registry.housekeeping.garbage import collect
 from registry.housekeeping.pushing import push
 from registry.housekeeping.removal import remove
-from registry.mlflow import model_of, models
+from registry.mlflow import find_model, models
 from registry.promotion.policy import Policy
 from registry.store import upload
-from registry.store.bundle_files import signature_of
+from registry.store.bundle_files import read_signature
 from registry.trust import read_trusted
 from tests.models import bundles
 from tests.models.bundles import PASSED
@@ -115,7 +115,7 @@ class Place:
 
         with registry.client(write=True) as client:
             experiment = models.ensure_experiment(registry, client, NAME, NAME)
-            upload.upload(client, upload.begin(client, experiment, NAME, self.bundle(8)),
+            upload.upload(client, upload.begin_run(client, experiment, NAME, self.bundle(8)),
                           self.bundle(8))  # fmt: skip
             run = str(registry.find(f"{NAME}/3").run_id)
             upload.upload_annex(client, run, self.annex(3, TARGETS[1]))
@@ -183,7 +183,7 @@ def _pushed(place: Place, registry: Registry) -> bool:
     for version in registry.versions(NAME):
         if version.digest == whole.digest:
             assert version.annexes.keys() == {TARGETS[0]}
-            assert signature_of(registry, version) == whole.signature()
+            assert read_signature(registry, version) == whole.signature()
             assert version.origin
             return True
     return False
@@ -196,7 +196,7 @@ def _imported(place: Place, registry: Registry) -> bool | None:
     assert events <= exported_events
     for version in versions.values():
         assert version.annexes.keys() == {TARGETS[0]}
-        assert signature_of(registry, version) is not None
+        assert read_signature(registry, version) is not None
     if (len(versions), events) == (2, exported_events):
         return True
     return None if versions or events else False
@@ -439,7 +439,7 @@ class _Campaign:
                 invariants.check_always(registry, model.name, {}, ())
         if place.lease:
             with registry.client() as client:
-                lock_model = model_of(client, f"soa-pipeline lock {NAME}")
+                lock_model = find_model(client, f"soa-pipeline lock {NAME}")
             assert lock_model is None, "a lease was left behind"
         return _STATES[happened]
 

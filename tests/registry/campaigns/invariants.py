@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from registry import Bundle, Registry, Version
 from registry.bundle.digests import SIGNATURE, SUMS
-from registry.history.event_log import Event, History, gaps
+from registry.history.event_log import Event, History, missing_numbers
 from registry.housekeeping.garbage import collect
-from registry.mlflow import ClientStore, aliases_of, all_pages
+from registry.mlflow import ClientStore, aliases_of, fetch_all_pages
 from registry.store.bundle_files import annex_place
 
 ALWAYS = (
@@ -104,7 +104,7 @@ def _check_versions(registry: Registry, name: str) -> None:
 
 def _check_history(events: Sequence[Event], done: Mapping[str, str]) -> None:
     """The order of the events, and that there is one for each operation that is `done`."""
-    assert gaps(events) == []
+    assert missing_numbers(events) == []
     assert [event.number for event in events] == list(range(1, len(events) + 1))
     for before, event in itertools.pairwise(events):
         assert before.time < event.time, event.title
@@ -180,7 +180,9 @@ def check_clean(registry: Registry, name: str, cache: Path) -> None:
     with registry.client() as client:
         experiment = client.get_experiment_by_name(name)
         assert experiment is not None
-        runs = all_pages(client.search_runs, [experiment.experiment_id], "tags.digest LIKE '%'")
+        runs = fetch_all_pages(
+            client.search_runs, [experiment.experiment_id], "tags.digest LIKE '%'"
+        )
         assert {run.info.run_id for run in runs} == {version.run_id for version in versions}
     for version in versions:
         local = registry.local_path(version)

@@ -18,7 +18,7 @@ from registry.history.event_log import (
     HistoryWriter,
     aliases_at,
     approvers,
-    gaps,
+    missing_numbers,
     promoted_since,
 )
 from tests.models import registries
@@ -251,11 +251,11 @@ def test_an_event_whose_run_somebody_deleted_still_counts(
     registry.set_alias(three[0], "golden")
     events = registry.history("jets")
     assert [event.number for event in events] == [1, 2, 3, 4]
-    assert gaps(events) == []
+    assert missing_numbers(events) == []
 
 
 def test_gaps_are_the_numbers_that_are_missing(life: Sequence[Event]) -> None:
-    assert gaps([life[0], life[3]]) == [2, 3]
+    assert missing_numbers([life[0], life[3]]) == [2, 3]
 
 
 def test_an_event_is_later_than_the_one_before_although_the_clock_is_behind(

@@ -12,7 +12,7 @@ from mlflow.tracking import MlflowClient
 from pydantic import ValidationError
 
 from registry import Bundle, NotFoundError, PromotionRefused, Registry, RegistryError
-from registry.promotion.policy import Asked, Policy, ReferenceFile, duration, strictest
+from registry.promotion.policy import Asked, Policy, ReferenceFile, parse_duration, strictest
 from tests.models.bundles import PASSED, V3
 from tests.models.mlflow_server import client_of
 
@@ -21,13 +21,13 @@ from tests.models.mlflow_server import client_of
     ("text", "seconds"), [("90s", 90), ("30min", 1800), ("24h", 86400), ("1.5 d", 129600)]
 )
 def test_a_duration_is_a_number_and_a_unit(text: str, seconds: float) -> None:
-    assert duration(text).total_seconds() == seconds
+    assert parse_duration(text).total_seconds() == seconds
 
 
 @pytest.mark.parametrize("text", ["", "24", "h", "-1h", "1w", "1e3h", "inf h", "9999999d"])
 def test_text_that_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="write a number and s, min, h or d"):
-        duration(text)
+        parse_duration(text)
     with pytest.raises(ValidationError):
         Policy(min_time_in_staging=text)
 

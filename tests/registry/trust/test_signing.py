@@ -21,10 +21,10 @@ from registry.bundle.pulled import PulledNote, write_note
 from registry.trust import (
     Trusted,
     host_keys,
+    parse_trusted,
     read_trusted,
     require_signature,
     sign,
-    trusted,
     trusted_keys,
 )
 from tests.models.authorities import TODAY, Certified, certify
@@ -330,7 +330,7 @@ def test_a_public_key_does_not_sign(bundle: Bundle, release: KeyPair) -> None:
 
 def test_text_that_is_no_key_is_not_trusted() -> None:
     with pytest.raises(TrustError, match="not a public key in PEM format"):
-        trusted("nothing", "here")
+        parse_trusted("nothing", "here")
 
 
 def test_a_missing_key_does_not_sign(bundle: Bundle, tmp_path: Path) -> None:
