@@ -156,9 +156,8 @@ def _compute_finite_reference(
     cases = make_cases(signature)
     say(f"computing the reference at {len(cases)} sizes")
     reference = compute_reference(model, signature, inputs, cases, known)
-    if refusal := why_too_nonfinite(
-        count_nonfinite(signature, cases, reference.outputs), nonfinite
-    ):
+    counts = count_nonfinite(signature, cases, reference.outputs)
+    if refusal := why_too_nonfinite(counts, nonfinite):
         raise ReferenceDataError(refusal)
     return reference
 

@@ -61,9 +61,7 @@ def judge_edge(
         plain = tolerances[name]
         allowed = plain if edge.kind == "stress" else _widen_for_large(expected, plain)
         answers[name] = Answers.of(run.outputs[name], expected, allowed)
-    bad = {
-        name: _elements_to_refuse(edge, answer, special_values) for name, answer in answers.items()
-    }
+    bad = {name: _wrong_elements(edge, answer, special_values) for name, answer in answers.items()}
     if edge.kind == "special" and special_values == "report":
         bad = _without_consequences(session.signature, answers, bad)
     any_bad = any(elements.any() for elements in bad.values())
@@ -93,7 +91,7 @@ def _fraction_true(elements: torch.Tensor) -> float:
     return float(elements.double().mean()) if elements.numel() else 0.0
 
 
-def _elements_to_refuse(edge: Edge, answers: Answers, special: Special) -> torch.Tensor:
+def _wrong_elements(edge: Edge, answers: Answers, special: Special) -> torch.Tensor:
     """The elements that are a reason to refuse an artifact."""
     if edge.kind == "extreme":
         return torch.zeros_like(answers.outside)

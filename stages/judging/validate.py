@@ -205,9 +205,8 @@ def _validate_with_reference(session: Session, trial: Trial) -> ValidationReport
         report = replace(report, bits=digest_answers(session, trial.reference))
     if report.valid and trial.many is not None and trial.program is not None:
         print("at many rows", flush=True)  # ours
-        tried = compare_on_many_rows(
-            session, Reference.load(trial.many).edges, trial.tolerances, trial.program
-        )
+        pieces = Reference.load(trial.many).edges
+        tried = compare_on_many_rows(session, pieces, trial.tolerances, trial.program)
         report = replace(report, many_rows=tried.record)
         if tried.refusal:
             why = f"{tried.record.text}; {tried.refusal}, which rounding errors do not explain"

@@ -82,7 +82,7 @@ def why_not_exported(
     text = str(error)
     blamed = _Blamed(_last_user_frame(text))
     if not blamed.place:
-        blamed = _find_line_by_draft(model, arguments, shapes)
+        blamed = _blame_by_draft(model, arguments, shapes)
     where = f" at {blamed.place}" if blamed.place else ""
     if "data-dependent" in text or "DataDependent" in type(error).__name__:
         cures = [advice for file, advice in _KNOWN.items() if file in blamed.place]
@@ -144,9 +144,7 @@ class _Blamed:
     as_number: bool = False
 
 
-def _find_line_by_draft(
-    model: torch.nn.Module, arguments: list[torch.Tensor], shapes: Any
-) -> _Blamed:
+def _blame_by_draft(model: torch.nn.Module, arguments: list[torch.Tensor], shapes: Any) -> _Blamed:
     """The line that draft_export blames first, read from its findings, not from its printed report.
 
     The report names a file only the first time a process mentions it; the findings hold an index

@@ -398,10 +398,8 @@ def _read_lightgbm_tree(fields: dict[str, str]) -> _LightgbmTree:
     if int(fields.get("is_linear", 0)):
         raise ValueError("linear trees (linear_tree) are not known here")
     names = ("split_feature", "left_child", "right_child", "decision_type")
-    feature, left, right, decision = (_parse_numbers(fields, name, int) for name in names)
-    threshold, leaves = (
-        _parse_numbers(fields, name, float) for name in ("threshold", "leaf_value")
-    )
+    feature, left, right, decision = (_to_array(fields, name, int) for name in names)
+    threshold, leaves = (_to_array(fields, name, float) for name in ("threshold", "leaf_value"))
     # The bits of a decision: a categorical split; missing values go left; the missing type, which
     # is none (0: NaN is taken for 0), zero (1) or NaN (2).
     if (decision & 1).any():
@@ -423,7 +421,7 @@ def _read_lightgbm_tree(fields: dict[str, str]) -> _LightgbmTree:
     return _LightgbmTree(tree, 1 in missing, bool(zero_is_a_number))
 
 
-def _parse_numbers(fields: dict[str, str], name: str, kind: type) -> Array:
+def _to_array(fields: dict[str, str], name: str, kind: type) -> Array:
     """The numbers in a field; empty if it is absent."""
     return np.array(fields.get(name, "").split(), kind)
 

@@ -163,7 +163,7 @@ class Reference:
         ReferenceDataError, which names the file `path`."""
         of_edges = [(edge.case, edge.outputs) for edge in self.edges]
         for case, outputs in (*zip(self.cases, self.outputs, strict=True), *of_edges):
-            if not _has_fitting_answers(signature, case, outputs):
+            if not _answers_fit(signature, case, outputs):
                 raise ReferenceDataError(f"{path}: its case {label(case)} is of another signature")
         edges = tuple(
             replace(edge, inputs=check_inputs(signature, edge.inputs, edge.case))
@@ -172,9 +172,7 @@ class Reference:
         return replace(self, inputs=check_inputs(signature, self.inputs), edges=edges)
 
 
-def _has_fitting_answers(
-    signature: Signature, case: Case, outputs: Mapping[str, torch.Tensor]
-) -> bool:
+def _answers_fit(signature: Signature, case: Case, outputs: Mapping[str, torch.Tensor]) -> bool:
     """Whether a case is within the signature's ranges, and has the answers of each output block."""
     if case.keys() != set(signature.dims):
         return False

@@ -96,16 +96,14 @@ def draw_rows(signature: Signature, inputs: Arrays, case: Case, seed: int) -> Ar
         for column in signature.layouts[name].numbers:
             if column.kind != "scalar" and is_float(column.dtype):
                 values = rows[name][column.name]
-                rows[name][column.name] = _move_values(values, inputs[name][column.name], generator)
+                rows[name][column.name] = _move(values, inputs[name][column.name], generator)
     for name in signature.jagged:
         dim, offsets = signature.rows_of[name], offsets_of(name)
         rows[offsets] = draw_offsets(rows[offsets], case[dim], generator)
     return rows
 
 
-def _move_values(
-    values: torch.Tensor, own: torch.Tensor, generator: torch.Generator
-) -> torch.Tensor:
+def _move(values: torch.Tensor, own: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """The values of a column, changed a little within the range of the reference's, `own`."""
     known = own[own.isfinite()]
     if not known.numel():

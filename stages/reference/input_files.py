@@ -47,7 +47,7 @@ def read_set(signature: Signature, path: Path) -> Arrays:
             raise ReferenceDataError(
                 f"{path}: {rows.get(dim, 0)} rows of {dim}, at least {least} are needed"
             )
-    return _check_file_inputs(signature, arrays, path, rows)
+    return _check(signature, arrays, path, rows)
 
 
 def read_rows(signature: Signature, path: Path) -> Arrays:
@@ -62,7 +62,7 @@ def read_rows(signature: Signature, path: Path) -> Arrays:
         dim: np.arange(signature.ranges[dim].proven) % n
         for dim, n in _row_counts(signature, arrays, path).items()
     }
-    return _check_file_inputs(signature, _pick_rows(signature, arrays, index), path)
+    return _check(signature, _pick_rows(signature, arrays, index), path)
 
 
 def more_rows(signature: Signature, path: Path) -> Arrays | None:
@@ -83,9 +83,7 @@ def more_rows(signature: Signature, path: Path) -> Arrays | None:
     if len(index) > _WINDOWS * rows.max:
         starts = np.linspace(index[0], n - rows.max, _WINDOWS).astype(int)
         index = (starts[:, None] + np.arange(rows.max)).reshape(-1)
-    return _check_file_inputs(
-        signature, _pick_rows(signature, arrays, {dim: index}), path, {dim: len(index)}
-    )
+    return _check(signature, _pick_rows(signature, arrays, {dim: index}), path, {dim: len(index)})
 
 
 def _read_npz(path: Path) -> Given:
@@ -136,9 +134,7 @@ def _row_counts(signature: Signature, arrays: Given, path: Path) -> Case:
     return rows
 
 
-def _check_file_inputs(
-    signature: Signature, arrays: Given, path: Path, rows: Case | None = None
-) -> Arrays:
+def _check(signature: Signature, arrays: Given, path: Path, rows: Case | None = None) -> Arrays:
     """As `check_inputs`; its ReferenceDataError names the file."""
     try:
         return check_inputs(signature, arrays, rows)

@@ -80,17 +80,13 @@ def read_proof(bundle: Bundle) -> tuple[tuple[Nonfinite, ...], tuple[str, ...]]:
             cases = as_record(list[Case], parse_json(metadata["cases"]))
             # Older references have no notes.
             notes = as_record(tuple[str, ...], parse_json(metadata.get("notes", "[]")))
-            outputs = [
-                _read_outputs(path, stored, signature, i, case) for i, case in enumerate(cases)
-            ]
+            outputs = [_read_case(path, stored, signature, i, case) for i, case in enumerate(cases)]
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise ReferenceDataError(f"{path} is not a stored reference: {error}") from error
     return count_nonfinite(signature, cases, outputs), notes
 
 
-def _read_outputs(
-    path: Path, stored: Any, signature: Signature, i: int, case: Case
-) -> dict[str, Any]:
+def _read_case(path: Path, stored: Any, signature: Signature, i: int, case: Case) -> dict[str, Any]:
     """The stored answers of case number `i`; ValueError if they do not fit the signature."""
     another = ValueError(f"its case {label(case)} is of another signature")
     keys = {bound.name: f"output/{i}/{bound.name}" for bound in signature.outputs}

@@ -58,7 +58,7 @@ def find_weaknesses(
     notes += [
         f"input columns {' and '.join(map(str, group))} hold the same values: an artifact that "
         "confuses them would pass"
-        for group in _groups_of_equal_columns(reference, varying)
+        for group in _group_equal(reference, varying)
     ]
     notes += [
         f"input column {column} changes no output (other values were tried at {effects.largest})"
@@ -67,7 +67,7 @@ def find_weaknesses(
     ]
     for bound in signature.outputs:
         if bound.name in effects.outputs:
-            notes += _notes_on_constant_columns(signature, bound, reference)
+            notes += _note_constants(signature, bound, reference)
         else:
             notes.append(
                 f"output {bound.name!r} is changed by no input (tried at {effects.largest})"
@@ -121,7 +121,7 @@ def _try_columns(
             inputs[column.collection][column.name] = other
             try:
                 answers = eager_answers(model, signature, inputs, case)
-                changed = {name for name in names if not _are_equal(answers[name], expected[name])}
+                changed = {name for name in names if not _equal(answers[name], expected[name])}
             except Exception:  # an error shows that the model reads the column
                 changed = names
             effects.add(column, changed)
@@ -158,9 +158,7 @@ def _try_columns_in_rows(
             continue
         for row, column in changed_in.items():
             changed = {
-                name
-                for name in with_rows
-                if not _are_equal(answers[name][row], expected[name][row])
+                name for name in with_rows if not _equal(answers[name][row], expected[name][row])
             }
             if changed:
                 effects.add(column, changed)
@@ -204,19 +202,17 @@ def _draw_anew(values: torch.Tensor, n: int, generator: torch.Generator) -> torc
     first = values[:n]
     for _ in range(8):  # a draw may leave all rows as they were
         drawn = first[torch.randint(n, (n,), generator=generator)]
-        if not _are_equal(drawn, first):
+        if not _equal(drawn, first):
             return drawn
     return None
 
 
 def _is_constant(values: torch.Tensor) -> bool:
     """Whether a column has one value in all rows. A scalar has no rows."""
-    return values.ndim > 0 and _are_equal(values, values[:1].expand_as(values))
+    return values.ndim > 0 and _equal(values, values[:1].expand_as(values))
 
 
-def _notes_on_constant_columns(
-    signature: Signature, bound: BoundBlock, reference: Reference
-) -> list[str]:
+def _note_constants(signature: Signature, bound: BoundBlock, reference: Reference) -> list[str]:
     """Columns of an output that have one and the same value in all rows at the largest size."""
     if bound.plan.kind == "scalars":
         return []
@@ -235,9 +231,7 @@ def _notes_on_constant_columns(
     ]
 
 
-def _groups_of_equal_columns(
-    reference: Reference, columns: list[_InputColumn]
-) -> list[list[_InputColumn]]:
+def _group_equal(reference: Reference, columns: list[_InputColumn]) -> list[list[_InputColumn]]:
     """Groups of several columns that hold the same bytes, with equal shapes and dtypes."""
     groups: dict[tuple[torch.Size, torch.dtype, str], list[_InputColumn]] = {}
     for column in columns:
@@ -249,7 +243,7 @@ def _groups_of_equal_columns(
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _are_equal(first: torch.Tensor, second: torch.Tensor) -> bool:
+def _equal(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Whether two tensors are equal, with NaN equal to NaN, the only number that is not itself."""
     both_nan = (first != first) & (second != second)
     return bool(((first == second) | both_nan).all())

@@ -167,7 +167,7 @@ def _draw_values(
         return torch.randint(0, 2, shape, generator=generator).bool()
     if is_float(column.dtype):
         return _draw_floats(own, shape, kind, generator).to(torch_dtype(column.dtype))
-    return _draw_integers(own, shape, generator)
+    return _draw_ints(own, shape, generator)
 
 
 def _draw_floats(
@@ -193,9 +193,7 @@ def _draw_floats(
     return normal
 
 
-def _draw_integers(
-    own: torch.Tensor, shape: torch.Size, generator: torch.Generator
-) -> torch.Tensor:
+def _draw_ints(own: torch.Tensor, shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
     """Integers within the column's own range: an index beyond its table makes the model fail.
 
     Never the least integer of a dtype with a sign: divided by -1 it kills the process.

@@ -82,9 +82,8 @@ def _imputer(node: Node) -> nn.Module:
 
 def _one_hot(node: Node) -> nn.Module:
     """ai.onnx.ml.OneHotEncoder of numbers: zeros for a category that is not known."""
-    node(
-        "zeros"
-    )  # `replace_text_and_maps` sets it; `Node.check` refuses an attribute that was not read
+    # `replace_text_and_maps` sets it; `Node.check` refuses an attribute that was not read.
+    node("zeros")
 
     def run(x: Tensor, known: Tensor) -> Tensor:
         return (x.long().unsqueeze(-1) == known).float()
@@ -99,11 +98,7 @@ def _label_encoder(node: Node) -> nn.Module:
         if (tensor := node(f"{name}_tensor")) is not None:
             return np.asarray(tensor).reshape(-1)
         ints = node(f"{name}_int64s")
-        return (
-            _read_floats(node, f"{name}_read_floats")
-            if ints is None
-            else np.asarray(ints, np.int64)
-        )
+        return _read_floats(node, f"{name}_floats") if ints is None else np.asarray(ints, np.int64)
 
     keys, first = np.unique(numbers("keys"), return_index=True)  # of equal keys the first counts
     values = numbers("values")[first]
@@ -141,7 +136,7 @@ def _binarizer(node: Node) -> nn.Module:
     return Operation(lambda x: (x > threshold).to(x.dtype))
 
 
-def _transform_scores(scores: Tensor, post: str) -> Tensor:
+def _transform(scores: Tensor, post: str) -> Tensor:
     """Scores of several classes, (n, K), after `post_transform`; one score stays as it is."""
     if post == "NONE" or scores.shape[1] == 1:
         return scores
@@ -178,7 +173,7 @@ class Classifier(nn.Module):
         chosen = raw.argmax(1) if self.limit is None else (raw[:, -1] > self.limit).long()
         labels = chosen if self.plain else self.labels[chosen]
         if raw.shape[1] > 1:
-            return labels, _transform_scores(raw, self.post)
+            return labels, _transform(raw, self.post)
         if self.post == "LOGISTIC":
             return labels, torch.cat([-raw, raw], 1).sigmoid()
         return labels, torch.cat([1 - raw if self.unit else -raw, raw], 1)
@@ -199,8 +194,7 @@ def _linear_regressor(node: Node) -> nn.Module:
     """ai.onnx.ml.LinearRegressor."""
     post = _read_post_transform(node)
     return nn.Sequential(
-        _linear_layer(node, node("targets", 1)),
-        Operation(lambda scores: _transform_scores(scores, post)),
+        _linear_layer(node, node("targets", 1)), Operation(lambda scores: _transform(scores, post))
     )
 
 
@@ -233,7 +227,7 @@ def _tree_regressor(node: Node) -> nn.Module:
     outputs = node("n_targets", 1)
     base = _read_floats(node, "base_values")
     scores = Scores(_read_trees(node, "target", outputs, base, average=aggregate == "AVERAGE"))
-    return nn.Sequential(scores, Operation(lambda scores: _transform_scores(scores, post)))
+    return nn.Sequential(scores, Operation(lambda scores: _transform(scores, post)))
 
 
 def _tree_classifier(node: Node) -> nn.Module:

@@ -56,12 +56,12 @@ class Node:
             raise CaptureError(f"{self.name}: its second output is not known here")
 
 
-def _is_number(size: Any, number: int) -> bool:
+def _is_int(size: Any, number: int) -> bool:
     """Whether a size is this number. A symbol is not compared: that would fix its value."""
     return type(size) is int and size == number
 
 
-def _expression_of(size: Any) -> Any:
+def _expr(size: Any) -> Any:
     """A size as an expression, which can be compared without fixing its value."""
     return size.node.expr if isinstance(size, torch.SymInt) else size
 
@@ -72,21 +72,17 @@ def _reshape(node: Node, x: Tensor, shape: list[Any]) -> Tensor:
     A size of -1 is the quotient of all elements and the other sizes. Equal sizes are cancelled
     first, so that a row count of 0 does not divide. A size of 0 stands for the size of `x`.
     """
-    zero_copies = not node("allowzero")
-    shape = [
-        x.shape[i] if zero_copies and _is_number(size, 0) else size for i, size in enumerate(shape)
-    ]
+    copies = not node("allowzero")
+    shape = [x.shape[i] if copies and _is_int(size, 0) else size for i, size in enumerate(shape)]
     numerator, denominator = list(x.shape), 1
     for size in shape:
-        equal = [
-            i for i, own in enumerate(numerator) if _expression_of(own) == _expression_of(size)
-        ]
+        equal = [i for i, own in enumerate(numerator) if _expr(own) == _expr(size)]
         if equal:
             del numerator[equal[0]]
-        elif not _is_number(size, -1):
+        elif not _is_int(size, -1):
             denominator = denominator * size
     return x.reshape(
-        [math.prod(numerator) // denominator if _is_number(size, -1) else size for size in shape]
+        [math.prod(numerator) // denominator if _is_int(size, -1) else size for size in shape]
     )
 
 
@@ -95,7 +91,7 @@ def _expand(node: Node, x: Tensor, shape: list[Any]) -> Tensor:
     x = x[(None,) * (len(shape) - x.dim())]
     shape = [1] * (x.dim() - len(shape)) + shape
     return x.expand(
-        [own if _is_number(size, 1) else size for own, size in zip(x.shape, shape, strict=True)]
+        [own if _is_int(size, 1) else size for own, size in zip(x.shape, shape, strict=True)]
     )
 
 
@@ -123,7 +119,7 @@ def _unsqueeze(node: Node, x: Tensor, axes: list[int]) -> Tensor:
 def _squeeze(node: Node, x: Tensor, axes: list[int] | None = None) -> Tensor:
     """Remove axes of size 1; by default all whose size is the number 1, not a symbol."""
     if axes is None:
-        axes = [i for i, size in enumerate(x.shape) if _is_number(size, 1)]
+        axes = [i for i, size in enumerate(x.shape) if _is_int(size, 1)]
     return x.squeeze(tuple(axes))
 
 
