@@ -161,11 +161,11 @@ def load(
     (50,)
     """
     opening = _make_opening(ref, mode, build, options)
-    elsewhere = _remote_name(device, site, remote)
-    if elsewhere and (live or opening.watch is not None):
+    remote_place = _check_place(device, site, remote)
+    if remote_place and (live or opening.watch is not None):
         option = "live" if live else "watch"
-        raise LoadError(f"{option} with {elsewhere}: only sessions on this host have that")
-    if shadow is not None and (live or elsewhere or device == "auto"):
+        raise LoadError(f"{option} with {remote_place}: only sessions on this host have that")
+    if shadow is not None and (live or remote_place or device == "auto"):
         raise LoadError("a shadow runs beside one version on one device of this host")
     if canary is not None and (live or device == "auto" or shadow is not None):
         raise LoadError("a canary runs beside one version: without live, device 'auto', a shadow")
@@ -173,11 +173,11 @@ def load(
         raise LoadError("canary_limits without a canary: name one")
     if canary is None and shadow is None and shadow_record is not None:
         raise LoadError("shadow_record without a shadow or a canary: name one")
-    if elsewhere:
-        open_ = _make_remote_opener(opening, device, site, remote)
-        session = open_(open_version(opening))
+    if remote_place:
+        opener = _make_remote_opener(opening, device, site, remote)
+        session = opener(open_version(opening))
     else:
-        open_ = partial(open_session, device=find_device("cpu"))
+        opener = partial(open_session, device=find_device("cpu"))
         session = load_here(opening, device, live)
     with ExitStack() as after_an_error:  # a wrapper that cannot be made must not leak the session
         after_an_error.callback(session.close)
@@ -190,15 +190,18 @@ def load(
 
             limits = canary_limits or CanaryLimits()
             session = open_with_canary(
-                session, opening, canary, share, limits, shadow_record, open_
+                session, opening, canary, share, limits, shadow_record, opener
             )
         after_an_error.pop_all()
     return session
 
 
-def _remote_name(device: Device, site: Ref | Site | None, remote: RemoteOptions | None) -> str:
-    """The name of the server or the site that is asked for; empty for this host. Raises
-    LoadError."""
+def _check_place(device: Device, site: Ref | Site | None, remote: RemoteOptions | None) -> str:
+    """Check that `device`, `site` and `remote` fit together, and return where the session runs.
+
+    Returns the server's address in quotes, or "a site", as words for messages; "" means this host.
+    Raises LoadError if the arguments contradict each other.
+    """
     at_site = device == "site" or (site is not None and str(device) == "cpu")
     if site is not None and not at_site:
         raise LoadError(f"a site with device {str(device)!r}: write device='site', or no device")
@@ -213,14 +216,20 @@ def _remote_name(device: Device, site: Ref | Site | None, remote: RemoteOptions 
 def _make_remote_opener(
     opening: Opening, device: Device, site: Ref | Site | None, remote: RemoteOptions | None
 ) -> Callable[[Opened], Session]:
-    """A function that opens a version at the server or the site."""
+    """Return a function that opens a version at the server that `device` names, else at the site.
+    Raises LoadError if an option does not apply there."""
     if isinstance(device, str) and device.startswith(SCHEME):
         return _make_server_opener(opening, device, remote)
     return _make_site_opener(opening, site)
 
 
 def _make_opening(ref: Ref, mode: Mode, build: Build, options: Options) -> Opening:
-    """The options of opening, with the builder and the prover of this process. Raises LoadError."""
+    """Return the options of `load` as an `Opening`.
+
+    It gets the function that builds a missing artifact (only with `build="missing"`), and the one
+    that validates an artifact at its first use on this host. Raises LoadError if `build` is neither
+    of its two values.
+    """
     if build not in ("never", "missing"):
         raise LoadError(f"build {build!r} is neither 'never' nor 'missing'")
     if build == "missing":
@@ -234,7 +243,8 @@ def _make_opening(ref: Ref, mode: Mode, build: Build, options: Options) -> Openi
 def _make_server_opener(
     opening: Opening, url: str, remote: RemoteOptions | None
 ) -> Callable[[Opened], Session]:
-    """A function that opens a version at the server."""
+    """Return a function that opens a version at the server `url`. Raises LoadError if `opening`
+    sets an option that the server chooses."""
     for name in _SERVER_CHOOSES:
         if getattr(opening, name) is not None:
             option = "build" if name == "builder" else name
@@ -245,8 +255,10 @@ def _make_server_opener(
 
 
 def _validate_here(opened: Opened, target: str, engine_name: str) -> str | None:
-    """A `Prover`: validates an artifact against the reference, in a child process. Returns why it
-    was refused, or None. Raises LoadError without a verdict: torch is missing, or the run failed.
+    """Validate an artifact against the version's reference, in a child process, as a `Prover`.
+
+    Returns the reason if the artifact is refused, and None if it is valid. Raises LoadError if
+    there is no verdict, because torch is missing or the run failed.
     """
     step = f"{opened.label}: {engine_name} for {target} is validated here at its first use"
     if not has_torch():
@@ -263,13 +275,15 @@ def _validate_here(opened: Opened, target: str, engine_name: str) -> str | None:
 
 
 def _make_site_opener(opening: Opening, site: Ref | Site | None) -> Callable[[Opened], Session]:
-    """A function that opens a version at the site."""
+    """Return a function that opens a version at `site`: a `Site`, the path of a site file, or None
+    for the file that PIPELINE_SITE names. Raises LoadError for another type, or for an opening with
+    a target."""
     if opening.target is not None:
         raise LoadError("target with device 'site': each place chooses its own")
     from pipeline.config import find_site, load_site
     from serving.site import Site, connect_site
 
-    folder = Path()  # of the site file: paths in it are relative to that
+    folder = Path()  # the folder of the site file; paths in that file are relative to it
     if site is None:
         site, folder = find_site()
     elif isinstance(site, str | Path):

@@ -24,7 +24,7 @@ from runtime.opening import (
     Opened,
     Opening,
     Options,
-    name_of,
+    name_to_look_up,
     open_artifact,
     open_here,
     open_program,
@@ -62,19 +62,19 @@ def load(
 def load_here(opening: Opening, device: str | torch.device, live: bool = False) -> Session:
     """A session on a device of this host; "auto": on each device with data. `live`: a session that
     follows the name to later versions."""
-    single = None if device == AUTO else device_here(device)
+    single = None if device == AUTO else find_device(device)
     if single is None and opening.target is not None:
         raise LoadError(
             f"target {opening.target!r} with device 'auto': each device has its own target"
         )
     if not live:
-        return session_on(open_version(opening), single)
+        return open_session(open_version(opening), single)
     if single is not None and single.type != "cpu" and not torch_runs_on(single):
         raise LoadError(
             f"live: torch must wait for {single} before the session moves to another version, and "
             "no torch that is built for GPUs is here: load it without live"
         )
-    name = name_of(opening)
+    name = name_to_look_up(opening)
     if name is None or name.ref.version is not None:
         raise LoadError(
             f"live: {opening.ref} is always the same version: load it without live, or follow "
@@ -82,10 +82,10 @@ def load_here(opening: Opening, device: str | torch.device, live: bool = False) 
         )
     from runtime.versions import LiveSession
 
-    return LiveSession(name, lambda opened: session_on(opened, single))
+    return LiveSession(name, lambda opened: open_session(opened, single))
 
 
-def session_on(opened: Opened, device: torch.device | None) -> Session:
+def open_session(opened: Opened, device: torch.device | None) -> Session:
     """A session on `device`; None: on each device with data, opened at the first event there."""
     _require_reference(opened, device or CPU)
     limit = opened.production or opened.opening.threads is not None
@@ -93,11 +93,11 @@ def session_on(opened: Opened, device: torch.device | None) -> Session:
     if device is None:
         from runtime.devices import MultiDeviceSession
 
-        open_on = partial(_session, opened)
+        open_on = partial(_open_on_device, opened)
         session: Session = MultiDeviceSession(opened.signature, open_on)
     else:
-        session = _session(opened, device)
-    session.reopening = _reopening(opened, device, session.origin)
+        session = _open_on_device(opened, device)
+    session.reopening = _record_reopening(opened, device, session.origin)
     return session
 
 
@@ -117,7 +117,7 @@ def _require_reference(opened: Opened, device: Device | torch.device) -> None:
     )
 
 
-def _session(opened: Opened, device: torch.device) -> Session:
+def _open_on_device(opened: Opened, device: torch.device) -> Session:
     """A session on one device: compared in test mode, counted if `watch` says so."""
     _require_reference(opened, device)
     here = open_here(opened, device)
@@ -125,11 +125,11 @@ def _session(opened: Opened, device: torch.device) -> Session:
     if opened.production:
         session = Session(opened.signature, executable, device, origin, any_start)
     else:
-        session = checked(opened, executable, device, origin, any_start)
+        session = open_checked_session(opened, executable, device, origin, any_start)
     if opened.opening.watch is not None or "PIPELINE_WATCH" in os.environ:
-        from runtime.watch import watcher
+        from runtime.watch import make_watcher
 
-        session.watcher = watcher(opened, device)
+        session.watcher = make_watcher(opened, device)
     return session
 
 
@@ -182,7 +182,7 @@ class Reopening:
                 f"is {opened.bundle.digest[:12]}, it was {self.digest[:12]}: load it anew",
                 code="load-altered",
             )
-        return session_on(opened, None if self.device == AUTO else device_here(self.device))
+        return open_session(opened, None if self.device == AUTO else find_device(self.device))
 
 
 # The process is part of the key. Only KEPT sessions stay: a long-lived worker meets many versions.
@@ -191,7 +191,9 @@ _one_opens = Lock()
 KEPT = 8
 
 
-def _reopening(opened: Opened, device: torch.device | None, origin: Origin | None) -> Reopening:
+def _record_reopening(
+    opened: Opened, device: torch.device | None, origin: Origin | None
+) -> Reopening:
     """How another process opens the same version again."""
     opening, by_name = opened.opening, opened.lookup is not None
     keys = opening.trusted_keys
@@ -209,7 +211,7 @@ def _reopening(opened: Opened, device: torch.device | None, origin: Origin | Non
     return Reopening(pinned, registry, opened.bundle.digest, str(device or AUTO))
 
 
-def checked(
+def open_checked_session(
     opened: Opened, executable: Executable, device: torch.device, origin: Origin, any_start: bool
 ) -> CheckedSession:
     """A session that compares every answer with the portable program's, on the same device."""
@@ -222,7 +224,7 @@ def checked(
     )
 
 
-def measured_session(opened: Opened, target: str, engine_name: str | None = None) -> Session:
+def open_measured_session(opened: Opened, target: str, engine_name: str | None = None) -> Session:
     """A session of one target for measurements, on a device of its kind. It runs the artifacts
     chosen for the target, or the artifact of one engine, even if that is not valid."""
     import torch
@@ -235,13 +237,13 @@ def measured_session(opened: Opened, target: str, engine_name: str | None = None
 _ONLY_CPU = "without torch, which is not installed, use 'cpu'"
 
 
-def device_here(device: str | torch.device) -> torch.device:
+def find_device(device: str | torch.device) -> torch.device:
     """A device of this host. The CPU, and an NVIDIA GPU that its driver sees, need no torch. Raises
     LoadError for a device that is not here."""
     if str(device) == "cpu" and "torch" not in sys.modules:
         return cast("torch.device", CPU)  # torch accepts it
     if re.fullmatch("cuda(:[0-9]+)?", str(device)) and not torch_drives_gpus():
-        return cast("torch.device", _gpu_by_driver(Device(str(device))))
+        return cast("torch.device", _find_gpu_by_driver(Device(str(device))))
     if not has_torch():
         raise LoadError(
             f"device {str(device)!r}: {_ONLY_CPU} or 'cuda:0'", code="load-without-torch"
@@ -263,7 +265,7 @@ def device_here(device: str | torch.device) -> torch.device:
     return parsed
 
 
-def _gpu_by_driver(device: Device) -> Device:
+def _find_gpu_by_driver(device: Device) -> Device:
     """An NVIDIA GPU that its driver sees, if no torch that is built for GPUs is installed."""
     code = LoadError.code if has_torch() else "load-without-torch"
     lacks = "torch sees 0 GPUs here" if has_torch() else _ONLY_CPU

@@ -45,7 +45,7 @@ def keep_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, _NEVER)
 
 
-def keep_written(write: Callable[[], None], what: str) -> None:
+def write_regularly(write: Callable[[], None], what: str) -> None:
     """Call `write` every ten seconds in a thread, and at the end of this process. An OSError is
     logged; `what` names what cannot be written."""
 

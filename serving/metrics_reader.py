@@ -11,7 +11,7 @@ from soa.errors import needs_extra
 _LARGEST = 1 << 24  # bytes
 
 
-def get(url: str, within_s: float = 2.0) -> bytes:
+def read_page(url: str, within_s: float = 2.0) -> bytes:
     """GET without a proxy; the rest of a page of more than 16 MiB is cut off. Raises OSError, also
     for an error status. `within_s`: the longest wait for each part of the answer."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -22,7 +22,7 @@ def get(url: str, within_s: float = 2.0) -> bytes:
         raise OSError(f"{url} does not answer in HTTP: {error!r}") from None
 
 
-def sums(text: str, **labels: str) -> dict[str, float]:
+def sum_metrics(text: str, **labels: str) -> dict[str, float]:
     """By metric: the sum over its series with these labels. Raises ValueError if `text` is not in
     Prometheus' format, and ServingError if the parser is not installed."""
     with needs_extra("serve", ServingError):

@@ -303,7 +303,7 @@ def argument_columns(signature: Signature) -> list[list[PhysicalColumn]]:
     return columns
 
 
-def locations(
+def locate_columns(
     signature: Signature, tensors: Sequence[WireTensor], role: str
 ) -> dict[str, Location]:
     """By tensor name: the places of its columns in an artifact's arguments. `role`: that of the

@@ -37,7 +37,7 @@ from pipeline.config.assemble import source_of
 from pipeline.report.tables import Table, microseconds, new_table, show
 from registry.bundle.bundle import Bundle
 from registry.store.registry import Registry
-from runtime.loader import measured_session
+from runtime.loader import open_measured_session
 from runtime.opening import Opening, open_version
 from runtime.opening.target_choice import choose
 from runtime.session import Session
@@ -93,7 +93,7 @@ def measure(config: Path, bundle: Bundle, folder: Path) -> Races:
     inputs = Reference.load(bundle.file(bundle.manifest.reference)).inputs
     model = build_model(source_of(load_config(config))).eval()
     sessions = {
-        _CHOSEN: measured_session(opened, choose(opened, torch.device("cpu"), None)),
+        _CHOSEN: open_measured_session(opened, choose(opened, torch.device("cpu"), None)),
         "AOTI on columns, by hand": Session(signature, by_hand_in_place(bundle, folder)),
     }
     by_hand = ways_by_hand(model, signature, inputs, folder)

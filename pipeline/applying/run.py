@@ -34,7 +34,7 @@ from pipeline.errors import ApplyError, FormatError
 from registry.stamp import now, user_at_host
 from registry.store import Registry
 from runtime.opening import LookupPolicy, Mode, Opening
-from runtime.watch import Counts, Moved, Profile, add_counts, drift
+from runtime.watch import Counts, Moved, Profile, add_counts, measure_drift
 from soa.errors import SoaPipelineError
 from soa.files import read_plain, write_whole
 from soa.options import AT_LEAST_ONE, BY_NAME, FUNCTION, PATH, PATHS, REF, TEXT, TEXTS, takes
@@ -207,7 +207,7 @@ def run(
         spent=replace(parts.spent, counts=None),
         histograms=parts.counted.histograms if parts.counted else {},
         counts=counts,
-        moved=() if counts is None or profile is None else tuple(drift(profile, counts)),
+        moved=() if counts is None or profile is None else tuple(measure_drift(profile, counts)),
     )
 
 

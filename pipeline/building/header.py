@@ -76,7 +76,7 @@ def write_header(
     compared = _require_same_bits(opened, session, target)
     namespace = namespace_of(opened.bundle.manifest.name)
     file = out or Path(f"{namespace}.h")
-    header = _read_tested_header(opened, target, namespace, session)
+    header = _make_header(opened, target, namespace, session)
     if not passes_self_test(header.text, namespace):
         raise EngineError(
             f"{file} was not written: its self-test fails with this host's compiler: name another "
@@ -94,7 +94,7 @@ class TestedHeader:
     rows: int
 
 
-def _read_tested_header(
+def _make_header(
     opened: Opened, target: str, namespace: str, session: Session
 ) -> TestedHeader:
     """The header of a version's artifact for `target`, with its origin in the first lines."""

@@ -271,13 +271,12 @@ def drift(
     ./pipeline-counts.
     """
     from runtime.errors import LoadError
-    from runtime.watch import LIMIT
-    from runtime.watch import drift as distances
+    from runtime.watch import LIMIT, measure_drift
 
     profile, counts = _profile_and_counts(
         ref, inputs, registry, columns=columns, fill=fill, tree=tree, mode=mode
     )
-    moved = distances(profile, counts)
+    moved = measure_drift(profile, counts)
     if not moved:
         raise LoadError(
             f"no value of {counts.label} was counted: give files with rows, or counts of calls"
@@ -323,10 +322,10 @@ def _profile_and_counts(
             ref, data_files, columns=dict(map(_renaming, columns)), fill=dict(map(_filling, fill)),
             tree=tree, mode=mode, registry=registry,
         )  # fmt: skip
-    from runtime.watch import counts_folder, profile_of, read_counts
+    from runtime.watch import counts_folder, read_counts, read_profile
 
     bundle = opened_at(ref, registry).bundle
-    return profile_of(bundle), read_counts(inputs or [counts_folder()], bundle.digest)
+    return read_profile(bundle), read_counts(inputs or [counts_folder()], bundle.digest)
 
 
 def _drift_page(profile: Profile, counts: Counts, moved: Sequence[Moved], limit: float) -> str:

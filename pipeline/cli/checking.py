@@ -212,7 +212,7 @@ def _time_artifacts(
 ) -> Answer:
     """Time the valid artifacts side by side, `seconds` for each number of rows."""
     from pipeline.report import SPREAD, bench_page, describe_benchmark
-    from runtime.loader import measured_session
+    from runtime.loader import open_measured_session
     from stages.reference import Reference
     from stages.reports import BenchmarkReport
     from stages.timing import benchmark, ladder
@@ -224,7 +224,7 @@ def _time_artifacts(
         candidates = bundle.manifest.targets[name].candidates
         valid = [engine for engine, c in candidates.items() if c.status == "valid"]
         say(f"timing {', '.join(valid)} on {name}")
-        sessions = {engine: measured_session(opened, name, engine) for engine in valid}
+        sessions = {engine: open_measured_session(opened, name, engine) for engine in valid}
         estimate = seconds * len(ladder(opened.signature))
         with steps() as show, show(f"timing {name}", estimate):
             reports[name] = benchmark(opened.signature, sessions, inputs, seconds=seconds)

@@ -37,12 +37,12 @@ def pull(ref: str, folder: Path, runtime: bool, registry: Registry) -> Answer:
     same command goes on where it stopped.
     """
     from pipeline.promotion import pull as pull_bundle
-    from runtime.opening import engine_without_torch
+    from runtime.opening import find_engine_without_torch
 
     with steps() as show, show(f"pulling {ref}", None):
         name, bundle = pull_bundle(registry, ref, folder, runtime=runtime)
     targets = bundle.manifest.targets.items()
-    engines = {target: engine_without_torch(record) for target, record in targets}
+    engines = {target: find_engine_without_torch(record) for target, record in targets}
     without_torch = {target: engine for target, engine in engines.items() if engine}
     data = {
         "version": name,
@@ -111,11 +111,11 @@ def rm(ref: str, yes: bool, reason: str, registry: Registry) -> Answer:
 
     A version that has an alias cannot be removed.
     """
-    from registry.housekeeping import removable, remove
+    from registry.housekeeping import find_removable, remove
 
     wanted = _registry_ref(ref, "version")
     if not yes:
-        version = removable(registry, wanted)
+        version = find_removable(registry, wanted)
         click.confirm(
             plain(
                 f"remove {version.ref} ({version.digest[:12]}, made {version.created:%Y-%m-%d}) "
@@ -185,12 +185,12 @@ def cache(prune: bool, max_size: str | None) -> Answer:
     The folder is $PIPELINE_CACHE, else $XDG_CACHE_HOME/soa-pipeline, else ~/.cache/soa-pipeline.
     Each download keeps the cache below $PIPELINE_CACHE_SIZE, by default 20GB.
     """
-    from registry.store import Cache, cache_root, parse_size, size_bound
+    from registry.store import Cache, cache_root, cache_size_limit, parse_size
 
     if prune and max_size is not None:
         raise click.UsageError("--prune is --max-size 0kB: give one of the two")
     host_cache = Cache(cache_root())
-    bound = size_bound()
+    bound = cache_size_limit()
     removed: list[Entry] = []
     if prune or max_size is not None:
         removed = host_cache.shrink(parse_size(max_size or "0kB", "--max-size"))

@@ -373,13 +373,13 @@ def _serve_here(
     Ctrl-C unless `check`."""
     from pipeline.deployment import check_answers
     from pipeline.deployment import deploy as write
-    from serving.local import find_triton, serve_by
+    from serving.local import find_triton, make_server
 
     find_triton(options.binary)  # before any work
     with _sigterm_as_ctrl_c(), tempfile.TemporaryDirectory(prefix="soa-serve-") as scratch:
         deployed = write(registry, ref, Path(scratch), **service)
         say(f"starting Triton with {_ref(deployed)}; {_batching(deployed)}")
-        with serve_by(count, Path(scratch), options) as server:
+        with make_server(count, Path(scratch), options) as server:
             say("comparing its answers with the reference")
             data, lines = _comparison(deployed, check_answers(server.url, deployed))
             endpoints, metrics = server.endpoints(), server.metrics(deployed.service.name)

@@ -1,8 +1,9 @@
 """Loads a version into a Triton that runs already and serves others, and unloads it again.
 
 The files travel in the request, so the server's model repository is neither read nor written, and
-a server that is restarted does not have the model. Triton does not keep two loads of one model at
-the same time apart: the one that finds it out fails, and changes nothing more.
+a server that is restarted does not have the model. Triton does not lock a model while it is loaded.
+If two processes load the same model at once, the one that notices it fails, and changes nothing
+more.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from serving.errors import DeadlineError, ServerGoneError, ServingError
 from serving.triton import (
     BUNDLE,
     DIGEST,
-    beside,
     config_message,
+    config_with_version,
+    config_without_version,
     difference_of_requests,
     read_fact,
     version_files,
-    without,
     write_version,
 )
 from soa.errors import needs_extra
@@ -42,8 +43,11 @@ LOADING = RemoteOptions(deadline_s=120.0)
 
 @dataclass(frozen=True)
 class Loaded:
-    """A version in a running server. `report`: the comparison of its answers with the reference.
-    `versions`: the numbers of the model's versions that the server serves now."""
+    """A version that was loaded into a running server.
+
+    `report` compares its answers with the reference. `versions` are the numbers of all versions of
+    the model that the server serves now.
+    """
 
     deployed: Deployed
     report: ValidationReport
@@ -62,66 +66,68 @@ def load_on(
     """Load a version in production into the Triton at `url`, beside the versions of its model that
     are there, and compare its answers with the reference. No request is lost.
 
-    `replace`: unload the others afterwards. `options.deadline_s`: the time limit of a load.
-    `service`: the arguments of `deploy`. Raises ServingError, ServerError if the answers are out of
-    tolerance, or the registry's errors; then the server has what it had before, unless the message
-    says that this failed too.
+    `replace`: unload the other versions afterwards. `options.deadline_s`: the time limit of a load.
+    `service`: further arguments of `deploy`.
+
+    Raises ServerError if the answers are out of tolerance, ServingError, or the registry's errors.
+    The server then serves what it served before, unless the message says that restoring it failed.
     """
     with (
         tempfile.TemporaryDirectory(prefix="soa-load-") as scratch,
         _open_client(url, options) as client,
     ):
         deployed = deploy(registry, ref, Path(scratch), **service)
-        new = config_message(deployed.service)
-        served = _ServedModel.on(client, deployed.service.name, deployed.folder)
+        new_config = config_message(deployed.service)
+        served = _ServedModel.read(client, deployed.service.name, deployed.folder)
         served.fetch(registry, served.numbers)
         others = [number for number in served.numbers if number != deployed.service.number]
-        different = difference_of_requests(served.config, new) if others else None
+        different = difference_of_requests(served.config, new_config) if others else None
         if different and not replace:
             raise ServingError(
-                f"{url} cannot serve {new.name}/{others[0]} and {deployed.service.number} "
+                f"{url} cannot serve {new_config.name}/{others[0]} and {deployed.service.number} "
                 f"together, which have other {different}: --replace changes over at once"
             )
-        # The new version beside the others, if one server can have both; else in their place.
-        first = beside(served.config, others, new) if others and not different else new
+        # The new version is first served beside the others, or in their place if the server cannot
+        # serve both. `replace` unloads the others only after the answers were checked.
+        first = config_with_version(served.config, others, new) if others and not different else new
         with served.put_back_after_an_error():
-            served.send(first)
+            served.send(first_config)
             report = check_answers(url, deployed, options)
-            if replace and first is not new:
-                served.send(new)
+            if replace and first_config is not new_config:
+                served.send(new_config)
         return Loaded(deployed, report, served.fetch_versions())
 
 
 def unload_from(
     registry: Registry, ref: str, url: str, *, options: RemoteOptions = LOADING
 ) -> tuple[str, list[int]]:
-    """Unload a version from the Triton at `url`, which answers the requests that it has accepted.
-    Returns the version's name, and the numbers of the model's versions that are still there.
+    """Unload a version from the Triton at `url`. Requests that it has accepted are still answered.
 
-    Raises ServingError, or the registry's errors; then the server has what it had before, or what
-    somebody else has loaded meanwhile.
+    Returns the version as `name/number`, and the numbers of the model's versions that are still
+    served. Raises ServingError or the registry's errors. Nothing was unloaded then.
     """
     version = registry.find(ref)
     with (
         tempfile.TemporaryDirectory(prefix="soa-load-") as scratch,
         _open_client(url, options) as client,
     ):
-        served = _ServedModel.on(client, version.name, Path(scratch))
+        served = _ServedModel.read(client, version.name, Path(scratch))
         if version.number not in served.numbers:
             have = ", ".join(map(str, served.numbers)) or "none"
             raise ServingError(f"{url} does not serve {version.ref}; versions there: {have}")
         left = [number for number in served.numbers if number != version.number]
         if left:
             served.fetch(registry, left)
-            served.send(without(served.config, left, version.number))
+            served.send(config_without_version(served.config, left, version.number))
         else:
             served.unload()
-        return version.ref, left
+        return version.ref, remaining
 
 
 @contextlib.contextmanager
 def _open_client(url: str, options: RemoteOptions) -> Iterator[Client]:
-    """A client of the server at `url`, closed at the end."""
+    """Yields a client of the server at `url`, and closes it at the end. ServingError if the
+    libraries of a client are not installed."""
     address = address_of(url)
     with needs_extra("serve", ServingError):
         from serving.client import Client
@@ -131,10 +137,14 @@ def _open_client(url: str, options: RemoteOptions) -> Iterator[Client]:
 
 @dataclass
 class _ServedModel:
-    """The versions of a model in a server, and its `ModelConfig`, which is None if there are none.
-    `folder`: here, with a folder for each version that may be sent. `may_serve`: the lists of
-    versions of which the server has one, if nobody else loads this model; the last is the newest.
-    `changed`: whether this process has sent a load, so that there is something to put back."""
+    """A model in a running server, as this process found and changed it.
+
+    `numbers`: the versions that the server had at first. `config`: their `ModelConfig`, or None if
+    there were none. `folder`: a folder on this host, with a subfolder of files for each version
+    that may be sent. `may_serve`: lists of versions, the newest last. The server serves one of
+    these lists unless somebody else loads the model too; there are several after a load whose end
+    is unknown. `changed`: whether this process has sent a load, which an error must undo.
+    """
 
     client: Client
     name: str
@@ -145,8 +155,9 @@ class _ServedModel:
     changed: bool = False
 
     @classmethod
-    def on(cls, client: Client, name: str, folder: Path) -> _ServedModel:
-        """What the server has of the model `name`. ServingError if it is no model of ours."""
+    def read(cls, client: Client, name: str, folder: Path) -> _ServedModel:
+        """Ask the server what it serves of the model `name`. ServingError if it serves a model of
+        that name which `pipeline deploy` did not write."""
         numbers = client.versions(name)
         config = client.model_config(name, "") if numbers else None
         if config is not None:
@@ -158,9 +169,9 @@ class _ServedModel:
             config.ClearField("model_repository_agents")  # they check files on the server's disk
         return cls(client, name, folder, numbers, config, [numbers])
 
-    def fetch(self, registry: Registry, numbers: Sequence[int]) -> None:
-        """Get the bundles of versions that are there. Raises ServingError if the registry has
-        another bundle."""
+    def fetch_bundles(self, registry: Registry, numbers: Sequence[int]) -> None:
+        """Copy the bundles of versions that the server has from the registry into `folder`, since a
+        load must send all versions. ServingError if the server's bundle is another one."""
         for number in numbers:
             version = registry.find(f"{self.name}/{number}")
             digest = read_fact(self.config, DIGEST, number)
@@ -176,8 +187,9 @@ class _ServedModel:
                 write_version(folder, bundle, digest)
 
     def send(self, config: Any) -> None:
-        """Load exactly the versions of `config`, over nothing that somebody else has loaded."""
-        self.fetch_versions()
+        """Make the server serve exactly the versions of `config`. ServingError if somebody else has
+        loaded the model meanwhile; then nothing is sent."""
+        self.fetch_versions()  # raises if somebody else loads
         versions = sorted(config.version_policy.specific.versions)
         try:
             self.client.load(self.name, config, version_files(self.folder, versions))
@@ -187,24 +199,27 @@ class _ServedModel:
         self.may_serve, self.changed = [versions], True
 
     def unload(self) -> None:
-        """Unload all versions, unless somebody else has loaded some."""
-        self.fetch_versions()
+        """Unload all versions of the model. ServingError if somebody else has loaded it meanwhile;
+        then nothing is unloaded."""
+        self.fetch_versions()  # raises if somebody else loads
         self.client.unload(self.name)
 
     def fetch_versions(self) -> list[int]:
-        """The versions that the server has. Raises ServingError if somebody else loaded some."""
-        now = self.client.versions(self.name)
-        if now not in self.may_serve:
+        """Ask the server for the versions that it serves, and return their numbers. ServingError if
+        they are none of `may_serve`, since somebody else then loads the model too."""
+        numbers = self.client.versions(self.name)
+        if numbers not in self.may_serve:
             raise ServingError(
                 f"server {self.client.address}: somebody else loads {self.name} at the same time: "
-                f"it serves the versions {now}, not {self.may_serve[-1]}"
+                f"it serves the versions {numbers}, not {self.may_serve[-1]}"
             )
-        return now
+        return numbers
 
     @contextlib.contextmanager
     def put_back_after_an_error(self) -> Iterator[None]:
-        """After an error in the `with` block, loads what the server had before, if that changed. If
-        this fails too, ServingError says both."""
+        """If the `with` block raises, restore what the server had before, and raise the same error.
+        Does nothing if this process has sent no load. If restoring fails too, raises ServingError
+        with both messages."""
         try:
             yield
         except BaseException as error:
@@ -215,7 +230,7 @@ class _ServedModel:
                     self.unload()
                 else:
                     self.send(self.config)
-            except ServingError as second:
-                both = f"{first_line(error)}; what was there is not loaded again: {second}"
-                raise ServingError(both) from error
+            except ServingError as restoring:
+                message = f"{first_line(error)}; what was there is not loaded again: {restoring}"
+                raise ServingError(message) from error
             raise

@@ -2,7 +2,7 @@ from .comparison import combine as combine
 from .comparison import compare as compare
 from .deviation import Deviation as Deviation
 from .poison import PoisonedRun as PoisonedRun
-from .poison import poisoned_run as poisoned_run
+from .poison import run_poisoned as run_poisoned
 from .poison import same_answers as same_answers
 from .test_mode import CheckedSession as CheckedSession
 from .test_mode import CheckReport as CheckReport

@@ -52,7 +52,7 @@ def compare(
     relative = torch.where(scale > 0, gap / scale.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
     worst = int((mismatch.double() if mismatch.any() else gap).argmax())
     ulp = _ulp_statistics(found, rounded, finite) if floating else _UlpStatistics()
-    agreement, reclassified = _classes(found64, rounded64) if classifier else (None, ())
+    agreement, reclassified = _compare_classes(found64, rounded64) if classifier else (None, ())
     return Deviation(
         elements=found.numel(),
         max_abs=float(gap.max()),
@@ -98,14 +98,14 @@ def _ulp_distances(
 ) -> torch.Tensor:
     """Distances in units in the last place between the finite elements, ascending."""
 
-    def ordered(values: torch.Tensor) -> torch.Tensor:
+    def as_ordered_integers(values: torch.Tensor) -> torch.Tensor:
         """Bit patterns as integers whose order is the order of the values: neighbours differ by 1.
         Those of negative values, which grow with the magnitude, are reversed."""
         bits = values.contiguous().view(_INTEGER_OF[values.dtype])
         lowest = torch.iinfo(bits.dtype).min
         return torch.where(bits < 0, lowest - bits.long(), bits.long())
 
-    ours, theirs = ordered(found)[finite], ordered(rounded)[finite]
+    ours, theirs = as_ordered_integers(found)[finite], as_ordered_integers(rounded)[finite]
     # Exact if int64 holds the difference; across zero the difference may be too large for it.
     rough = (ours.double() - theirs.double()).abs()
     distance = torch.where(rough < 2.0**62, (ours - theirs).abs().double(), rough)
@@ -118,7 +118,7 @@ def _error_bins(gaps: torch.Tensor) -> tuple[int, ...]:
     return tuple(torch.bincount(torch.where(gaps > 0, decades, 0)).tolist())
 
 
-def _classes(
+def _compare_classes(
     found: torch.Tensor, reference: torch.Tensor
 ) -> tuple[float, tuple[tuple[int, int, int], ...]]:
     """The fraction of rows that have the same class in both, and Deviation.reclassified. The class
@@ -155,8 +155,8 @@ def combine(cases: list[Deviation]) -> Deviation:
         ulp_p99=_largest(case.ulp_p99 for case in full),
         ulp_max=_largest(case.ulp_max for case in full),
         argmax=min(agreements) if agreements else None,
-        ulp_bins=_summed(case.ulp_bins for case in full),
-        error_bins=_summed(case.error_bins for case in full),
+        ulp_bins=_sum_bins(case.ulp_bins for case in full),
+        error_bins=_sum_bins(case.error_bins for case in full),
         reclassified=_most_frequent(pairs),
     )
 
@@ -166,6 +166,6 @@ def _largest(values: Iterable[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
 
 
-def _summed(bins: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+def _sum_bins(bins: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
     """The sums of counts bin by bin; a tuple that is shorter has none in the other bins."""
     return tuple(map(sum, zip_longest(*bins, fillvalue=0)))

@@ -29,7 +29,7 @@ _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
 
-def poisoned(
+def make_poisoned(
     layout: Layout,
     n: int,
     capacity: int,
@@ -42,7 +42,7 @@ def poisoned(
     `guard`: on a CPU, the end of the memory that touches a page without access.
     """
     if guard and torch.device(device).type == "cpu":
-        collection = guarded_collection(layout, n, capacity, guard)
+        collection = make_guarded_collection(layout, n, capacity, guard)
     else:
         collection = Collection(layout, n, device, capacity=capacity)
     for span in collection.spans():
@@ -56,10 +56,10 @@ def poisoned(
 def same_bytes(first: Collection, second: Collection) -> bool:
     """Whether two collections of one layout, capacity and device hold the same bytes, also in the
     padding."""
-    return all(map(_same_span, first.spans(), second.spans()))
+    return all(map(_have_same_bytes, first.spans(), second.spans()))
 
 
-def _same_span(first: Span, second: Span) -> bool:
+def _have_same_bytes(first: Span, second: Span) -> bool:
     """Whether two spans of one size, on one device, hold the same bytes."""
     if first.device.type == "cpu":
         return bool(_libc.memcmp(first.address, second.address, first.nbytes) == 0)
@@ -79,7 +79,7 @@ def wrote_outside(signature: Signature, name: str, before: Collection, after: Co
     return not same_bytes(expected, after.whole)
 
 
-def memory_faults(
+def find_memory_faults(
     signature: Signature,
     inputs: Mapping[str, Collection],
     written: Mapping[str, Collection],
@@ -106,7 +106,7 @@ class PoisonedRun:
     faults: list[str]
 
 
-def poisoned_run(
+def run_poisoned(
     session: Session,
     inputs: Mapping[str, Mapping[str, torch.Tensor]],
     case: Mapping[str, int],
@@ -119,7 +119,7 @@ def poisoned_run(
     """Run once in fresh memory: inputs padded with `pad`, outputs filled with `poison`.
 
     `inputs`: by collection and column, at least as many rows as `case` has, which gives the rows by
-    dimension. `spare`: rows of capacity beyond them. `guard`: as in `poisoned`.
+    dimension. `spare`: rows of capacity beyond them. `guard`: as in `make_poisoned`.
 
     `moved`: run on windows that begin at different odd rows of larger collections. Separate
     columns then begin an odd number of elements after a page boundary. In a buffer the padding of
@@ -134,7 +134,7 @@ def poisoned_run(
         side = guard
         if moved:
             side = "back" if layout.storage == "buffer" else "front"
-        return poisoned(layout, n, n + spare, pattern, device, side)
+        return make_poisoned(layout, n, n + spare, pattern, device, side)
 
     def window(name: str, whole: Collection) -> Collection:
         """The part of a collection that the run gets."""
@@ -153,7 +153,7 @@ def poisoned_run(
         name: read.get(name) or window(name, memory(name, poison, session.device))
         for name in signature.output_collections
     }
-    faults = _faults_of_run(session, read, written)
+    faults = _run_and_find_faults(session, read, written)
     outputs = {
         output.name: read_block(output, written[output.block.collection])
         for output in signature.outputs
@@ -161,16 +161,16 @@ def poisoned_run(
     return PoisonedRun(outputs, faults)
 
 
-def _faults_of_run(
+def _run_and_find_faults(
     session: Session, inputs: Mapping[str, Collection], written: Mapping[str, Collection]
 ) -> list[str]:
-    """Run, wait for the end, and return the messages of `memory_faults`."""
+    """Run, wait for the end, and return the messages of `find_memory_faults`."""
     bound = {**inputs, **written}
     before = {name: collection.whole.to(collection.device) for name, collection in bound.items()}
     session.run(inputs, written)
     if session.device.type == "cuda":
         torch.cuda.synchronize(session.device)
-    return list(memory_faults(session.signature, inputs, written, before))
+    return list(find_memory_faults(session.signature, inputs, written, before))
 
 
 def _poison_outputs(signature: Signature, name: str, collection: Collection, pattern: int) -> None:
@@ -192,28 +192,28 @@ def same_answers(first: PoisonedRun, second: PoisonedRun) -> bool:
     )
 
 
-def guarded_collection(layout: Layout, n: int, capacity: int, side: Side) -> Collection:
+def make_guarded_collection(layout: Layout, n: int, capacity: int, side: Side) -> Collection:
     """A collection in CPU memory whose start ("front") or end ("back") touches a page without
     access; of separate columns, that of each column.
 
     Before a page at the back, separate columns may leave a gap smaller than the alignment.
     """
     if layout.storage == "buffer":
-        memory = guarded(layout.nbytes(capacity), layout.alignment, side)
+        memory = allocate_guarded(layout.nbytes(capacity), layout.alignment, side)
         return Collection.wrap(layout, memory, n, capacity=capacity)
     columns: dict[str, Span | list[Span]] = {}
     for column in layout.columns:
         rows = 1 if column.kind == "scalar" else capacity
         nbytes, alignment = rows * itemsize(column.dtype), layout.alignment_of(column.name)
         components = [
-            guarded(nbytes, alignment, side).at(0, column.dtype, rows)
+            allocate_guarded(nbytes, alignment, side).at(0, column.dtype, rows)
             for _ in range(column.components)
         ]
         columns[column.name] = components if column.kind == "eigen" else components[0]
     return Collection.from_columns(layout, columns, n)
 
 
-def guarded(nbytes: int, alignment: int, side: Side) -> Span:
+def allocate_guarded(nbytes: int, alignment: int, side: Side) -> Span:
     """Zeroed bytes between two pages without access; the start or the end touches one of them.
     `alignment`, in bytes, divides the size of a page; at the back it may leave a gap."""
     pages = -(-nbytes // _PAGE)  # rounded up

@@ -18,9 +18,9 @@ from engines.processes import Lock
 from runtime.checked import Tolerance
 from runtime.checked.comparison import combine, compare
 from runtime.checked.deviation import Deviation
-from runtime.checked.poison import memory_faults, poisoned
+from runtime.checked.poison import find_memory_faults, make_poisoned
 from runtime.errors import DeviationError
-from runtime.session import Binding, Collections, Origin, Rows, Session, by_name
+from runtime.session import Binding, Collections, Origin, Rows, Session, collections_by_name
 from soa.memory import Collection, argument_tensors, read_block
 from soa.records import as_data
 from soa.signature import BoundBlock, Signature
@@ -77,7 +77,7 @@ class CheckedSession(Session):
 
     def bind(self, inputs: Collections, outputs: Collections, *, graph: bool = False) -> Binding:
         """Bind as `Session.bind` does. `graph` is ignored: test mode uses no CUDA graph."""
-        return _CheckedBinding(self, *by_name(self.signature, inputs, outputs))
+        return _CheckedBinding(self, *collections_by_name(self.signature, inputs, outputs))
 
     def add(
         self, us: float, bad_in: int, bad_out: int, deviations: Mapping[str, Deviation]
@@ -122,18 +122,18 @@ class _CheckedBinding(Binding):
         bound = {**self.inputs, **self.outputs}
         rows_of = self.signature.rows_of
         memory = {name: bound[name].rows(self.rows[rows_of[name]]) for name in bound}
-        us = self._timed_run(memory, stream)
-        answers = _read(self.signature.outputs, memory)
-        expected = _read(self.signature.outputs, self._run_reference(memory))
+        us = self._run_timed(memory, stream)
+        answers = _read_blocks(self.signature.outputs, memory)
+        expected = _read_blocks(self.signature.outputs, self._run_reference(memory))
         deviations = {
             name: compare(answer, expected[name], self._session.tolerances[name], classifier=False)
             for name, answer in answers.items()
         }
-        bad_in = _nonfinite(_read(self.signature.inputs, memory))
-        self._session.add(us, bad_in, _nonfinite(answers), deviations)
+        bad_in = _count_nonfinite(_read_blocks(self.signature.inputs, memory))
+        self._session.add(us, bad_in, _count_nonfinite(answers), deviations)
         self._require_within(deviations)
 
-    def _timed_run(self, memory: Mapping[str, Collection], stream: Any) -> float:
+    def _run_timed(self, memory: Mapping[str, Collection], stream: Any) -> float:
         """Run the artifact; return its time in microseconds. `memory`: the rows in use of each
         collection. Raises DeviationError if the run changed anything but its outputs."""
         before = {name: rows.whole.to(rows.device) for name, rows in memory.items()}
@@ -144,7 +144,7 @@ class _CheckedBinding(Binding):
         us = (time.perf_counter() - start) * 1e6
         inputs = {name: memory[name] for name in self.inputs}
         outputs = {name: memory[name] for name in self.outputs}
-        faults = list(memory_faults(self.signature, inputs, outputs, before))
+        faults = list(find_memory_faults(self.signature, inputs, outputs, before))
         if faults:
             raise DeviationError(faults[0], code="deviation-memory")
         return us
@@ -167,21 +167,21 @@ class _CheckedBinding(Binding):
         fresh: dict[str, Collection] = {}
         for name, collection in memory.items():
             n, layout = collection.n, collection.layout
-            fresh[name] = poisoned(layout, n, n + _SPARE_ROWS, _CANARY, collection.device)
+            fresh[name] = make_poisoned(layout, n, n + _SPARE_ROWS, _CANARY, collection.device)
             if name in self.inputs:
                 fresh[name].copy_from(collection)
         self._session.reference(argument_tensors(self.signature, fresh, self.rows))
         return fresh
 
 
-def _read(
+def _read_blocks(
     blocks: Iterable[BoundBlock], collections: Mapping[str, Collection]
 ) -> dict[str, torch.Tensor]:
     """The values of each block."""
     return {bound.name: read_block(bound, collections[bound.block.collection]) for bound in blocks}
 
 
-def _nonfinite(blocks: Mapping[str, torch.Tensor]) -> int:
+def _count_nonfinite(blocks: Mapping[str, torch.Tensor]) -> int:
     """How many values are NaN or infinite."""
     floats = (values for values in blocks.values() if values.is_floating_point())
     return sum(int((~values.isfinite()).sum()) for values in floats)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from engines.base import Executable
 from engines.errors import RunError
 from engines.processes import Lock
-from runtime.session import Binding, Collections, Session, data_device, takes_bindings
+from runtime.session import Binding, Collections, Session, common_device, takes_bindings
 from soa.memory import Collection, Device, torch_drives_gpus
 from soa.signature import Signature
 
@@ -80,7 +80,7 @@ class MultiDeviceSession(Session):
     def bind(self, inputs: Collections, outputs: Collections, *, graph: bool = False) -> Binding:
         """Bind on the device of the memory. Raises BindError if the memory is on several
         devices."""
-        return self.on(data_device(inputs, outputs)).bind(inputs, outputs, graph=graph)
+        return self.on(common_device(inputs, outputs)).bind(inputs, outputs, graph=graph)
 
     @takes_bindings
     def run_many(

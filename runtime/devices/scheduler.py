@@ -18,7 +18,7 @@ from engines.errors import RunError
 from engines.processes import OwnProcess
 from runtime.devices.staging import Staging
 from runtime.errors import QueueFullError
-from runtime.session import Collections, Session, by_name, check_memory, data_device
+from runtime.session import Collections, Session, check_memory, collections_by_name, common_device
 from soa.memory import Device
 
 WhenFull = Literal["wait", "spill", "raise"]
@@ -48,7 +48,7 @@ class Workload:
         none was measured."""
         return ahead * (self.seconds or unmeasured)
 
-    def took(self, seconds: float) -> None:
+    def add_time(self, seconds: float) -> None:
         """Take the time of a run into the mean, with a weight of a tenth."""
         self.seconds = 0.9 * self.seconds + 0.1 * seconds if self.seconds else seconds
 
@@ -126,8 +126,10 @@ class Scheduler:
         """
         self._process.require()
         any_start = all(lane.session.any_start for lane in self._lanes)
-        check_memory(self.signature, *by_name(self.signature, inputs, outputs), any_start)
-        device = data_device(inputs, outputs)
+        check_memory(
+            self.signature, *collections_by_name(self.signature, inputs, outputs), any_start
+        )
+        device = common_device(inputs, outputs)
         ready = None
         if device.type != "cpu":
             import torch
@@ -136,16 +138,16 @@ class Scheduler:
             ready.record(torch.cuda.current_stream(device))
         event = _Event(inputs, outputs, Future(), ready)
         with self._changed:
-            self._free_lane(device).waiting.append(event)
+            self._wait_for_lane(device).waiting.append(event)
             self._changed.notify_all()
         return event.done
 
-    def _free_lane(self, device: Device) -> _Lane:
+    def _wait_for_lane(self, device: Device) -> _Lane:
         """The lane for an event's data, waited for if necessary. The caller holds `_changed`."""
         while True:
             if self._closed:
                 raise RunError("the scheduler is closed")
-            lane = self._choose(device)
+            lane = self._choose_lane(device)
             if lane is not None:
                 return lane
             self._changed.wait()
@@ -173,7 +175,7 @@ class Scheduler:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _choose(self, device: Device) -> _Lane | None:
+    def _choose_lane(self, device: Device) -> _Lane | None:
         """The lane for an event's data; None if the event has to wait for one."""
         local = [lane for lane in self._lanes if lane.session.device == device]
         free = [lane for lane in local or self._lanes if len(lane.waiting) < self._queue]
@@ -197,7 +199,7 @@ class Scheduler:
             with self._changed:
                 lane.running -= 1
                 if has_run:
-                    lane.took(seconds)
+                    lane.add_time(seconds)
                 self._changed.notify_all()
 
     def _next_event(self, lane: _Lane) -> _Event | None:
@@ -254,7 +256,7 @@ class _Runner:
 
     def _run(self, event: _Event) -> None:
         """Run in the caller's memory, or by way of the staging memory."""
-        if data_device(event.inputs, event.outputs) == self._session.device:
+        if common_device(event.inputs, event.outputs) == self._session.device:
             self._session.run(event.inputs, event.outputs)
         else:
             self._staging.run(event.inputs, event.outputs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runtime.session import Collections, Session, by_name, check_memory
+from runtime.session import Collections, Session, check_memory, collections_by_name
 from soa.memory import Collection, Device, Span, allocate, span_of
 from soa.signature import BoundBlock
 
@@ -40,10 +40,10 @@ class Staging:
         Raises BindError as `Session.bind` does.
         """
         signature = self.session.signature
-        read, written = by_name(signature, inputs, outputs)
+        read, written = collections_by_name(signature, inputs, outputs)
         rows = check_memory(signature, read, written, any_start=True)
         staged = {
-            name: self._collection(name, rows[signature.rows_of[name]], self.session.device)
+            name: self._staging_collection(name, rows[signature.rows_of[name]], self.session.device)
             for name in {**read, **written}
         }
         for name, theirs in read.items():
@@ -57,31 +57,33 @@ class Staging:
     def _copy_in(self, name: str, theirs: Collection, staged: Collection) -> None:
         """Copy the columns that the model reads of the caller's collection `name`. A transfer from
         pinned memory may end later, but before the run, which is behind it in the stream."""
-        pinned = self._pinned(theirs, staged, name)
+        pinned = self._pinned_memory(theirs, staged, name)
         _copy_blocks(self.session.signature.inputs, name, theirs, pinned or staged)
         if pinned is None:
-            _wait(theirs, staged)
+            _wait_for_copies(theirs, staged)
         else:
-            _bytes(staged).copy_(_bytes(pinned), non_blocking=True)
+            _buffer_of(staged).copy_(_buffer_of(pinned), non_blocking=True)
 
     def _copy_out(self, name: str, staged: Collection, theirs: Collection) -> None:
         """Copy the output rows into the caller's collection `name`, and wait for them."""
-        pinned = self._pinned(theirs, staged, name)
+        pinned = self._pinned_memory(theirs, staged, name)
         if pinned is not None:
-            _bytes(pinned).copy_(_bytes(staged), non_blocking=True)
-            _wait(staged)
+            _buffer_of(pinned).copy_(_buffer_of(staged), non_blocking=True)
+            _wait_for_copies(staged)
         _copy_blocks(self.session.signature.outputs, name, pinned or staged, theirs)
-        _wait(staged, theirs)
+        _wait_for_copies(staged, theirs)
 
-    def _pinned(self, theirs: Collection, staged: Collection, name: str) -> Collection | None:
+    def _pinned_memory(
+        self, theirs: Collection, staged: Collection, name: str
+    ) -> Collection | None:
         """The pinned memory for a copy between host and GPU in one transfer; None if none is
         needed."""
         to_or_from_gpu = theirs.device.type == "cpu" and staged.device.type != "cpu"
         if not to_or_from_gpu or staged.layout.storage != "buffer":
             return None
-        return self._collection(name, staged.n, Device())
+        return self._staging_collection(name, staged.n, Device())
 
-    def _collection(self, name: str, n: int, device: Device) -> Collection:
+    def _staging_collection(self, name: str, n: int, device: Device) -> Collection:
         """A collection of exactly n rows, so that only these are transferred. Its memory grows if
         an event needs more."""
         layout, key = self.session.layout(name), (name, device)
@@ -115,13 +117,13 @@ def _copy_blocks(
             into.copy_from(source, bound.plan.components)
 
 
-def _bytes(collection: Collection) -> torch.Tensor:
+def _buffer_of(collection: Collection) -> torch.Tensor:
     """The whole memory of a collection, which must have the storage "buffer"."""
     assert collection.buffer is not None
     return collection.buffer
 
 
-def _wait(*collections: Collection) -> None:
+def _wait_for_copies(*collections: Collection) -> None:
     """Wait until copies between the collections have arrived. On a CPU they already have."""
     devices = {collection.device for collection in collections if collection.device.type != "cpu"}
     for device in devices:

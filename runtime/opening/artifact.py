@@ -40,14 +40,14 @@ def open_artifact(
     record = opened.bundle.manifest.targets[target]
     by_engine: dict[str, Executable] = {}
     for name in record.engines() if engine_name is None else [engine_name]:
-        files, tile = _files(opened, target, name), record.candidates[name].tile or 0
+        files, tile = _artifact_files(opened, target, name), record.candidates[name].tile or 0
         for dim, rows in opened.signature.ranges.items():
             if rows.unbounded and not 0 < 2 * tile <= rows.max:
                 raise LoadError(
                     f"{opened.bundle.path}: rows of {dim!r} are unbounded, and {name} has tile "
                     f"{tile}; 1 to {rows.max // 2} are possible: build the version again"
                 )
-        executable = _open(opened.bundle, name, files, device, threads, instances)
+        executable = _open_files(opened.bundle, name, files, device, threads, instances)
         by_engine[name] = in_tiles(executable, opened.signature, tile, threads)
     main = by_engine[str(engine_name or record.chosen)]
     if engine_name is not None or not record.below:
@@ -60,13 +60,13 @@ def open_program(opened: Opened, device: torch.device) -> Executable:
 
     It never runs in tiles, so it shows if an artifact must not run in tiles.
     """
-    return _open(opened.bundle, "exported", [opened.bundle.manifest.program], device)
+    return _open_files(opened.bundle, "exported", [opened.bundle.manifest.program], device)
 
 
 def copy_artifact(opened: Opened, target: str, engine_name: str, into: Path) -> Path:
     """Copy the files of a candidate, as they were hashed, into a folder; returns the first file.
     The caller makes another form of the artifact from them."""
-    files = _files(opened, target, engine_name)
+    files = _artifact_files(opened, target, engine_name)
     copy_files(opened.bundle, files, into)
     return into / files[0]
 
@@ -81,11 +81,11 @@ def copy_files(bundle: Bundle, files: Sequence[str], into: Path) -> None:
 
 
 @contextmanager
-def held_files(opened: Opened, target: str, engine_name: str) -> Iterator[Pinned]:
+def hold_files(opened: Opened, target: str, engine_name: str) -> Iterator[Pinned]:
     """A candidate's files with the program and the reference, as they were hashed, for a process
     that validates the candidate. They are checked again at the end."""
     manifest = opened.bundle.manifest
-    names = [*_files(opened, target, engine_name), manifest.program, manifest.reference]
+    names = [*_artifact_files(opened, target, engine_name), manifest.program, manifest.reference]
     with _pinned_files(opened.bundle, names, for_others=True) as pinned:
         yield pinned
         pinned.check()
@@ -98,7 +98,7 @@ def open_candidate(
     return engine(engine_name).open(file, device, threads)
 
 
-def _files(opened: Opened, target: str, engine_name: str) -> Sequence[str]:
+def _artifact_files(opened: Opened, target: str, engine_name: str) -> Sequence[str]:
     """The names of a candidate's files, of which the engine opens the first. Raises LoadError if
     there are none."""
     files = opened.bundle.manifest.targets[target].candidates[engine_name].files
@@ -107,7 +107,7 @@ def _files(opened: Opened, target: str, engine_name: str) -> Sequence[str]:
     return files
 
 
-def _open(
+def _open_files(
     bundle: Bundle,
     engine_name: str,
     files: Sequence[str],
@@ -136,7 +136,7 @@ def _open(
     if device.type != "cpu":  # for recorded runs a GPU's artifact is opened a second time
         weakref.finalize(executable, pinned.close)
     if bundle.holds:
-        weakref.finalize(executable, _release, bundle.holds)
+        weakref.finalize(executable, _end_holds, bundle.holds)
     return executable
 
 
@@ -161,5 +161,5 @@ def _pinned_files(
         pinned.close()
 
 
-def _release(holds: tuple[object, ...]) -> None:
+def _end_holds(holds: tuple[object, ...]) -> None:
     """Called when the executable is deleted. Until then `holds` keeps the files in the cache."""

@@ -13,7 +13,7 @@ from engines.kinds import cpu_flags
 from engines.target import gpu_target
 from registry.bundle import TargetRecord
 from runtime.errors import LoadError
-from runtime.opening.host_notes import remembered
+from runtime.opening.host_notes import find_out_once
 from soa.memory import torch_drives_gpus
 from soa.text import logger
 
@@ -28,7 +28,9 @@ WAITING = ("compiles", "emulated")
 """Statuses of targets that wait for such a validation."""
 
 
-def validated_here(opened: Opened, target: str, device: torch.device, prover: Prover) -> Opened:
+def validate_at_first_use(
+    opened: Opened, target: str, device: torch.device, prover: Prover
+) -> Opened:
     """Validate `target` if it waits for that, and return `opened` with the target as verified.
 
     Raises LoadError with the deviations if the artifact gives wrong answers.
@@ -37,18 +39,18 @@ def validated_here(opened: Opened, target: str, device: torch.device, prover: Pr
     if record.status not in WAITING:
         return opened
     for engine in opened.engines(target):
-        if why := _verdict(opened, target, engine, device, prover):
+        if why := _why_refused(opened, target, engine, device, prover):
             raise LoadError(
                 f"{opened.label}: {engine} for {target} was {record.status} when it was built, and "
                 f"it is refused on this device: {why}",
                 code="load-not-verified",
             )
-    targets = {**opened.bundle.manifest.targets, target: _as_verified(record)}
+    targets = {**opened.bundle.manifest.targets, target: _mark_verified(record)}
     manifest = replace(opened.bundle.manifest, targets=targets)
     return replace(opened, bundle=replace(opened.bundle, manifest=manifest))
 
 
-def _as_verified(record: TargetRecord) -> TargetRecord:
+def _mark_verified(record: TargetRecord) -> TargetRecord:
     """The record with its target as verified: the artifacts that run, which were validated, and all
     that wait are valid."""
     candidates = dict(record.candidates)
@@ -58,7 +60,7 @@ def _as_verified(record: TargetRecord) -> TargetRecord:
     return replace(record, status="verified", candidates=candidates)
 
 
-def _verdict(
+def _why_refused(
     opened: Opened, target: str, engine: str, device: torch.device, prover: Prover
 ) -> str | None:
     """Why the artifact is refused here; None if it is valid."""
@@ -68,7 +70,7 @@ def _verdict(
         log.info("%s: %s for %s is validated here at its first use", opened.label, engine, target)
         return prover(opened, target, engine)
 
-    return remembered("first-use", opened, target, engine, _device_kind(device), validated)
+    return find_out_once("first-use", opened, target, engine, _device_kind(device), validated)
 
 
 def _device_kind(device: torch.device) -> str:

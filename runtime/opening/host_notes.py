@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from runtime.opening.request import Opened
 
 
-def remembered(
+def find_out_once(
     kind: str,
     opened: Opened,
     target: str,

@@ -30,7 +30,7 @@ from registry.trust import require_signature
 from runtime.errors import LoadError
 from runtime.opening.production_trust import (
     NOT_SIGNED,
-    keys_asked_for,
+    read_required_keys,
     require_promoted,
     require_vouched,
     usable_annexes,
@@ -60,7 +60,7 @@ def open_version(
     return name.open(name.find(), annexes)
 
 
-def name_of(opening: Opening) -> Name | None:
+def name_to_look_up(opening: Opening) -> Name | None:
     """The name to look up; None for a folder."""
     ref = _ref_or_folder(opening)
     return None if isinstance(ref, Path) else Name(ref, opening)
@@ -96,7 +96,7 @@ class Name:
         """
         policy = self.opening.lookup
         if policy == "offline":
-            recorded = self._recorded()
+            recorded = self._read_record()
             if recorded is None:
                 raise LoadError(
                     f"{self.ref}: not known here for mode={self.opening.mode!r}, and "
@@ -105,18 +105,18 @@ class Name:
                 )
             return recorded
         if policy == "prefer-cache" and not now:
-            young = self._young()
+            young = self._read_young_record()
             if young is not None:
                 return young
         try:
             return self._ask()
         except (NoRegistryError, RegistryUnavailableError) as error:
-            return self._recorded_or(error)
+            return self._read_record_or_raise(error)
         except NotFoundError as error:
             if self._store.exists:
                 self._record.forget(str(self.ref))
                 raise
-            return self._recorded_or(error)
+            return self._read_record_or_raise(error)
 
     def open(self, lookup: Lookup, annexes: Collection[str] | None = None) -> Opened:
         """Open the version that was looked up; if its files cannot be fetched, open the recorded
@@ -126,7 +126,7 @@ class Name:
         except RegistryUnavailableError as error:
             if not lookup.asked:
                 raise
-            return self._open_allowed(self._recorded_or(error), annexes)
+            return self._open_allowed(self._read_record_or_raise(error), annexes)
 
     def _open_allowed(self, lookup: Lookup, annexes: Collection[str] | None) -> Opened:
         """Open the version that was looked up, if it may be used. Raises LoadError, TrustError.
@@ -143,7 +143,7 @@ class Name:
             if opening.production:
                 promotion = require_promoted(version, lookup.history, self._gate(version))
                 lookup = replace(lookup, version=version.promoted(promotion))
-                key_groups = keys_asked_for(lookup.signers, opening.trusted_keys)
+                key_groups = read_required_keys(lookup.signers, opening.trusted_keys)
                 usable, withheld = usable_annexes(version, promotion, bool(key_groups))
             targets = [target for target in usable if annexes is None or target in annexes]
             in_place = opening.lookup != "prefer-cache"
@@ -202,15 +202,15 @@ class Name:
         history = self._store.promotions(version, self._gate(version))
         return replace(lookup, signers=signers, history=history)
 
-    def _recorded(self) -> Lookup | None:
+    def _read_record(self) -> Lookup | None:
         """This host's record of an earlier lookup, or None. Raises RegistryError for a damaged
         one."""
         last = self._record.read(str(self.ref))
         return None if last is None else replace(last, policy=self.opening.lookup)
 
-    def _recorded_or(self, error: RegistryError) -> Lookup:
+    def _read_record_or_raise(self, error: RegistryError) -> Lookup:
         """The recorded lookup, if the policy allows it and there is one; else raises `error`."""
-        last = self._recorded() if self.opening.lookup == "prefer-cache" else None
+        last = self._read_record() if self.opening.lookup == "prefer-cache" else None
         if last is None:
             raise error
         log.warning(
@@ -219,11 +219,11 @@ class Name:
         )  # fmt: skip
         return replace(last, stale=str(error))
 
-    def _young(self) -> Lookup | None:
+    def _read_young_record(self) -> Lookup | None:
         """The recorded lookup if it is younger than `max_age_s`, else None. One that seems to be of
         the future, after the clock was changed, does not count."""
         try:
-            last = self._recorded()
+            last = self._read_record()
         except RegistryError as error:
             log.warning("%s: no usable record, so the registry is asked: %s", self.ref, str(error))
             return None
@@ -238,7 +238,7 @@ def _open_folder(folder: Path, opening: Opening) -> Opened:
     withheld: dict[str, str] = {}
     if opening.production:
         note = read_note(folder) if folder.is_dir() else None
-        key_groups = keys_asked_for({}, opening.trusted_keys)
+        key_groups = read_required_keys({}, opening.trusted_keys)
         promoted: Mapping[str, str] = note.annexes if note else {}
         if key_groups:  # no signature covers an annex
             promoted, withheld = {}, dict.fromkeys(promoted, NOT_SIGNED)
@@ -248,14 +248,14 @@ def _open_folder(folder: Path, opening: Opening) -> Opened:
             require_signature(bundle, keys)
     else:
         bundle = open_folder(folder)
-        note = _note_of(folder, bundle.digest)
-    ref = _ref_in(note)
+        note = _read_own_note(folder, bundle.digest)
+    ref = _parse_noted_ref(note)
     if ref is None:
         return Opened(bundle, bundle.manifest.name, None, None, opening, withheld)
     return Opened(bundle, ref.name, ref.version, None, opening, withheld)
 
 
-def _note_of(folder: Path, digest: str) -> PulledNote | None:
+def _read_own_note(folder: Path, digest: str) -> PulledNote | None:
     """In test mode: the note of a pulled folder; None if it is unreadable or of another bundle."""
     try:
         note = read_note(folder)
@@ -264,7 +264,7 @@ def _note_of(folder: Path, digest: str) -> PulledNote | None:
     return note if note and note.digest == digest else None
 
 
-def _ref_in(note: PulledNote | None) -> Ref | None:
+def _parse_noted_ref(note: PulledNote | None) -> Ref | None:
     """The version of which a pulled folder is a copy, by its note; None if it names none."""
     try:
         ref = parse_ref(note.ref) if note else None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from registry.bundle import Bundle, PulledNote
 from registry.errors import NotPromotedError
-from registry.trust import Trusted, host_keys, trusted, trusted_keys
+from registry.trust import Trusted, host_keys, parse_trusted, trusted_keys
 from runtime.errors import LoadError
 
 if TYPE_CHECKING:  # opening a folder does not import the registry
@@ -70,7 +70,7 @@ def require_vouched(ref: str | Path, note: PulledNote | None, bundle: Bundle) ->
         )
 
 
-def keys_asked_for(
+def read_required_keys(
     signers: Mapping[str, Sequence[str]], given: str | Path | Sequence[str | Path] | None
 ) -> list[tuple[Trusted, ...]]:
     """Groups of keys; one key of each group must have signed. The groups: the host's keys, the
@@ -79,5 +79,7 @@ def keys_asked_for(
     groups = [] if host is None else [host]
     if given is not None:
         groups.append(trusted_keys(given))
-    groups += [tuple(trusted(pem, origin) for pem in keys) for origin, keys in signers.items()]
+    groups += [
+        tuple(parse_trusted(pem, origin) for pem in keys) for origin, keys in signers.items()
+    ]
     return groups

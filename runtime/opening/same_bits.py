@@ -23,7 +23,7 @@ from engines.base import Executable
 from engines.errors import first_line
 from engines.kinds import cpu_flags
 from runtime.opening.artifact import open_candidate
-from runtime.opening.host_notes import remembered
+from runtime.opening.host_notes import find_out_once
 from runtime.session import RangedExecutable, Session
 from soa.layout import Layout
 from soa.memory import CPU, Collection
@@ -41,7 +41,7 @@ log = logger("soa-pipeline")
 FEW = 33  # rows: a full vector of any width, and one more row
 
 
-def answer_bits(session: Session, reference: Path, *, every: bool = False) -> str | None:
+def digest_answers(session: Session, reference: Path, *, every: bool = False) -> str | None:
     """The sha256 of the outputs at the largest case of up to 33 rows; with `every`, at every case.
 
     None if an input is bfloat16, which NumPy does not have.
@@ -51,8 +51,8 @@ def answer_bits(session: Session, reference: Path, *, every: bool = False) -> st
     if any(column.dtype == "bfloat16" for layout in layouts for column in layout.numbers):
         return None
     digest = hashlib.sha256()
-    for trial in _trials(signature, reference, every):
-        written = _answers(session, trial)
+    for trial in _read_trials(signature, reference, every):
+        written = _run_trial(session, trial)
         for bound in signature.outputs:
             n = 1 if bound.plan.kind == "scalars" else trial.rows[bound.rows]
             for column, k in bound.plan.components:
@@ -71,7 +71,7 @@ class Trial:
     written: dict[str, Collection]
 
 
-def _answers(session: Session, trial: Trial) -> dict[str, Collection]:
+def _run_trial(session: Session, trial: Trial) -> dict[str, Collection]:
     """The outputs on the CPU, by a session on any device."""
     if session.device.type == "cpu":
         session.run(trial.given, trial.written)
@@ -85,34 +85,37 @@ def _answers(session: Session, trial: Trial) -> dict[str, Collection]:
     return {name: collection.to("cpu") for name, collection in outputs.items()}
 
 
-def few_rows(signature: Signature, reference: Path) -> Trial:
-    """The case of `case_of_bits` of a stored reference."""
-    return next(_trials(signature, reference, every=False))
+def read_small_trial(signature: Signature, reference: Path) -> Trial:
+    """The case of `choose_digest_case` of a stored reference."""
+    return next(_read_trials(signature, reference, every=False))
 
 
-def case_of_bits(cases: Sequence[Mapping[str, int]]) -> Mapping[str, int]:
+def choose_digest_case(cases: Sequence[Mapping[str, int]]) -> Mapping[str, int]:
     """The case used for the digest: the largest one with up to 33 rows, else the smallest one."""
     with_rows = [case for case in cases if min(case.values()) > 0]
     few = [case for case in with_rows if max(case.values()) <= FEW]
-    return max(few, key=_size) if few else min(with_rows, key=_size)
+    return max(few, key=_total_rows) if few else min(with_rows, key=_total_rows)
 
 
-def _size(case: Mapping[str, int]) -> int:
+def _total_rows(case: Mapping[str, int]) -> int:
     """The rows of all dimensions together."""
     return sum(case.values())
 
 
-def _trials(signature: Signature, reference: Path, every: bool) -> Iterator[Trial]:
-    """Cases with rows of a stored reference (stages/reference): all, or that of `case_of_bits`."""
+def _read_trials(signature: Signature, reference: Path, every: bool) -> Iterator[Trial]:
+    """Read the cases with rows of a stored reference (stages/reference), one after the other.
+
+    `every`: all of them, else only the one that `choose_digest_case` chooses.
+    """
     from safetensors import safe_open
 
     with safe_open(reference, framework="np") as stored:
         every_case = parse_json(stored.metadata()["cases"])
         cases = [case for case in every_case if min(case.values()) > 0]
-        for case in cases if every else [case_of_bits(cases)]:
+        for case in cases if every else [choose_digest_case(cases)]:
             rows = {name: case[dim] for name, dim in signature.rows_of.items()}
             given = {
-                name: _inputs(stored, name, signature.layouts[name], rows[name])
+                name: _read_inputs(stored, name, signature.layouts[name], rows[name])
                 for name in signature.input_collections
             }
             for name in signature.jagged:  # the offsets are those of all items: keep fewer
@@ -126,7 +129,7 @@ def _trials(signature: Signature, reference: Path, every: bool) -> Iterator[Tria
             yield Trial(case, given, written)
 
 
-def _inputs(stored: Any, name: str, layout: Layout, n: int) -> Collection:
+def _read_inputs(stored: Any, name: str, layout: Layout, n: int) -> Collection:
     """The first n rows of a stored input collection; columns that the model writes stay empty."""
     collection, keys = Collection(layout, n), set(stored.keys())
     for column in layout.numbers:
@@ -138,7 +141,7 @@ def _inputs(stored: Any, name: str, layout: Layout, n: int) -> Collection:
     return collection
 
 
-def check_bits(opened: Opened, executable: Executable, target: str) -> None:
+def warn_of_other_bits(opened: Opened, executable: Executable, target: str) -> None:
     """Log a warning if an artifact for a CPU gives other bits here than where it was validated.
 
     The bits are computed at the first load, and kept in this host's cache for this kind of
@@ -156,11 +159,11 @@ def check_bits(opened: Opened, executable: Executable, target: str) -> None:
         if isinstance(chosen, RangedExecutable):
             chosen = chosen.at(sys.maxsize)  # no other artifact runs so many rows
         session = Session(opened.signature, chosen)
-        return answer_bits(session, opened.bundle.file(manifest.reference))
+        return digest_answers(session, opened.bundle.file(manifest.reference))
 
     processor = " ".join(sorted(cpu_flags()))
     try:
-        bits_here = remembered("bits", opened, target, name, processor, compute)
+        bits_here = find_out_once("bits", opened, target, name, processor, compute)
     except Exception as error:  # the first event raises the error again, to the user
         log.warning("%s: its bits were not compared: %s", opened.label, first_line(error))
         return
@@ -176,7 +179,7 @@ def main(job: dict[str, Any]) -> str | None:
     """Compute an artifact's digest in this process. `job` has its files, engine and signature."""
     executable = open_candidate(job["engine"], Path(job["file"]), cast("torch.device", CPU))
     signature = Signature.from_dict(job["signature"])
-    return answer_bits(Session(signature, executable), Path(job["reference"]))
+    return digest_answers(Session(signature, executable), Path(job["reference"]))
 
 
 if __name__ == "__main__":

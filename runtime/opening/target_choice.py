@@ -13,9 +13,9 @@ from engines.target import Target, best_target, check_host_runs, choose_target, 
 from registry.bundle import Manifest, TargetRecord, attach
 from runtime.errors import LoadError
 from runtime.opening.artifact import open_artifact
-from runtime.opening.first_use import WAITING, validated_here
+from runtime.opening.first_use import WAITING, validate_at_first_use
 from runtime.opening.request import Builder, Opened
-from runtime.opening.same_bits import check_bits
+from runtime.opening.same_bits import warn_of_other_bits
 from runtime.process import settle_tf32, settle_threads, torch_runs_on
 
 if TYPE_CHECKING:
@@ -42,15 +42,15 @@ def open_here(opened: Opened, device: torch.device) -> OpenedHere:
     """Choose the artifact to run on a device of this host, and open it."""
     opening = opened.opening
     if opening.builder is not None:
-        opened = _with_target_built(opened, device, opening.target, opening.builder)
+        opened = _build_missing_target(opened, device, opening.target, opening.builder)
     by_torch = torch_runs_on(device)
     if opening.engine_name is None and not by_torch:
-        opened = _without_torch(opened, device)
+        opened = _keep_targets_without_torch(opened, device)
     target = choose(opened, device, opening.target)
     if device.type == "cuda" and not by_torch:
         _require_no_torch(opened, target)
     if opening.prover is not None:
-        opened = validated_here(opened, target, device, opening.prover)
+        opened = validate_at_first_use(opened, target, device, opening.prover)
     _require_engine(opened, target, opening.engine_name)
     manifest = opened.bundle.manifest
     if device.type == "cuda" and by_torch:
@@ -61,7 +61,7 @@ def open_here(opened: Opened, device: torch.device) -> OpenedHere:
     limit = opened.production or opening.threads is not None
     settle_threads(opened.threads, limit, opened.production)
     if device.type == "cpu":
-        check_bits(opened, artifact, target)
+        warn_of_other_bits(opened, artifact, target)
     record = manifest.targets[target]
     windows = all(record.candidates[engine].windows for engine in opened.engines(target))
     origin = opened.origin(target, opening.engine_name or record.choice())
@@ -77,8 +77,8 @@ def choose(opened: Opened, device: torch.device, wanted: str | None) -> str:
         try:
             best = best_target(verified, str(device))
             if best is not None:
-                return _fastest(best, verified)
-            return _fastest(choose_target(usable, str(device)), usable)
+                return _prefer_lower_level(best, verified)
+            return _prefer_lower_level(choose_target(usable, str(device)), usable)
         except TargetError as error:
             raise TargetError(f"{error}{withheld(opened)}") from None
     parsed = Target.parse(wanted)
@@ -98,13 +98,13 @@ def choose(opened: Opened, device: torch.device, wanted: str | None) -> str:
     return target
 
 
-def _fastest(best: str, usable: Mapping[str, TargetRecord]) -> str:
+def _prefer_lower_level(best: str, usable: Mapping[str, TargetRecord]) -> str:
     """Return `best`, the highest CPU level of this host, or a lower one that was as fast in the
     same race: a lower level gives the same bits on more hosts. As fast: the geometric mean over the
     row counts of the ratio of their times is below `_WORTH`."""
-    highest = _medians(usable[best])
+    highest = _median_times(usable[best])
     for target in usable[best].raced_with:
-        times = _medians(usable[target]) if target in usable else {}
+        times = _median_times(usable[target]) if target in usable else {}
         if times and times.keys() == highest.keys():
             logarithms = [math.log(times[case] / highest[case]) for case in times]
             if math.fsum(logarithms) / len(logarithms) < math.log(_WORTH):
@@ -112,7 +112,7 @@ def _fastest(best: str, usable: Mapping[str, TargetRecord]) -> str:
     return best
 
 
-def _medians(record: TargetRecord) -> dict[str, float]:
+def _median_times(record: TargetRecord) -> dict[str, float]:
     """By case of the benchmark: the median time in microseconds of the engine that runs it."""
     return {
         case: record.candidates[record.engine_at(case)].benchmark[case].median_us
@@ -120,7 +120,9 @@ def _medians(record: TargetRecord) -> dict[str, float]:
     }
 
 
-def engine_without_torch(record: TargetRecord, statuses: Sequence[str] = ("valid",)) -> str | None:
+def find_engine_without_torch(
+    record: TargetRecord, statuses: Sequence[str] = ("valid",)
+) -> str | None:
     """The candidate of a target that runs without torch: a chosen one if possible, else the first
     one with a status in `statuses`; None if there is none."""
     order = dict.fromkeys((*record.engines(), *record.candidates))
@@ -131,14 +133,14 @@ def engine_without_torch(record: TargetRecord, statuses: Sequence[str] = ("valid
     return None
 
 
-def why_torch(manifest: Manifest) -> str | None:
+def why_torch_is_needed(manifest: Manifest) -> str | None:
     """Why a version does not run on a CPU without torch; None if it does."""
     verified = {
         target: record
         for target, record in manifest.targets.items()
         if target.startswith("cpu/") and record.status == "verified"
     }
-    if any(engine_without_torch(record) for record in verified.values()):
+    if any(find_engine_without_torch(record) for record in verified.values()):
         return None
     engines = [f"{target} has {', '.join(record.engines())}" for target, record in verified.items()]
     return (
@@ -148,25 +150,25 @@ def why_torch(manifest: Manifest) -> str | None:
     )
 
 
-def _without_torch(opened: Opened, device: torch.device) -> Opened:
+def _keep_targets_without_torch(opened: Opened, device: torch.device) -> Opened:
     """The version with only the targets that run on `device` without torch, each with an artifact
     that does. On a GPU artifacts may still wait for validation at their first use."""
     manifest = opened.bundle.manifest
     statuses: tuple[str, ...] = ("valid",)
     if device.type != "cpu":
         statuses += WAITING
-    elif why := why_torch(manifest):
+    elif why := why_torch_is_needed(manifest):
         raise LoadError(why, code="load-without-torch")
     targets, left_out = {}, dict(opened.withheld)
     for target, record in manifest.targets.items():
-        engine = engine_without_torch(record, statuses)
+        engine = find_engine_without_torch(record, statuses)
         if engine and not set(record.engines()) <= set(WITHOUT_TORCH):
             record = replace(record, chosen=engine, below=[])
         if engine or device.type != "cpu":  # without an engine: refused later, with its name
             targets[target] = record
         elif target.startswith("cpu/"):
             left_out[target] = "runs on torch"
-            if engine_without_torch(record, WAITING) is not None:
+            if find_engine_without_torch(record, WAITING) is not None:
                 why = f"is {record.status}: its first use, with torch, has to validate it"
                 left_out[target] = why
     reduced = replace(manifest, targets=targets)
@@ -218,7 +220,7 @@ def _require_engine(opened: Opened, target: str, wanted: str | None) -> None:
         )
 
 
-def _with_target_built(
+def _build_missing_target(
     opened: Opened, device: torch.device, wanted: str | None, builder: Builder
 ) -> Opened:
     """The version with a verified target for this host; if it has none, one is built now and

@@ -4,9 +4,9 @@ from .binding import Rows as Rows
 from .binding import WrappedBinding as WrappedBinding
 from .binding import takes_bindings as takes_bindings
 from .binding_checks import Collections as Collections
-from .binding_checks import by_name as by_name
 from .binding_checks import check_memory as check_memory
-from .binding_checks import data_device as data_device
+from .binding_checks import collections_by_name as collections_by_name
+from .binding_checks import common_device as common_device
 from .origin import Origin as Origin
 from .ranged import RangedExecutable as RangedExecutable
 from .session import Session as Session

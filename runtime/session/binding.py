@@ -19,7 +19,7 @@ from engines.errors import RunError
 from engines.native import PreparedCall
 from engines.processes import OwnProcess
 from runtime.errors import BindError
-from runtime.session.binding_checks import Collections, by_name, check_memory
+from runtime.session.binding_checks import Collections, check_memory, collections_by_name
 from runtime.session.streams import raw_stream
 from runtime.session.telemetry import telemetry
 from soa.memory import Collection, Device, Span, argument_spans, carrier
@@ -53,7 +53,7 @@ class Runs(Protocol):
 class CountsCalls(Protocol):
     """Sees calls after they have run: runtime/watch/sampling.py."""
 
-    def counting(self, run: Callable[P, object], binding: Binding) -> Callable[P, None]:
+    def count_calls(self, run: Callable[P, object], binding: Binding) -> Callable[P, None]:
         """Wrap a call of a binding."""
 
 
@@ -113,7 +113,7 @@ class Binding:
         """The rows of the last or the running call; before the first call, the bound rows."""
         self.writes = _has_output(self.signature, rows)
         """Whether there is an output element. If there is none, a call does nothing."""
-        self._native = self._native_call() if rows == self.bound else None
+        self._native = self._make_native_call() if rows == self.bound else None
 
     def __call__(self, rows: Rows | None = None, *, stream: Any = None) -> None:
         """Run on all bound rows, or on the first `rows` of them.
@@ -147,20 +147,20 @@ class Binding:
         """Run on the stream with this raw handle."""
         self.prepared.run(handle)
 
-    def _native_call(self) -> Callable[[], object] | None:
+    def _make_native_call(self) -> Callable[[], object] | None:
         """The native call that runs the bound rows and raises an error for a second thread. None
         if the engine has no such call, and on a GPU, because a call there needs a stream.
         """
         call = self.prepared.current
         if not self._on_cpu or not isinstance(call, PreparedCall):
             return None
-        return self._instrumented(call.run) if self.writes else _nothing
+        return self._instrumented(call.run) if self.writes else _do_nothing
 
     def _instrumented(self, run: Callable[P, None]) -> Callable[P, None]:
         """Add telemetry and the watcher to a call. Without them, as by default, the call is not
         changed."""
         if self._watcher is not None:
-            run = self._watcher.counting(run, self)
+            run = self._watcher.count_calls(run, self)
         if self._telemetry is None:
             return run
         return self._telemetry.timed(run, self.origin, lambda: sum(self.rows.values()))
@@ -168,7 +168,7 @@ class Binding:
     def require_idle(self) -> None:
         """Raise RunError while another thread is using the binding."""
         with self._alone:
-            self._replace({})
+            self._replace_arguments({})
 
     def resize(self, rows: Rows) -> None:
         """Bind n rows of the same memory, in constant time: only n is checked.
@@ -205,7 +205,7 @@ class Binding:
                 changes[argument.position] = carrier(n, self.device)
             else:
                 changes[argument.position] = argument.column.first(n)
-        self._replace(changes)
+        self._replace_arguments(changes)
         self._set_rows(wanted)
 
     def _require_rows(self, wanted: Mapping[str, int]) -> None:
@@ -238,8 +238,8 @@ class Binding:
         {'n': 7}
         """
         with self._alone:
-            checked = self._check(*by_name(self.signature, inputs, outputs))
-            self._replace(dict(enumerate(checked.arguments)))
+            checked = self._check(*collections_by_name(self.signature, inputs, outputs))
+            self._replace_arguments(dict(enumerate(checked.arguments)))
             self._adopt(checked)
 
     def _check(
@@ -274,7 +274,7 @@ class Binding:
         names = f"{', '.join(self.inputs)} -> {', '.join(self.outputs)}"
         return f"Binding of {self.origin or 'an artifact'} on {self.device}: {names}, {rows}"
 
-    def _replace(self, changes: Mapping[int, Span]) -> None:
+    def _replace_arguments(self, changes: Mapping[int, Span]) -> None:
         """Give the prepared call other arguments, by position. Raises RunError, without any change,
         while a thread is running it."""
         self.prepared.replace(changes)
@@ -366,7 +366,7 @@ class Alone:
         self._release()
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """The call of a binding without an output element."""
 
 
@@ -381,14 +381,14 @@ def _row_counts(rows: Rows, dims: Mapping[str, int]) -> dict[str, int]:
         return dict.fromkeys(dims, rows)
     by_dim = rows if isinstance(rows, Mapping) else dict.fromkeys(dims, rows)
     if any(isinstance(n, bool) for n in by_dim.values()):  # an integer of Python, but no number
-        raise _no_rows(rows)
+        raise _rows_error(rows)
     try:
         return {dim: operator.index(n) for dim, n in by_dim.items()}
     except TypeError:
-        raise _no_rows(rows) from None
+        raise _rows_error(rows) from None
 
 
-def _no_rows(rows: object) -> BindError:
+def _rows_error(rows: object) -> BindError:
     """The error for what is no number of rows."""
     return BindError(
         f"rows are an integer, or integers by dimension; found {rows!r}", code="bind-rows"

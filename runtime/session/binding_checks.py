@@ -15,7 +15,7 @@ from soa.signature import Signature
 Collections = Collection | Mapping[str, Collection]
 
 
-def data_device(*given: Collections) -> Device:
+def common_device(*given: Collections) -> Device:
     """The device that all collections lie on; raises BindError if there are several."""
     devices = set[Device]()
     for argument in given:
@@ -32,7 +32,7 @@ def data_device(*given: Collections) -> Device:
     return devices.pop()
 
 
-def by_name(
+def collections_by_name(
     signature: Signature, inputs: Collections, outputs: Collections
 ) -> tuple[dict[str, Collection], dict[str, Collection]]:
     """The inputs and the outputs by name; raises BindError if the names do not match."""

@@ -30,7 +30,7 @@ class RangedExecutable(Executable):
         return next((artifact for rows, artifact in self._below if n < rows), self._otherwise)
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
-        self.at(_rows(arguments[0]))(arguments)
+        self.at(_row_count(arguments[0]))(arguments)
 
     def prepare(self, arguments: Sequence[Span]) -> Prepared:
         return _RangedCall(self, arguments)
@@ -55,7 +55,7 @@ class _RangedCall(Prepared):
         self._executable = executable
         self._arguments = list(arguments)
         self._calls: dict[int, Prepared] = {}  # by id of the artifact, which `executable` keeps
-        self._current = self._call()
+        self._current = self._prepared_call()
 
     @property
     def current(self) -> Prepared:
@@ -76,16 +76,16 @@ class _RangedCall(Prepared):
                     call.replace(changes)
                 except RunError:
                     del self._calls[key]  # it is made again when an n needs it
-        self._current = self._call()
+        self._current = self._prepared_call()
 
-    def _call(self) -> Prepared:
+    def _prepared_call(self) -> Prepared:
         """The prepared call for the rows of the arguments, made if there is none yet."""
-        chosen = self._executable.at(_rows(self._arguments[0]))
+        chosen = self._executable.at(_row_count(self._arguments[0]))
         if id(chosen) not in self._calls:
             self._calls[id(chosen)] = chosen.prepare(self._arguments)
         return self._calls[id(chosen)]
 
 
-def _rows(carrier: Span | torch.Tensor) -> int:
+def _row_count(carrier: Span | torch.Tensor) -> int:
     """The rows of a call, from its first argument: the row carrier."""
     return carrier.shape[0]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec
 
 from runtime.errors import LoadError
-from runtime.process import keep_written
+from runtime.process import write_regularly
 from soa.errors import needs_extra
 from soa.text import logger
 
@@ -68,7 +68,7 @@ class Telemetry:
                 self._write = prometheus.write_to_textfile
                 self._file = Path(where.replace("{pid}", str(os.getpid())))
                 self.write()  # raises now if that is not possible
-                keep_written(self.write, "telemetry")
+                write_regularly(self.write, "telemetry")
         except (OSError, OverflowError) as error:  # OverflowError: no such port
             raise LoadError(
                 f"{VARIABLE}={where}: {error}: name a free port, or a file in a folder that is "

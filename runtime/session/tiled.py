@@ -56,12 +56,17 @@ class _Tiled(Executable):
         if n == 0:
             return [self._executable.prepare(arguments)]
         size = self._rows if n >= 2 * self._rows else n
-        return [self._tile(arguments, begin, min(size, n - begin)) for begin in range(0, n, size)]
+        return [
+            self._prepare_tile(arguments, begin, min(size, n - begin))
+            for begin in range(0, n, size)
+        ]
 
-    def _tile(self, arguments: Sequence[Span], begin: int, n: int) -> Prepared:
+    def _prepare_tile(self, arguments: Sequence[Span], begin: int, n: int) -> Prepared:
         """The call for the n rows from `begin` on."""
         kinds = zip(self._kinds, arguments, strict=True)
-        return self._executable.prepare([_of_tile(span, kind, begin, n) for kind, span in kinds])
+        return self._executable.prepare(
+            [_span_of_tile(span, kind, begin, n) for kind, span in kinds]
+        )
 
     def recordable(self) -> Executable:
         return _Tiled(self._executable.recordable(), self._kinds, self._rows)
@@ -90,7 +95,7 @@ class _TiledCall(Prepared):
         self._arguments, self._calls = arguments, self._executable.calls(arguments)
 
 
-def _of_tile(span: Span, kind: str, begin: int, n: int) -> Span:
+def _span_of_tile(span: Span, kind: str, begin: int, n: int) -> Span:
     """An argument for the n rows from `begin` on. `kind`: its letter in `Signature.tile_kinds`."""
     if kind == "-":  # all rows share it
         return span

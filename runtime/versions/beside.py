@@ -12,7 +12,7 @@ from registry.bundle import record_to_json
 from registry.shadow_record import ShadowRecord
 from registry.trust import require_signature
 from runtime.errors import LoadError
-from runtime.opening import Opened, Opening, keys_asked_for, open_here, open_version
+from runtime.opening import Opened, Opening, open_here, open_version, read_required_keys
 from runtime.process import has_torch
 from runtime.session import Session
 from runtime.versions.canary import CanaryLimits, CanarySession
@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # a canary needs no torch
 Ref = str | Path
 
 
-def shadowed(
+def open_with_shadow(
     session: Session, opening: Opening, shadow: Ref, fraction: float, record: Ref | None
 ) -> ShadowedSession:
     """The opened session, with a second version that runs on a fraction of its events.
@@ -40,15 +40,15 @@ def shadowed(
         _second_opening("shadow_fraction", fraction, session, any_version, shadow)
     )
     if opening.production:
-        for keys in keys_asked_for({}, opening.trusted_keys):
+        for keys in read_required_keys({}, opening.trusted_keys):
             require_signature(opened.bundle, keys, opened.label)
-    second, results = _open_second(session, opened, record, _unchecked_session)
+    second, results = _open_second(session, opened, record, _open_unchecked)
     from runtime.versions.shadow import ShadowedSession
 
     return ShadowedSession(session, second, fraction, results)
 
 
-def with_canary(
+def open_with_canary(
     session: Session,
     opening: Opening,
     canary: Ref,
@@ -113,14 +113,14 @@ def _open_second(
         )
     second = open_(opened)
     try:
-        keep = _keep_in_registry(opened.opening) if file is None else _keep_in_file(file, empty)
+        keep = _registry_keeper(opened.opening) if file is None else _file_keeper(file, empty)
     except LoadError:
         second.close()
         raise
     return second, Results(empty, keep)
 
 
-def _unchecked_session(opened: Opened) -> Session:
+def _open_unchecked(opened: Opened) -> Session:
     """A session of an opened version on this CPU, also in test mode without a comparison."""
     import torch
 
@@ -128,12 +128,12 @@ def _unchecked_session(opened: Opened) -> Session:
     return Session(opened.signature, here.executable, "cpu", here.origin, here.any_start)
 
 
-def _keep_in_registry(opening: Opening) -> Callable[[ShadowRecord], None]:
+def _registry_keeper(opening: Opening) -> Callable[[ShadowRecord], None]:
     """A function that adds to the record in the registry of `opening`."""
     return lambda results: opening.store().add_shadow(results)
 
 
-def _keep_in_file(file: Path, empty: ShadowRecord) -> Callable[[ShadowRecord], None]:
+def _file_keeper(file: Path, empty: ShadowRecord) -> Callable[[ShadowRecord], None]:
     """A function that adds to the record in `file`, which is created now. Raises LoadError if it
     exists or cannot be written."""
     total = empty

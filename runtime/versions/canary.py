@@ -150,7 +150,7 @@ class CanarySession(SecondSession):
         super().close()
         self.canary.close()
 
-    def _answered(self, seconds: float) -> None:
+    def _count_answer(self, seconds: float) -> None:
         """Count a call that the canary answered; withdraw it if its p99 is too long."""
         self._results.canary_calls.add()
         self._ours.append(seconds)
@@ -161,11 +161,11 @@ class CanarySession(SecondSession):
             times = f"{microseconds(ours * 1e6)} against {microseconds(theirs * 1e6)}"
             self._withdraw(f"p99 of a call is {times}, limit {number(limit)} times")
 
-    def _agrees(self, event: Binding, expected: dict[str, Collection]) -> bool:
+    def _compare_answer(self, event: Binding, expected: dict[str, Collection]) -> bool:
         """Compare an answer of the canary with production's; withdraw it if it is too far off."""
-        from runtime.versions.shadow import differences  # it needs torch
+        from runtime.versions.shadow import measure_differences  # it needs torch
 
-        deviations = differences(event.signature, event.outputs, expected, event.rows)
+        deviations = measure_differences(event.signature, event.outputs, expected, event.rows)
         self._results.add(events=1, **deviations)
         limits = {"max_abs": self._limits.max_abs, "max_rel": self._limits.max_rel}
         for measure, limit in limits.items():
@@ -175,9 +175,9 @@ class CanarySession(SecondSession):
                 return False
         return True
 
-    def _failed(self, error: Exception) -> None:
+    def _count_failure(self, error: Exception) -> None:
         """Count a call in which the canary failed and production did not."""
-        text = self._results.failed(error)
+        text = self._results.add_failure(error)
         if self._failures() >= self._limits.max_errors:
             self._withdraw(text)
 
@@ -241,22 +241,22 @@ class CanaryBinding(WrappedBinding):
         """Run the canary; where it fails, production. Returns whether the caller may have the
         answer that is there: False if the canary's differs too much from production's."""
         session = self._session
-        expected = self._production_answer(rows, stream) if session._compares() else {}
+        expected = self._run_and_copy_production(rows, stream) if session._compares() else {}
         start = perf_counter()
         try:
-            self.inner = self._bound_canary()
+            self.inner = self._bind_canary()
             self.inner(rows, stream=stream)
             seconds = perf_counter() - start
-            agrees = not expected or session._agrees(self.inner, expected)
+            agrees = not expected or session._compare_answer(self.inner, expected)
         except Exception as error:
             self._run_production(rows, stream)  # raises if the fault is the caller's
-            session._failed(error)
+            session._count_failure(error)
             return True
         if agrees:
-            session._answered(seconds)
+            session._count_answer(seconds)
         return agrees
 
-    def _production_answer(self, rows: Rows | None, stream: Any) -> dict[str, Collection]:
+    def _run_and_copy_production(self, rows: Rows | None, stream: Any) -> dict[str, Collection]:
         """A copy of production's answer to this call; empty if it has no element."""
         production, rows_of = self._production, self.signature.rows_of
         production(rows, stream=stream)
@@ -267,7 +267,7 @@ class CanaryBinding(WrappedBinding):
             for name, output in production.outputs.items()
         }
 
-    def _bound_canary(self) -> Binding:
+    def _bind_canary(self) -> Binding:
         """The canary's binding to the memory and the rows that production is bound to."""
         if self._canary is None:
             production = self._production

@@ -199,7 +199,7 @@ class LiveSession(Session):
         with self._listing:
             bindings = list(self._bindings)
         for binding in bindings:
-            binding.bound_on(coming)
+            binding.bind_on(coming)
 
 
 class LiveBinding(WrappedBinding):
@@ -215,7 +215,7 @@ class LiveBinding(WrappedBinding):
         self._graph = graph
         self._memory = (inputs, outputs)
         self._at = live.current  # the session of `inner`
-        super().__init__(self.bound_on(self._at))
+        super().__init__(self.bind_on(self._at))
 
     def __call__(self, rows: Rows | None = None, *, stream: Any = None) -> None:
         current = self._live.current
@@ -235,7 +235,7 @@ class LiveBinding(WrappedBinding):
             return self.inner
         old = self.inner
         old.require_idle()
-        new = self.bound_on(session)
+        new = self.bind_on(session)
         new.resize(old.bound)
         if old.device.type != "cpu":
             import torch
@@ -244,7 +244,7 @@ class LiveBinding(WrappedBinding):
         self.inner, self._at = new, session
         return new
 
-    def bound_on(self, session: Session) -> Binding:
+    def bind_on(self, session: Session) -> Binding:
         """Bind the memory to that version, with the checks of a first bind."""
         return session.bind(*self._memory, graph=self._graph)
 

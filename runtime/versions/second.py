@@ -69,7 +69,11 @@ class Results:
         self._unsaved = begun
         self._lock, self._saving = Lock(), Lock()
         self._process = OwnProcess()
-        self.dropped, self.canary_calls, self.production_calls = _Count(), _Count(), _Count()
+        self.dropped, self.canary_calls, self.production_calls = (
+            _LockFreeCount(),
+            _LockFreeCount(),
+            _LockFreeCount(),
+        )
 
     @property
     def record(self) -> ShadowRecord:
@@ -79,7 +83,7 @@ class Results:
 
     def _with_counts(self) -> ShadowRecord:
         """Move the counts into the unsaved record, and return it. The caller holds `_lock`."""
-        counted: dict[str, Any] = {name: getattr(self, name).since() for name in _COUNTED}
+        counted: dict[str, Any] = {name: getattr(self, name).take_new() for name in _COUNTED}
         self._unsaved = self._unsaved.plus([replace(self.begun, **counted)])
         return self._unsaved
 
@@ -88,7 +92,7 @@ class Results:
         with self._lock:
             self._unsaved = self._unsaved.plus([replace(self.begun, **seen)])
 
-    def failed(self, error: Exception) -> str:
+    def add_failure(self, error: Exception) -> str:
         """Add a failed run. Returns the error as one line."""
         ours = isinstance(error, SoaPipelineError)
         text = str(error) if ours else f"{type(error).__name__}: {first_line(error)}"
@@ -123,14 +127,14 @@ class Results:
             log.warning("the record of %s is not saved: %s", self.begun.version, str(error))
 
 
-class _Count:
+class _LockFreeCount:
     """Counts without a lock: a step of `itertools.count` is atomic."""
 
     def __init__(self) -> None:
         self.add = count().__next__
         self._before = 0
 
-    def since(self) -> int:
+    def take_new(self) -> int:
         """The count since the last time it was asked for. Only one thread at a time may ask."""
         now = self.add()  # the only way to read it; this step itself does not count
         difference, self._before = now - self._before, now + 1

@@ -127,12 +127,12 @@ class _Copy:
             for name, collection in memory.items():
                 collection.copy_from(theirs[name].rows(self.rows[rows_of[name]]))
 
-    def differences(self) -> dict[str, Any]:
+    def measure_differences(self) -> dict[str, Any]:
         """How far the shadow's answer is from production's: part of an event's record."""
-        return differences(self.signature, self._answer, self._expected, self.rows)
+        return measure_differences(self.signature, self._answer, self._expected, self.rows)
 
 
-def differences(
+def measure_differences(
     signature: Signature,
     ours: Mapping[str, Collection],
     theirs: Mapping[str, Collection],
@@ -188,16 +188,16 @@ class _Worker:
         try:
             if copy is None or any(n > copy.capacity[dim] for dim, n in event.rows.items()):
                 copy = None  # freed before the new one is allocated
-                copy = _Copy(self._shadow, self._capacity(event.rows))
+                copy = _Copy(self._shadow, self._capacity_for(event.rows))
             copy.take(event)
             copy.seconds = perf_counter() - start
         except Exception as error:
             self._free.append(copy)
-            self._results.failed(error)
+            self._results.add_failure(error)
         else:
             self._work.put(copy)
 
-    def _capacity(self, rows: Mapping[str, int]) -> dict[str, int]:
+    def _capacity_for(self, rows: Mapping[str, int]) -> dict[str, int]:
         """Rows for a new copy: the next power of two, so that growing events need few new ones."""
         ranges = self._shadow.signature.ranges
         doubled = {dim: 1 << max(n - 1, 0).bit_length() for dim, n in rows.items()}
@@ -234,9 +234,9 @@ class _Worker:
             start = perf_counter() - work.seconds  # the copy counts as work, too
             try:
                 work.binding(work.rows)
-                self._results.add(events=1, **work.differences())
+                self._results.add(events=1, **work.measure_differences())
             except Exception as error:
-                self._results.failed(error)
+                self._results.add_failure(error)
             self._free.append(work)
             now = perf_counter()
             rested = now + _REST * (now - start) / self._fraction

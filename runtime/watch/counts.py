@@ -45,7 +45,9 @@ class Counts(Record):
             )
         keys = dict.fromkeys((*self.columns, *other.columns))
         try:
-            columns = {key: _sum(self.columns.get(key), other.columns.get(key)) for key in keys}
+            columns = {
+                key: _add_bins(self.columns.get(key), other.columns.get(key)) for key in keys
+            }
             return replace(self, calls=self.calls + other.calls, columns=columns)
         except ValueError as error:
             raise LoadError(f"these are no counts of {self.label}: {error}") from None
@@ -55,7 +57,7 @@ class Counts(Record):
         return json.dumps(as_data(self)) + "\n"
 
 
-def _sum(first: Sequence[int] | None, second: Sequence[int] | None) -> list[int]:
+def _add_bins(first: Sequence[int] | None, second: Sequence[int] | None) -> list[int]:
     """The sums of the counts of one column, bin by bin; None: a column without counts. Raises
     ValueError if the numbers of bins differ."""
     if first is None or second is None:
@@ -74,23 +76,23 @@ def read_counts(places: Sequence[Path], digest: str) -> Counts:
     for place in places:
         if place.is_dir():
             for file in sorted(place.glob("*.json")):
-                counts = _read(file)
+                counts = _read_file(file)
                 if counts.digest == digest:
                     counts_by_file[file.resolve()] = counts
         elif place.exists() or place.suffix or len(places) > 1:
-            counts_by_file[place.resolve()] = _read(place)
+            counts_by_file[place.resolve()] = _read_file(place)
     if not counts_by_file:
         listed = ", ".join(map(str, places))
         raise LoadError(
             f"{listed}: there are no counts of this version: set PIPELINE_WATCH=0.01 where it runs"
         )
-    total = sum_of([*counts_by_file.values()])
+    total = add_counts([*counts_by_file.values()])
     if total.digest != digest:
         raise LoadError(f"these are counts of {total.label} ({total.digest[:12]}), another version")
     return total
 
 
-def _read(file: Path) -> Counts:
+def _read_file(file: Path) -> Counts:
     """The counts in one file. Raises LoadError."""
     try:
         return read_record(Counts, read_plain(file))
@@ -100,7 +102,7 @@ def _read(file: Path) -> Counts:
         raise LoadError(f"{file}: these are no counts: {error}") from error
 
 
-def sum_of(counts: Sequence[Counts]) -> Counts:
+def add_counts(counts: Sequence[Counts]) -> Counts:
     """The sum of at least one. LoadError if they count several versions, or in other bins."""
     total, *others = counts
     for other in others:

@@ -69,7 +69,7 @@ def shares_of(bins: Bins, counts: Sequence[int]) -> list[Share]:
     ]
 
 
-def drift(profile: Profile, counts: Counts) -> list[Moved]:
+def measure_drift(profile: Profile, counts: Counts) -> list[Moved]:
     """The difference of each column with values, the largest first. LoadError if the counts are not
     in the bins of this profile."""
     for key, column in counts.columns.items():
@@ -77,14 +77,16 @@ def drift(profile: Profile, counts: Counts) -> list[Moved]:
         if bins is None or len(bins.counts) != len(column):
             raise LoadError(f"these are no counts of {counts.label}: its columns have other bins")
     counted = {key: column for key, column in counts.columns.items() if sum(column)}
-    differences = [_moved(key, profile.columns[key], counted[key], len(counted)) for key in counted]
+    differences = [
+        _measure_column(key, profile.columns[key], counted[key], len(counted)) for key in counted
+    ]
     return sorted(differences, key=lambda moved: (-moved.psi, moved.column))
 
 
-def _moved(key: str, bins: Bins, counts: Sequence[int], columns: int) -> Moved:
+def _measure_column(key: str, bins: Bins, counts: Sequence[int], columns: int) -> Moved:
     """How far the counts of a column are from the reference's bins. `columns`: how many columns are
     judged together."""
-    shares = list(zip(_shares(bins.counts), _shares(counts), strict=True))
+    shares = list(zip(_smoothed_shares(bins.counts), _smoothed_shares(counts), strict=True))
     psi = sum((b - a) * math.log(b / a) for a, b in shares)
     js = sum(_divergence(a, b) + _divergence(b, a) for a, b in shares)
     old, new = sum(bins.counts), sum(counts)
@@ -92,7 +94,7 @@ def _moved(key: str, bins: Bins, counts: Sequence[int], columns: int) -> Moved:
     # For samples of one distribution psi is about chi-squared, with used - 1 degrees of freedom,
     # times 1 / old + 1 / new; this is the mean.
     chance = (used - 1) * (1 / max(old, 1) + 1 / new)
-    significant = _differ(bins.counts, counts, _BY_CHANCE / columns)
+    significant = _differ_significantly(bins.counts, counts, _BY_CHANCE / columns)
     return Moved(
         key,
         psi,
@@ -101,11 +103,11 @@ def _moved(key: str, bins: Bins, counts: Sequence[int], columns: int) -> Moved:
         significant=significant,
         values=new,
         reference=old,
-        changes=tuple(_changes(bins, counts)),
+        changes=tuple(_describe_changes(bins, counts)),
     )
 
 
-def _differ(first: Sequence[int], second: Sequence[int], by_chance: float) -> bool:
+def _differ_significantly(first: Sequence[int], second: Sequence[int], by_chance: float) -> bool:
     """Whether two samples, counted in the same bins, come from different distributions. If they do
     not, the answer is wrong with at most the probability `by_chance`.
 
@@ -116,17 +118,17 @@ def _differ(first: Sequence[int], second: Sequence[int], by_chance: float) -> bo
     if not n or not m:
         return False
     bins = list(zip(first, second, strict=True))
-    pooled = _pooled(bins, n, m)
+    pooled = _pool_rare_bins(bins, n, m)
     # Pearson's statistic: the sum of (found - expected)**2 / expected over both samples.
     squares = sum((m * a - n * b) ** 2 / (a + b) for a, b in pooled) / (n * m)
     if len(pooled) > 1 and squares > _chi_squared(len(pooled) - 1, by_chance / 2):
         return True
-    largest = max(_unlikely(a, b, n, m) for a, b in bins)
+    largest = max(_unlikelihood(a, b, n, m) for a, b in bins)
     # The bound is tried for each bin and on both sides: 2 * len(bins) times.
     return largest > math.log(4 * len(bins) / by_chance)
 
 
-def _pooled(bins: Sequence[tuple[int, int]], n: int, m: int) -> list[tuple[int, int]]:
+def _pool_rare_bins(bins: Sequence[tuple[int, int]], n: int, m: int) -> list[tuple[int, int]]:
     """The counts of two samples of n and m values, with the bins in which few values are expected
     taken together; left out if even together they have few."""
 
@@ -139,7 +141,7 @@ def _pooled(bins: Sequence[tuple[int, int]], n: int, m: int) -> list[tuple[int, 
     return pooled if has_few(*rest) else [*pooled, rest]
 
 
-def _unlikely(a: int, b: int, n: int, m: int) -> float:
+def _unlikelihood(a: int, b: int, n: int, m: int) -> float:
     """How unlikely the counts a and b of one bin are, in samples of n and m values of the same
     distribution: the logarithm of the reciprocal of Chernoff's bound for the probability that of
     the a + b values at least so many more than expected, or fewer, lie in the second sample."""
@@ -149,7 +151,7 @@ def _unlikely(a: int, b: int, n: int, m: int) -> float:
     return sum(k * math.log(k / ((a + b) * share)) for k, share in shares if k)
 
 
-def _shares(counts: Sequence[int]) -> list[float]:
+def _smoothed_shares(counts: Sequence[int]) -> list[float]:
     """The share of each bin, with half a value more in each."""
     total = sum(counts) + 0.5 * len(counts)
     return [(count + 0.5) / total for count in counts]
@@ -171,7 +173,7 @@ def _chi_squared(freedom: int, above: float) -> float:
     return float(freedom * (1 - variance + quantile * math.sqrt(variance)) ** 3)
 
 
-def _changes(bins: Bins, counts: Sequence[int]) -> Iterator[str]:
+def _describe_changes(bins: Bins, counts: Sequence[int]) -> Iterator[str]:
     """The three kinds of values or bins whose shares changed most."""
     changed = [share for share in shares_of(bins, counts) if share.reference != share.counted]
     changed.sort(key=lambda share: -abs(share.counted - share.reference))

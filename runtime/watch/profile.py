@@ -101,12 +101,12 @@ def components(signature: Signature) -> Iterator[Component]:
             yield Component(collection, column, number)
 
 
-def bins_of(values: npt.NDArray[Any]) -> Bins:
+def make_bins(values: npt.NDArray[Any]) -> Bins:
     """Bins with about the same number of values in each. If there are at most `BINS` different
     values, each has its own bin."""
     import numpy as np
 
-    from runtime.watch.tally import counted
+    from runtime.watch.tally import count_values
 
     finite = values[np.isfinite(values) & (values != 0)]
     starts = np.unique(finite)
@@ -116,7 +116,7 @@ def bins_of(values: npt.NDArray[Any]) -> Bins:
     edges = sorted({float(start) for start in starts})  # large integers may be the same float
     if edges:  # a bin ends below its upper edge: the last one must lie above the largest value
         edges.append(max(_next_larger(finite.max()), math.nextafter(edges[-1], math.inf)))
-    return Bins(edges=edges, counts=counted(edges, values))
+    return Bins(edges=edges, counts=count_values(edges, values))
 
 
 def _next_larger(value: np.generic) -> float:
@@ -134,7 +134,7 @@ def has_profile(bundle: Bundle) -> bool:
     return PROFILE in bundle.files
 
 
-def profile_of(bundle: Bundle) -> Profile:
+def read_profile(bundle: Bundle) -> Profile:
     """The profile of a version. LoadError if it has none."""
     if not has_profile(bundle):
         raise LoadError(
@@ -147,7 +147,7 @@ def profile_of(bundle: Bundle) -> Profile:
         raise LoadError(f"{bundle.file(PROFILE)}: {error}") from error
 
 
-def profiled(pieces: Iterable[Mapping[str, npt.NDArray[Any]]]) -> Profile:
+def make_profile(pieces: Iterable[Mapping[str, npt.NDArray[Any]]]) -> Profile:
     """The profile of pieces of values, `(n,)`, by the keys of `components`."""
     import numpy as np
 
@@ -155,4 +155,6 @@ def profiled(pieces: Iterable[Mapping[str, npt.NDArray[Any]]]) -> Profile:
     for piece in pieces:
         for key, values in piece.items():
             by_key.setdefault(key, []).append(values)
-    return Profile(columns={key: bins_of(np.concatenate(arrays)) for key, arrays in by_key.items()})
+    return Profile(
+        columns={key: make_bins(np.concatenate(arrays)) for key, arrays in by_key.items()}
+    )

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, ParamSpec
 from engines.errors import first_line
 from engines.processes import Lock, tell
 from runtime.errors import LoadError
-from runtime.process import keep_written, torch_runs_on
+from runtime.process import torch_runs_on, write_regularly
 from runtime.session import Binding, record_drift
 from runtime.watch.counts import Counter, Counts
-from runtime.watch.distance import drift
-from runtime.watch.profile import PROFILE, Profile, has_profile, profile_of
+from runtime.watch.distance import measure_drift
+from runtime.watch.profile import PROFILE, Profile, has_profile, read_profile
 from soa.files import write_whole
 from soa.text import logger
 
@@ -45,7 +45,7 @@ class Watcher:
     version."""
 
     def __init__(self, opened: Opened, profile: Profile, share: float, folder: Path) -> None:
-        self._profile, self._share, self._folder = profile, share, folder
+        self._profile, self._parse_share, self._folder = profile, share, folder
         self._label, self._name = opened.label, opened.name
         self._number = None if opened.number is None else str(opened.number)
         self._digest, self._signature = opened.bundle.digest, opened.signature
@@ -65,9 +65,9 @@ class Watcher:
         """What was counted so far, by this process."""
         return self._counter.counts(self._name, self._number, self._digest)
 
-    def counting(self, run: Callable[P, object], binding: Binding) -> Callable[P, None]:
+    def count_calls(self, run: Callable[P, object], binding: Binding) -> Callable[P, None]:
         """Wrap a call of a binding, so that a share of the calls is counted after it has run."""
-        share = self._share
+        share = self._parse_share
 
         def call(*args: P.args, **kwargs: P.kwargs) -> None:
             """Run; a call that raises is not counted."""
@@ -101,7 +101,7 @@ class Watcher:
         self._folder.mkdir(parents=True, exist_ok=True)
         write_whole(self.file, counts.to_json())
         self._written = counts.calls
-        indices = {moved.column: moved.psi for moved in drift(self._profile, counts)}
+        indices = {moved.column: moved.psi for moved in measure_drift(self._profile, counts)}
         record_drift(counts.model, counts.version or "", indices)
 
 
@@ -122,7 +122,7 @@ class _Writer:
             is_first = self._process != os.getpid()  # in this process, which may be a fork's child
             self._process = os.getpid()
         if is_first:
-            keep_written(self.write, "the counts of calls")
+            write_regularly(self.write, "the counts of calls")
 
     def write(self) -> None:
         """Write the files of all watchers that have counted something new."""
@@ -135,12 +135,12 @@ class _Writer:
 _WRITER = _Writer()
 
 
-def watcher(opened: Opened, device: Device | torch.device) -> Watcher | None:
+def make_watcher(opened: Opened, device: Device | torch.device) -> Watcher | None:
     """The watcher of a version on a device; None if nothing is to be counted. Raises LoadError."""
     share = opened.opening.watch
     by_variable = share is None
     if share is None:
-        share = _share(os.environ.get(SHARE) or "0")
+        share = _parse_share(os.environ.get(SHARE) or "0")
     if not share:
         return None
     # The variable is meant for all versions of a process: one without a profile is no error then.
@@ -149,7 +149,7 @@ def watcher(opened: Opened, device: Device | torch.device) -> Watcher | None:
         return None
     if device.type != "cpu" and not torch_runs_on(device):
         raise LoadError(f"{opened.label}: to count values on {device}, torch for it must be here")
-    return Watcher(opened, profile_of(opened.bundle), share, counts_folder())
+    return Watcher(opened, read_profile(opened.bundle), share, counts_folder())
 
 
 def counts_folder() -> Path:
@@ -157,7 +157,7 @@ def counts_folder() -> Path:
     return Path(os.environ.get(FOLDER) or "pipeline-counts").absolute()
 
 
-def _share(text: str) -> float:
+def _parse_share(text: str) -> float:
     """The share in the variable's text. Raises LoadError if it is no number from 0 to 1."""
     try:
         share = float(text)

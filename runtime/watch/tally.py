@@ -27,7 +27,7 @@ class Tally:
     def add(self, span: Span, n: int) -> None:
         """Count the first n values. Memory of a GPU is copied, after torch's current stream."""
         if span.dtype in _WIDER or span.device.type != "cpu":
-            span = _on_cpu(span.first(n))
+            span = _copy_to_cpu(span.first(n))
         count_between(span.address, span.dtype, n, *self._bins)
 
     def counts(self) -> list[int]:
@@ -35,14 +35,14 @@ class Tally:
         return self._counts.tolist()
 
 
-def counted(edges: Sequence[float], values: npt.NDArray[Any]) -> list[int]:
+def count_values(edges: Sequence[float], values: npt.NDArray[Any]) -> list[int]:
     """The numbers of values, `(n,)`, as `Tally.counts`."""
     tally = Tally(edges)
     tally.add(_array_span(np.ascontiguousarray(values)), len(values))
     return tally.counts()
 
 
-def _on_cpu(span: Span) -> Span:
+def _copy_to_cpu(span: Span) -> Span:
     """A copy of the values on the CPU, those of 16 bits as float32. Only float16 on a CPU needs no
     torch."""
     if span.device.type == "cpu" and span.dtype == "float16":

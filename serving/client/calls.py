@@ -63,7 +63,7 @@ class Client:
         self._closed = False
         self._channel: Any = None
         self._thread = _ThreadDeadline()
-        self._credentials = None if options.tls is None else _credentials(options.tls)
+        self._read_credentials = None if options.tls is None else _read_credentials(options.tls)
         self.reconnect()
 
     def reconnect(self) -> None:
@@ -73,10 +73,12 @@ class Client:
         removed: TCP needs a quarter of an hour to notice that.
         """
         old = self._channel
-        if self._credentials is None:
+        if self._read_credentials is None:
             self._channel = grpc.insecure_channel(self.address, _CHANNEL_OPTIONS)
         else:
-            self._channel = grpc.secure_channel(self.address, self._credentials, _CHANNEL_OPTIONS)
+            self._channel = grpc.secure_channel(
+                self.address, self._read_credentials, _CHANNEL_OPTIONS
+            )
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         if old is not None:
             old.close()
@@ -104,10 +106,10 @@ class Client:
         """
         size = request.ByteSize()
         if size > self.options.message_bytes:
-            raise self.too_large(size, "a request")
+            raise self.too_large_error(size, "a request")
         return self._call(self._stub.ModelInfer, request, before_retry=before_retry)
 
-    def too_large(self, size: int, what: str) -> TooLargeError:
+    def too_large_error(self, size: int, what: str) -> TooLargeError:
         """The error to raise for `what`, the subject of the sentence, with `size` bytes."""
         return TooLargeError(
             f"server {self.address}: {what} of {size} bytes is more than a message carries "
@@ -154,7 +156,7 @@ class Client:
 
         size = HEADERS + sum(file.stat().st_size for file in files.values())
         if size > self.options.message_bytes:
-            raise self.too_large(size, f"the model {name}")
+            raise self.too_large_error(size, f"the model {name}")
         request = service_pb2.RepositoryModelLoadRequest(model_name=name)
         text = json_format.MessageToJson(config, preserving_proto_field_name=True)
         request.parameters["config"].string_param = text
@@ -252,7 +254,7 @@ class Client:
         return RefusedError(f"{where}: {details} ({code.name.lower()})")
 
 
-def _credentials(tls: Tls) -> Any:
+def _read_credentials(tls: Tls) -> Any:
     """gRPC's credentials from the PEM files. Raises ServingError for a missing or bad file."""
     files = (tls.root_certificates, tls.private_key, tls.certificate_chain)
     try:

@@ -65,16 +65,18 @@ class Regions:
         self._leaving: dict[str, _Leaving] = {}
 
     @contextlib.contextmanager
-    def taken(self, size: int) -> Iterator[Region]:
+    def take(self, size: int) -> Iterator[Region]:
         """A region of at least `size` bytes for one request. Raises RemoteError, ServingError."""
-        self._remind()
+        self._ask_again()
         with self._lock:
             region = self._free.pop() if self._free else None
         if region is not None and region.size < size:
             self._give_up(region)
             region = None
         if region is None:
-            region = self._new(max(_SMALLEST, 1 << (size - 1).bit_length()))  # a power of two
+            region = self._make_region(
+                max(_SMALLEST, 1 << (size - 1).bit_length())
+            )  # a power of two
         try:
             yield region
         except BaseException:
@@ -109,14 +111,14 @@ class Regions:
                 answer.result(remaining_s)
             if answer.done() and answer.code() is grpc.StatusCode.UNAVAILABLE:
                 return  # the server has ended, and its side of all regions with it
-            self._remind(_POLL_S)
+            self._ask_again(_POLL_S)
             if self._leaving:
                 time.sleep(_POLL_S)
 
-    def _new(self, size: int) -> Region:
+    def _make_region(self, size: int) -> Region:
         """A new region of shared memory that the server knows. Raises RemoteError, ServingError."""
         name = f"soa_{os.getpid()}_{uuid.uuid4().hex[:12]}"
-        region = _allocated(name, size)
+        region = _allocate(name, size)
         try:
             self._client.share(name, f"/{name}", size)
         except RefusedError as error:
@@ -142,7 +144,7 @@ class Regions:
             with self._lock:
                 self._leaving[name] = _Leaving(name, answer, time.monotonic())
 
-    def _remind(self, after_s: float | None = None) -> None:
+    def _ask_again(self, after_s: float | None = None) -> None:
         """Ask the server again to forget the regions that it still knows, if it was asked at least
         `after_s` seconds ago. The default is `_REMIND_S`."""
         if not self._leaving:
@@ -162,7 +164,7 @@ class Regions:
                     self._leaving[leaving.name] = leaving
 
 
-def _allocated(name: str, size: int) -> Region:
+def _allocate(name: str, size: int) -> Region:
     """A region of memory that the server does not know yet. Raises ServingError."""
     from tritonclient.utils import shared_memory
 

@@ -127,12 +127,14 @@ def queue_query(model: str, release: str) -> str:
 def _render(template: str, **values: Any) -> Object:
     """Fill a template with values, by their names there; return the object that its YAML text
     describes."""
-    rendered: Object = yaml.safe_load(_templates().get_template(template).render(values))  # ours
+    rendered: Object = yaml.safe_load(
+        _make_environment().get_template(template).render(values)
+    )  # ours
     return rendered
 
 
 @cache
-def _templates() -> Any:
+def _make_environment() -> Any:
     """The environment of our templates: every value is written as JSON. Raises ServingError if
     jinja2 is missing."""
     with needs_extra("cluster", ServingError):

@@ -75,7 +75,7 @@ class ClusterOptions:
             if value is not None and value < 1:
                 raise ServingError(f"{name} {value}: at least 1 is needed")
         Storage.parse(self.models)  # raises
-        prometheus_at(self.prometheus)  # raises
+        prometheus_with_port(self.prometheus)  # raises
 
 
 @dataclass(frozen=True)
@@ -96,18 +96,26 @@ class Storage:
     def parse(cls, text: str) -> Storage:
         """Read `pvc:CLAIM/FOLDER`, `nfs:HOST:/FOLDER` or `/cvmfs/FOLDER`. Raises ServingError."""
         if match := re.fullmatch(r"pvc:([a-z0-9]([a-z0-9.-]*[a-z0-9])?)(/.+)?", text):
-            return cls("pvc", match[1], "/models", _plain(text, f"/models{match[3] or ''}"))
+            return cls(
+                "pvc", match[1], "/models", _require_plain_folder(text, f"/models{match[3] or ''}")
+            )
         if match := re.fullmatch(r"nfs:([\w.-]+):(/.*)", text):
-            return cls("nfs", match[1], "/models", "/models", exported=_plain(text, match[2]))
+            return cls(
+                "nfs",
+                match[1],
+                "/models",
+                "/models",
+                exported=_require_plain_folder(text, match[2]),
+            )
         if text.startswith("/cvmfs/"):
-            return cls("cvmfs", "cvmfs", "/cvmfs", _plain(text, text))
+            return cls("cvmfs", "cvmfs", "/cvmfs", _require_plain_folder(text, text))
         raise ServingError(
             f"models at {text!r}: use pvc:CLAIM, pvc:CLAIM/FOLDER, nfs:HOST:/FOLDER or "
             "/cvmfs/FOLDER"
         )
 
 
-def _plain(text: str, folder: str) -> str:
+def _require_plain_folder(text: str, folder: str) -> str:
     """`folder` without a slash at its end. Raises ServingError, which names the whole option
     `text`, unless it is an absolute path of plain names."""
     if not re.fullmatch(r"(/[\w.+@=-]+)+/?", folder) or ".." in folder.split("/"):
@@ -115,7 +123,7 @@ def _plain(text: str, folder: str) -> str:
     return folder.rstrip("/")
 
 
-def prometheus_at(url: str | None) -> str | None:
+def prometheus_with_port(url: str | None) -> str | None:
     """The URL with its port. Raises ServingError if it is not `http[s]://HOST[:PORT]`."""
     if url is None:
         return None
@@ -163,7 +171,7 @@ class Needs:
     @property
     def prometheus(self) -> str | None:
         """The URL of an existing Prometheus with its port; None: the chart starts its own."""
-        return prometheus_at(self.options.prometheus)
+        return prometheus_with_port(self.options.prometheus)
 
     @property
     def scales(self) -> bool:

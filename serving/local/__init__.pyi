@@ -1,7 +1,7 @@
 from .fleet import EnvoyProxy as EnvoyProxy
 from .fleet import Fleet as Fleet
 from .fleet import find_envoy as find_envoy
-from .fleet import serve_by as serve_by
+from .fleet import make_server as make_server
 from .triton import EXPLICIT as EXPLICIT
 from .triton import Ports as Ports
 from .triton import ServerOptions as ServerOptions

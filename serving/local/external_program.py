@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Self
 
 from serving.errors import ServerError
-from serving.metrics_reader import get, sums
+from serving.metrics_reader import read_page, sum_metrics
 
 _POLL_S = 0.05
 
@@ -83,7 +83,7 @@ class LocalProgram(ABC):
     @property
     def pid(self) -> int:
         """The id of the program's process and process group."""
-        return self._running().pid
+        return self._started_process().pid
 
     def alive(self) -> bool:
         """True if the program was started and has not ended."""
@@ -91,12 +91,12 @@ class LocalProgram(ABC):
 
     def check(self) -> None:
         """Raise ServerError if the program has ended."""
-        if (status := self._running().poll()) is not None:
-            raise ServerError(f"{self.name} ended with status {status}: {self._why()}")
+        if (status := self._started_process().poll()) is not None:
+            raise ServerError(f"{self.name} ended with status {status}: {self._find_reason()}")
 
     def wait(self) -> None:
         """Wait until the program ends by itself, then raise ServerError."""
-        self._running().wait()
+        self._started_process().wait()
         self.check()  # raises
 
     def log(self) -> str:
@@ -121,15 +121,15 @@ class LocalProgram(ABC):
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
 
-    def _sums(self, url: str, **labels: str) -> dict[str, float]:
+    def _read_metrics(self, url: str, **labels: str) -> dict[str, float]:
         """By metric: the sum of its values with these labels, see serving/metrics_reader.py. Raises
         ServerError if the page cannot be read."""
         try:
-            return sums(get(url).decode("utf-8", "replace"), **labels)
+            return sum_metrics(read_page(url).decode("utf-8", "replace"), **labels)
         except (OSError, ValueError) as error:
             raise ServerError(f"{self.name}: its metrics cannot be read: {error}") from None
 
-    def _running(self) -> subprocess.Popen[bytes]:
+    def _started_process(self) -> subprocess.Popen[bytes]:
         """The started process, which may have ended. Raises ServerError if there is none."""
         if self._process is None:
             raise ServerError(f"{self.name} is not running")
@@ -140,21 +140,23 @@ class LocalProgram(ABC):
         until = time.monotonic() + self.ready_s
         while time.monotonic() < until:
             self.check()
-            if self._answers():
+            if self._is_ready():
                 return
             time.sleep(_POLL_S)
-        raise ServerError(f"{self.name} was not ready after {self.ready_s:g} s: {self._why()}")
+        raise ServerError(
+            f"{self.name} was not ready after {self.ready_s:g} s: {self._find_reason()}"
+        )
 
-    def _answers(self) -> bool:
+    def _is_ready(self) -> bool:
         """True if all URLs answer now."""
         try:
             for url in self._ready_urls():
-                get(url)
+                read_page(url)
         except OSError:
             return False
         return True
 
-    def _why(self) -> str:
+    def _find_reason(self) -> str:
         """The last line of the log, which usually gives the reason."""
         lines = [line.strip() for line in self.log().splitlines() if line.strip()]
         return lines[-1] if lines else "it said nothing"

@@ -58,9 +58,9 @@ class EnvoyProxy(LocalProgram):
         """The `host:port` at which Prometheus reads Envoy's metrics."""
         return f"{self.host}:{self._stats_port}"
 
-    def healthy(self) -> int:
+    def count_healthy(self) -> int:
         """The number of servers to which Envoy sends requests. Raises ServerError."""
-        gauges = self._sums(
+        gauges = self._read_metrics(
             f"http://{self.stats_address}/stats/prometheus", envoy_cluster_name="triton"
         )
         return int(gauges["envoy_cluster_membership_healthy"])
@@ -155,7 +155,7 @@ class Fleet:
         self.servers[-1].wait()  # raises: it has ended
 
 
-def serve_by(count: int, repository: Path, options: ServerOptions) -> TritonServer | Fleet:
+def make_server(count: int, repository: Path, options: ServerOptions) -> TritonServer | Fleet:
     """One server, or several behind a proxy. It is not started yet."""
     if count == 1:
         return TritonServer(repository, options)

@@ -80,7 +80,7 @@ class TritonBinary:
             "PYTHONDONTWRITEBYTECODE": "1",  # no .pyc files in the repository
         }
 
-    def backend_folder(self, scratch: Path) -> Path | None:
+    def prepare_backends(self, scratch: Path) -> Path | None:
         """The folder of backends to use. If the stub must be added to it, a copy of links is made
         in `scratch`."""
         if self.backends is None or self.stub is None:
@@ -93,7 +93,7 @@ class TritonBinary:
         shutil.copy2(self.stub, folder / _STUB)
         return folder.parent
 
-    def model_folder(self, repository: Path, scratch: Path) -> Path:
+    def prepare_models(self, repository: Path, scratch: Path) -> Path:
         """The repository. If this server has no agents, a folder of links in `scratch`, whose
         configurations do not ask for them. Nothing is lost: the agents check a bundle's files, but
         so do the bundle's digests."""
@@ -185,7 +185,7 @@ class TritonServer(LocalProgram):
 
     def metrics(self, model: str) -> dict[str, float]:
         """Triton's own counters for a model, summed over its versions. Raises ServerError."""
-        return self._sums(self.endpoints()["metrics"], model=model)
+        return self._read_metrics(self.endpoints()["metrics"], model=model)
 
     def _command(self, folder: Path) -> list[str]:
         """The command that starts Triton on free ports."""
@@ -193,8 +193,8 @@ class TritonServer(LocalProgram):
         self.ports = Ports(*free_ports(self.host, wanted.grpc, wanted.http, wanted.metrics))
         # The host as a number: with a name, Triton starts but answers no request.
         host, ports = socket.gethostbyname(self.host), self.ports
-        backends = self._triton.backend_folder(folder)
-        models = self._triton.model_folder(self.repository.resolve(), folder)
+        backends = self._triton.prepare_backends(folder)
+        models = self._triton.prepare_models(self.repository.resolve(), folder)
         command = [
             str(self._triton.path),
             f"--model-repository={models}",
@@ -225,7 +225,7 @@ class TritonServer(LocalProgram):
         for file in Path("/dev/shm").glob(f"{self._shm_prefix()}*"):
             file.unlink(missing_ok=True)
 
-    def _why(self) -> str:
+    def _find_reason(self) -> str:
         """A known reason in the log, else its last error, else its last line."""
         log = self.log()
         for pattern in _REASONS:

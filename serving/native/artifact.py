@@ -24,7 +24,7 @@ from engines.base import Executable
 from engines.errors import EngineError, RunError
 from registry.bundle import Bundle
 from serving.errors import ServingError
-from serving.wire import Program, Wire, locations
+from serving.wire import Program, Wire, locate_columns
 from soa.signature import Signature
 
 Backend = Literal["python", "onnxruntime", "pytorch"]
@@ -101,8 +101,8 @@ class ProgramExecutable(Executable):
     def __init__(self, signature: Signature, wire: Wire, program: Program) -> None:
         self._wire, self._program = wire, program
         self._dims = signature.dims
-        self._inputs = locations(signature, wire.inputs, "input")
-        self._outputs = locations(signature, wire.outputs, "output")
+        self._inputs = locate_columns(signature, wire.inputs, "input")
+        self._outputs = locate_columns(signature, wire.outputs, "output")
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
         """Run the program on an artifact's arguments, CPU tensors of which the first carry the row

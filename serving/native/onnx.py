@@ -79,7 +79,7 @@ def _nodes_before(graph: Any, signature: Signature, wire: Wire) -> _Nodes:
     """The nodes from the inputs of a request to the inputs of the graph. Raises EngineError if no
     input has the rows that a carrier of the graph needs."""
     before = _Nodes(graph, "before")
-    flat = {tensor.name: _flat(before, tensor) for tensor in wire.inputs}
+    flat = {tensor.name: _add_flattening(before, tensor) for tensor in wire.inputs}
     places = {
         entry: (flat[tensor.name], i)
         for tensor in wire.inputs
@@ -132,7 +132,7 @@ def _nodes_after(graph: Any, signature: Signature, wire: Wire, outputs: Sequence
     return after
 
 
-def _flat(before: _Nodes, tensor: WireTensor) -> str:
+def _add_flattening(before: _Nodes, tensor: WireTensor) -> str:
     """Add the node that makes of an input rows of entries, (n, F); return the name of its result.
     A scalar has one row."""
     if tensor.scalar:

@@ -14,7 +14,7 @@ from runtime.opening import Opened
 from serving.client import HEADERS, RemoteOptions
 from serving.errors import AnswerError, RefusedError, ServingError, VersionMismatchError
 from serving.remote.request_codec import Codec, Progress
-from serving.triton import DIGEST, REQUESTS, TARGET, fact
+from serving.triton import DIGEST, REQUESTS, TARGET, read_fact
 from serving.wire import FORMS, Form
 from soa.dtypes import is_float
 from soa.errors import needs_extra
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 class RemoteModel(Executable):
     """Sends argument tensors to a server, and writes its answers into the output arguments.
 
-    Nothing is written unless the whole answer has the right names, shapes and dtypes. `look` must
-    be called first: it finds the form of the server's requests. `close` also closes `regions`, the
-    shared memory, and `client`.
+    Nothing is written unless the whole answer has the right names, shapes and dtypes. Call
+    `update_form` first: it finds the form of the server's requests. `close` also closes `regions`,
+    the shared memory, and `client`.
     """
 
     def __init__(self, opened: Opened, client: Client, regions: Regions | None = None) -> None:
@@ -52,7 +52,7 @@ class RemoteModel(Executable):
         """
         return self.client.ready(self.opened.name, self._version, within_s)
 
-    def look(self, within_s: float | None = None) -> None:
+    def update_form(self, within_s: float | None = None) -> None:
         """Ask the server for the form of its requests, and use this form from now on.
 
         `within_s` replaces the options' time limit. Raises VersionMismatchError if the server's
@@ -63,18 +63,18 @@ class RemoteModel(Executable):
             config = self.client.model_config(name, self._version, within_s)
         except RefusedError as error:
             raise VersionMismatchError(f"{label} is not served there: {error}") from None
-        form, merge = self._checked_form(config), config.max_batch_size > 0
+        form, merge = self._find_form(config), config.max_batch_size > 0
         codec = self._codec
-        self.target = fact(config, TARGET, self._version)
+        self.target = read_fact(config, TARGET, self._version)
         if codec is None or (codec.form, codec.merge) != (form, merge):
             self._codec = Codec(self._signature, form, merge)
 
-    def _checked_form(self, config: Any) -> Form:
+    def _find_form(self, config: Any) -> Form:
         """The form of requests in the server's ModelConfig. Raises VersionMismatchError if it is
         not that of our bundle, or if we cannot send such requests."""
         digest = self.opened.bundle.digest
         its_model = f"server {self.client.address}: its {self.opened.label}"
-        served = fact(config, DIGEST, self._version)
+        served = read_fact(config, DIGEST, self._version)
         if not served:
             raise VersionMismatchError(f"{its_model} was not made by `pipeline deploy`")
         if served != digest:
@@ -88,7 +88,7 @@ class RemoteModel(Executable):
                 f"{self.opened.label}, and it cannot check a request's bundle: use tritonclient, "
                 "or deploy it with --backend python"
             )
-        named = fact(config, REQUESTS) or "columns"  # early deployments name none
+        named = read_fact(config, REQUESTS) or "columns"  # early deployments name none
         for form in FORMS:
             if form == named:
                 return form
@@ -111,21 +111,23 @@ class RemoteModel(Executable):
 
         Raises RemoteError; earlier answers of the request are kept.
         """
-        codec = self._codec  # kept for the whole message: another thread's `look` may replace it
+        codec = (
+            self._codec
+        )  # kept for the whole message: another thread's `update_form` may replace it
         if codec is None:
             raise VersionMismatchError(f"{self}: not yet asked in which form it takes requests")
         with self.client.one_deadline():
             left = progress.left(self._signature.dims)
             shareable = all(tensor.nbytes(left[tensor.rows]) for tensor in codec.tensors)
             regions = self._regions if shareable else None  # Triton shares no empty arrays
-            rows = self._fitting(codec, left) if regions is None else left
+            rows = self._rows_that_fit(codec, left) if regions is None else left
             inputs = codec.encode(progress.arguments, progress.at, rows)
             if regions is None:
                 answers = self._ask_inline(codec, inputs, rows)
             else:
                 answers = self._ask_shared(codec, inputs, rows, regions)
             self._check_values(codec, answers, inputs, progress.at)
-            progress.take(codec, None if rows == left else sum(rows.values()), answers)
+            progress.add(codec, None if rows == left else sum(rows.values()), answers)
 
     def close(self) -> None:
         if not self._process.here():
@@ -134,13 +136,13 @@ class RemoteModel(Executable):
             self._regions.close()
         self.client.close()
 
-    def _fitting(self, codec: Codec, left: Mapping[str, int]) -> Mapping[str, int]:
+    def _rows_that_fit(self, codec: Codec, left: Mapping[str, int]) -> Mapping[str, int]:
         """The row counts of the next message. Raises TooLargeError if the rows do not fit and must
         not be split, or the parts would have too few rows for the model."""
-        rows = codec.fitting(left, self.client.options.message_bytes - HEADERS)
+        rows = codec.rows_that_fit(left, self.client.options.message_bytes - HEADERS)
         if rows is None:
             size = codec.nbytes(left) + HEADERS
-            raise self.client.too_large(size, "a message, whose rows cannot be split,")
+            raise self.client.too_large_error(size, "a message, whose rows cannot be split,")
         return rows
 
     def _request(self, codec: Codec, rows: Mapping[str, int]) -> Any:
@@ -201,8 +203,8 @@ class RemoteModel(Executable):
     ) -> dict[str, Any]:
         """Send the inputs through shared memory; returns copies of the outputs."""
         request = self._request(codec, rows)
-        slices, size = codec.in_region(rows)
-        with regions.taken(size) as region:
+        slices, size = codec.lay_out_region(rows)
+        with regions.take(size) as region:
             for described in (*request.inputs, *request.outputs):
                 bytes_of = slices[described.name]
                 parameters = described.parameters

@@ -16,7 +16,7 @@ from engines.base import Executable
 from engines.errors import RunError
 from engines.processes import OwnProcess
 from runtime.checked import CheckedSession
-from runtime.loader import checked
+from runtime.loader import open_checked_session
 from runtime.opening import Opened
 from runtime.session import Binding, Collections, Origin, Session, raw_stream, takes_bindings
 from serving.client import RemoteOptions
@@ -97,12 +97,12 @@ class RemoteSession(Session):
         """As `run_async`, with bound memory. `options` are passed to the binding's call."""
         self._process.require()
         try:
-            return self._pool.submit(_run, binding, options)
+            return self._pool.submit(_run_binding, binding, options)
         except RuntimeError:  # raised by a closed thread pool
             raise RunError("the session is closed") from None
 
 
-def _run(binding: Binding, options: Mapping[str, Any]) -> Mapping[str, Collection]:
+def _run_binding(binding: Binding, options: Mapping[str, Any]) -> Mapping[str, Collection]:
     """Run a binding in a thread of the pool; return its output collections."""
     binding(**options)
     return binding.outputs
@@ -119,11 +119,11 @@ def connect(opened: Opened, address: str, options: RemoteOptions) -> RemoteSessi
     """
     model = open_model(opened, address, options)
     try:
-        model.look()
+        model.update_form()
     except BaseException:
         model.close()
         raise
     origin = opened.origin(model.target, f"triton at {address}")
     if not opened.production:
-        return checked(opened, model, torch.device("cpu"), origin, any_start=True)
+        return open_checked_session(opened, model, torch.device("cpu"), origin, any_start=True)
     return RemoteSession(opened.signature, model, options.in_flight, origin)

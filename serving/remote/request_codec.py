@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from serving.wire import Form, Wire, locations
+from serving.wire import Form, Wire, locate_columns
 from soa.signature import Signature
 
 _ALIGNMENT = 64  # of each array in shared memory, in bytes
@@ -30,8 +30,8 @@ class Codec:
         self.tensors = (*self.wire.inputs, *self.wire.outputs)
         self.outputs = {tensor.name: tensor for tensor in self.wire.outputs}
         self._columns = {
-            **locations(signature, self.wire.inputs, "input"),
-            **locations(signature, self.wire.outputs, "output"),
+            **locate_columns(signature, self.wire.inputs, "input"),
+            **locate_columns(signature, self.wire.outputs, "output"),
         }
         self._least = max(1, *(limits.min for limits in signature.ranges.values()))
 
@@ -57,7 +57,7 @@ class Codec:
         for tensor in self.wire.outputs:
             tensor.scatter(self._columns[tensor.name].parts(memory), at, answers[tensor.name])
 
-    def fitting(self, left: Mapping[str, int], room: int) -> Mapping[str, int] | None:
+    def rows_that_fit(self, left: Mapping[str, int], room: int) -> Mapping[str, int] | None:
         """The row counts of the next message, whose arrays may have `room` bytes.
 
         It is `left` if all rows fit. Else the rows are spread evenly over several messages. None if
@@ -83,7 +83,7 @@ class Codec:
         answer = sum(tensor.nbytes(rows[tensor.rows]) for tensor in self.wire.outputs)
         return max(request, answer)
 
-    def in_region(self, rows: Mapping[str, int]) -> tuple[dict[str, slice], int]:
+    def lay_out_region(self, rows: Mapping[str, int]) -> tuple[dict[str, slice], int]:
         """By tensor name: the bytes of each array of a request and its answer in one region of
         shared memory; and the size of the region in bytes. The region itself is page-aligned."""
         slices: dict[str, slice] = {}
@@ -112,14 +112,14 @@ class Progress:
         arguments."""
         return {dim: self.arguments[i].shape[0] - self.at for i, dim in enumerate(dims)}
 
-    def take(self, codec: Codec, rows: int | None, answers: Mapping[str, Any]) -> None:
+    def add(self, codec: Codec, rows: int | None, answers: Mapping[str, Any]) -> None:
         """Keep the answer of `codec`'s server to the next `rows` rows. None: to all rows that were
         left, so the request is done."""
         self._answers.append((codec, self.at, answers))
         self.at += rows or 0
         self.done = rows is None
 
-    def drop(self) -> None:
+    def discard_answers(self) -> None:
         """Forget the answers: the whole request was run elsewhere, and its outputs are written."""
         self._answers.clear()
         self.done = True

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from serving.errors import DeadlineError, ServingError
-from serving.metrics_reader import get, sums
+from serving.metrics_reader import read_page, sum_metrics
 from serving.remote import RemoteModel
 from serving.site.options import SitePolicy
 from serving.site.place import Place
@@ -82,10 +82,10 @@ class HealthCheck:
         if self._thread.ident is not None:
             self._thread.join()
 
-    def look(self) -> None:
+    def check_now(self) -> None:
         """Check once, now, and tell the result."""
-        problem = self._problem()
-        self._tell(problem, None if problem else self._queue_us())
+        problem = self._find_problem()
+        self._tell(problem, None if problem else self._measure_queue_us())
 
     def _run(self) -> None:
         """Look at the place again and again: while it is bad, after growing pauses. These begin
@@ -98,14 +98,14 @@ class HealthCheck:
                 return
             woken = self._woken.is_set()
             self._woken.clear()
-            self.look()
+            self.check_now()
             rest_s = self._place.rest_s()
             if rest_s is None:
                 pause = self._every_s
             else:
                 pause = max(min(_FIRST_PAUSE_S if woken else 2 * pause, longest), rest_s)
 
-    def _problem(self) -> str | None:
+    def _find_problem(self) -> str | None:
         """Why the place does not answer; None if it does."""
         if self._model is None:
             return None
@@ -113,7 +113,7 @@ class HealthCheck:
         try:
             if not self._model.ready(self._within_s):
                 return f"server {client.address}: {self._model.opened.label} is not ready"
-            self._model.look(self._within_s)
+            self._model.update_form(self._within_s)
         except DeadlineError as error:
             self._timeouts += 1
             # After the second time, reconnect: the server may hang, but the connection may also be
@@ -126,7 +126,7 @@ class HealthCheck:
         self._timeouts = 0
         return None
 
-    def _queue_us(self) -> float | None:
+    def _measure_queue_us(self) -> float | None:
         """The mean wait of requests in µs since the last check; None if the metrics do not give
         it."""
         before = self._before
@@ -155,7 +155,7 @@ class HealthCheck:
         if page is None or self._model is None:
             return None
         try:
-            text = get(page, self._within_s).decode("utf-8", "replace")
-            return _Reading(time.monotonic(), sums(text, model=self._model.opened.name))
+            text = read_page(page, self._within_s).decode("utf-8", "replace")
+            return _Reading(time.monotonic(), sum_metrics(text, model=self._model.opened.name))
         except (OSError, ValueError):  # ValueError: the text is not in Prometheus' format
             return None

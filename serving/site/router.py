@@ -102,7 +102,7 @@ class Router(Executable):
         """Check every place now, and begin the repeated checks. Raises NowhereError if there is no
         fall-back and no place becomes usable within the policy's deadline."""
         with ThreadPoolExecutor(max(1, len(self._checks))) as pool:
-            list(pool.map(lambda check: check.look(), self._checks.values()))
+            list(pool.map(lambda check: check.check_now(), self._checks.values()))
         for check in self._checks.values():
             check.start()
         if self.fall_back is None:
@@ -125,7 +125,7 @@ class Router(Executable):
         tried: dict[Place, int] = {}
         failures: dict[str, str] = {}
         error: Exception | None = None
-        while place := self._take(tried, latest_start, first=not (progress.at or failures)):
+        while place := self._take_place(tried, latest_start, first=not (progress.at or failures)):
             if error is not None:
                 with self.counting:
                     self._retried += 1
@@ -156,7 +156,7 @@ class Router(Executable):
                 place.executable.ask(progress)
             else:
                 place.executable(progress.arguments)
-                progress.drop()
+                progress.discard_answers()
         except (SoaPipelineError, RuntimeError) as raised:  # torch raises RuntimeErrors
             error = raised
         except BaseException:  # Ctrl-C: nothing is known of the place
@@ -167,13 +167,15 @@ class Router(Executable):
         with self._changed:
             place.running -= 1
             if error is None:
-                self._succeeded(place, time.perf_counter() - begun)
+                self._note_success(place, time.perf_counter() - begun)
             else:
-                self._failed(place, generation, error)
+                self._note_failure(place, generation, error)
             self._changed.notify_all()
         return error
 
-    def _take(self, tried: dict[Place, int], latest_start: float, first: bool) -> Place | None:
+    def _take_place(
+        self, tried: dict[Place, int], latest_start: float, first: bool
+    ) -> Place | None:
         """Choose the best place for an attempt, and count the attempt as running there. The caller
         must make it. None if there is no such place.
 
@@ -215,9 +217,9 @@ class Router(Executable):
 
     # -- the state of places; private functions need the lock ------------------------------------
 
-    def _succeeded(self, place: Place, seconds: float) -> None:
+    def _note_success(self, place: Place, seconds: float) -> None:
         """Note an answer of a place; one on trial is good again."""
-        place.took(seconds)
+        place.add_time(seconds)
         place.finished += 1
         place.answered += 1
         place.answered_s += seconds
@@ -226,7 +228,7 @@ class Router(Executable):
             place.penalty_s = 0.0
             self._set_state(place, "good", "answers")
 
-    def _failed(self, place: Place, generation: int, error: Exception) -> None:
+    def _note_failure(self, place: Place, generation: int, error: Exception) -> None:
         """Note a failed request. The place is busy if its queue is full. It is bad after an outage,
         or after several errors that may be due to the requests."""
         place.failed[type(error).__name__] += 1

@@ -12,7 +12,7 @@ import torch
 from engines.base import Executable
 from runtime.checked import CheckedSession
 from runtime.errors import LoadError
-from runtime.loader import AUTO, checked, device_here, session_on
+from runtime.loader import AUTO, find_device, open_checked_session, open_session
 from runtime.opening import Opened
 from runtime.session import Origin
 from serving.remote import RemoteSession, open_model
@@ -60,7 +60,7 @@ def connect_site(opened: Opened, site: Site, folder: Path) -> SiteSession | Chec
         origin = opened.origin("site", names or "cpu")
         if opened.production:
             return SiteSession(opened.signature, router, origin)
-        return checked(opened, router, torch.device("cpu"), origin, any_start=True)
+        return open_checked_session(opened, router, torch.device("cpu"), origin, any_start=True)
     except BaseException:
         router.close()
         raise
@@ -74,7 +74,7 @@ def _open_router(opened: Opened, site: Site, folder: Path, executables: list[Exe
         """The executable on a device of this host."""
         if name == AUTO:
             raise LoadError(f"device {name!r} in a site: use 'cpu', 'cuda' or 'cuda:1'")
-        executable = session_on(opened, device_here(name)).executable
+        executable = open_session(opened, find_device(name)).executable
         executables.append(executable)
         return executable
 

@@ -11,8 +11,8 @@ from .repository import BUNDLE as BUNDLE
 from .repository import write_native_repository as write_native_repository
 from .repository import write_repository as write_repository
 from .repository import write_version as write_version
-from .versions import beside as beside
-from .versions import fact as fact
-from .versions import files_of as files_of
-from .versions import other_requests as other_requests
-from .versions import without as without
+from .versions import config_with_version as config_with_version
+from .versions import config_without_version as config_without_version
+from .versions import difference_of_requests as difference_of_requests
+from .versions import read_fact as read_fact
+from .versions import version_files as version_files

@@ -20,7 +20,7 @@ import torch
 from runtime.session import Binding, Session
 from serving.errors import RequestError, WrongVersionError
 from serving.triton.arrays import Arrays, Tensors
-from serving.wire import Form, Parts, Wire, WireTensor, library_of, locations
+from serving.wire import Form, Parts, Wire, WireTensor, library_of, locate_columns
 from soa.errors import SoaPipelineError
 from soa.memory import Collection, argument_tensors
 
@@ -106,8 +106,8 @@ class Core:
         self._digest = digest
         self._form = requests
         self._places = {
-            **locations(session.signature, self.wire.inputs, "input"),
-            **locations(session.signature, self.wire.outputs, "output"),
+            **locate_columns(session.signature, self.wire.inputs, "input"),
+            **locate_columns(session.signature, self.wire.outputs, "output"),
         }
         self._buffers: dict[tuple[int, ...], tuple[dict[str, Parts], Binding]] = {}
         """By the capacities of the dimensions: the columns by tensor name, and their binding."""
@@ -117,7 +117,7 @@ class Core:
         request."""
         if not isinstance(self._arrays, Tensors):
             return self._answer(requests)
-        answers = self._answer([_as_tensors(request) for request in requests])
+        answers = self._answer([_with_tensors(request) for request in requests])
         for i, (request, answer) in enumerate(zip(requests, answers, strict=True)):
             in_arrays = not any(
                 isinstance(array, torch.Tensor) for array in request.inputs.values()
@@ -128,17 +128,17 @@ class Core:
 
     def _answer(self, requests: Sequence[Request]) -> list[dict[str, Values] | RequestError]:
         """Answer requests: in common runs if they may be merged, else one by one."""
-        checked = [self._check(request) for request in requests]
+        checked = [self._make_job(request) for request in requests]
         jobs = [job for job in checked if isinstance(job, _Job)]
         if self._merge:
-            for run in self._runs(jobs):
+            for run in self._plan_runs(jobs):
                 self._run_merged(run)
         else:
             for job in jobs:
                 self._run_alone(job)
-        return [job if isinstance(job, RequestError) else self._result(job) for job in checked]
+        return [job if isinstance(job, RequestError) else self._job_result(job) for job in checked]
 
-    def _result(self, job: _Job) -> dict[str, Values] | RequestError:
+    def _job_result(self, job: _Job) -> dict[str, Values] | RequestError:
         """The outputs of a job by tensor name, joined if the request was cut, or its error."""
         if job.error is not None:
             return job.error
@@ -147,7 +147,7 @@ class Core:
         join = self._arrays.library.concatenate
         return {name: join([part[name] for part in job.answers]) for name in job.answers[0]}
 
-    def _check(self, request: Request) -> _Job | RequestError:
+    def _make_job(self, request: Request) -> _Job | RequestError:
         """The job of a request, or the error that it gets for an answer."""
         if request.digest is not None and request.digest != self._digest:
             return WrongVersionError(
@@ -204,7 +204,7 @@ class Core:
                 f"{dim} = {n} is outside the compiled range {limits.min} … {limits.max}"
             )
 
-    def _runs(self, jobs: Sequence[_Job]) -> list[_Run]:
+    def _plan_runs(self, jobs: Sequence[_Job]) -> list[_Run]:
         """Distribute the requests over runs, in order. Only a request with more rows than the
         compiled maximum is cut, into even pieces. The model has only one dimension."""
         (dim,) = self._session.signature.dims
@@ -223,7 +223,7 @@ class Core:
         """Run pieces of several requests as one, and give each its rows of the answer."""
         (dim,) = self._session.signature.dims
         try:
-            inputs = {name: _views(name, run.pieces) for name in self._input_names}
+            inputs = {name: _views_of_rows(name, run.pieces) for name in self._input_names}
             outputs = self._run(inputs, {dim: run.rows})
         except _FAILURES as error:
             for piece in run.pieces:
@@ -248,10 +248,10 @@ class Core:
     ) -> dict[str, Values]:
         """Run the artifact; the answer is in new memory. `inputs`: by tensor name, arrays to be
         joined. `rows`: by dimension, the sums of their rows."""
-        columns, binding = self._bound(rows)
+        columns, binding = self._bind_buffers(rows)
         for tensor in self.wire.inputs:
             values = [self._arrays.on_device(array) for array in inputs[tensor.name]]
-            _fill(tensor, columns[tensor.name], values, rows[tensor.rows])
+            _write_joined(tensor, columns[tensor.name], values, rows[tensor.rows])
         binding(rows)
         answers = {}
         for tensor in self.wire.outputs:
@@ -260,7 +260,7 @@ class Core:
         self._arrays.wait()
         return answers
 
-    def _bound(self, rows: Mapping[str, int]) -> tuple[dict[str, Parts], Binding]:
+    def _bind_buffers(self, rows: Mapping[str, int]) -> tuple[dict[str, Parts], Binding]:
         """The physical columns by tensor name, in collections with room for the rows, and their
         binding. They are kept for later calls."""
         signature = self._session.signature
@@ -284,7 +284,7 @@ class Core:
         return self._buffers[key]
 
 
-def _as_tensors(request: Request) -> Request:
+def _with_tensors(request: Request) -> Request:
     """The request with tensors: arrays are copied into tensors, tensors stay the same."""
     inputs = {
         name: array if isinstance(array, torch.Tensor) else torch.tensor(array)
@@ -301,7 +301,7 @@ def _even_cuts(n: int, limit: int) -> Iterable[tuple[int, int]]:
     return pairwise([n * i // parts for i in range(parts + 1)])
 
 
-def _views(name: str, pieces: Sequence[_Piece]) -> list[Values]:
+def _views_of_rows(name: str, pieces: Sequence[_Piece]) -> list[Values]:
     """The rows of the input `name` for one run, as views of the requests' arrays."""
     views = []
     for job, start, rows in pieces:
@@ -310,7 +310,7 @@ def _views(name: str, pieces: Sequence[_Piece]) -> list[Values]:
     return views
 
 
-def _fill(tensor: WireTensor, columns: Parts, values: Sequence[Values], n: int) -> None:
+def _write_joined(tensor: WireTensor, columns: Parts, values: Sequence[Values], n: int) -> None:
     """Write the arrays `values`, of `n` rows together, one after the other into the columns, with
     one copy if these are adjacent in memory."""
     if len(values) == 1:

@@ -113,7 +113,7 @@ def config_text(service: Service, checksums: Mapping[str, str] | None = None) ->
 
 def config_message(service: Service, checksums: Mapping[str, str] | None = None) -> Any:
     """Triton's `ModelConfig` message. `checksums`: see `config_text`."""
-    schema = _schema()
+    schema = _import_schema()
     wire = service.wire
     config = schema.ModelConfig(
         name=service.name, backend=service.backend, max_batch_size=service.max_batch_size
@@ -216,7 +216,7 @@ def _warmup_rows(service: Service) -> list[Mapping[str, int]]:
     return [smallest, {dim: largest}] if largest > smallest[dim] else [smallest]
 
 
-def _schema() -> Any:
+def _import_schema() -> Any:
     """Triton's protobuf messages of a configuration. Raises ServingError without tritonclient."""
     with needs_extra("serve", ServingError):
         from tritonclient.grpc import model_config_pb2

@@ -68,15 +68,15 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """The responses to requests that Triton gives at once, in order."""
-        answers = self._core.answer([_request(request) for request in requests])
-        return [_response(answer) for answer in answers]
+        answers = self._core.answer([_read_request(request) for request in requests])
+        return [_make_response(answer) for answer in answers]
 
     def finalize(self) -> None:
         """Triton calls this before it ends the process."""
         self._session.close()
 
 
-def _request(request: Any) -> Request:
+def _read_request(request: Any) -> Request:
     """The request with NumPy arrays, or with torch tensors if any input is on a GPU. Both share the
     memory of the request."""
     tensors = request.inputs()
@@ -117,7 +117,7 @@ def _digest_and_form(parameters: str) -> tuple[str | None, str | None]:
     return None if digest is None else str(digest), None if form is None else str(form)
 
 
-def _response(answer: dict[str, Any] | RequestError) -> Any:
+def _make_response(answer: dict[str, Any] | RequestError) -> Any:
     """The answer, or the error, as a response of Triton's Python backend."""
     if isinstance(answer, RequestError):
         code = pb_utils.TritonError.INVALID_ARG
@@ -125,11 +125,14 @@ def _response(answer: dict[str, Any] | RequestError) -> Any:
             code = pb_utils.TritonError.NOT_FOUND
         return pb_utils.InferenceResponse([], pb_utils.TritonError(str(answer), code))
     return pb_utils.InferenceResponse(
-        [pb_utils.Tensor.from_dlpack(name, _capsule(values)) for name, values in answer.items()]
+        [
+            pb_utils.Tensor.from_dlpack(name, _make_capsule(values))
+            for name, values in answer.items()
+        ]
     )
 
 
-def _capsule(values: Values) -> Any:
+def _make_capsule(values: Values) -> Any:
     """A DLPack capsule, without a copy. An empty array gets the strides that Triton expects: those
     of a contiguous array of its shape, without torch's minimum of 1 for each extent."""
     tensor = values if isinstance(values, Tensor) else from_numpy(values)

@@ -41,7 +41,7 @@ def write_repository(
         """Write the files of the version."""
         write_version(version, place(version / BUNDLE), service.digest)
 
-    return _write(out, service, fill, replace)
+    return _write_model(out, service, fill, replace)
 
 
 def write_version(folder: Path, bundle: Bundle, digest: str) -> None:
@@ -56,10 +56,14 @@ def write_native_repository(
     out: Path, service: Service, file: Path, *, replace: bool = False
 ) -> Path:
     """Write the folder for one of Triton's own backends, with only the file that it loads."""
-    return _write(out, service, lambda version: shutil.copyfile(file, version / file.name), replace)
+    return _write_model(
+        out, service, lambda version: shutil.copyfile(file, version / file.name), replace
+    )
 
 
-def _write(out: Path, service: Service, fill: Callable[[Path], object], replace: bool) -> Path:
+def _write_model(
+    out: Path, service: Service, fill: Callable[[Path], object], replace: bool
+) -> Path:
     """Write the folder of a served model, whole or not at all; return it. `fill` writes the files
     of the version into a new folder. Raises ServingError."""
     folder = out / service.name

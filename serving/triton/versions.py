@@ -16,7 +16,7 @@ _PER_VERSION = (DIGEST, TARGET)
 """The parameters that versions in one configuration may have of their own."""
 
 
-def fact(config: Any, key: str, number: int | str | None = None) -> str:
+def read_fact(config: Any, key: str, number: int | str | None = None) -> str:
     """A parameter of a `ModelConfig`; "" if it is not there. With a `number`, that version's own,
     if it has one."""
     for name in (f"{key}:{number}", key):
@@ -25,7 +25,7 @@ def fact(config: Any, key: str, number: int | str | None = None) -> str:
     return ""
 
 
-def other_requests(served: Any, new: Any) -> str | None:
+def difference_of_requests(served: Any, new: Any) -> str | None:
     """In what the requests to two `ModelConfig`s of a model differ; None: one may serve both."""
     new_requests = _requests(new)
     for name, value in _requests(served).items():
@@ -34,7 +34,7 @@ def other_requests(served: Any, new: Any) -> str | None:
     return None
 
 
-def beside(served: Any, others: Sequence[int], new: Any) -> Any:
+def config_with_version(served: Any, others: Sequence[int], new: Any) -> Any:
     """The `ModelConfig` that serves the one version of `new` beside at least one other.
 
     `others`: the numbers of these, which `served` describes. `new` and `served` are not changed.
@@ -44,26 +44,26 @@ def beside(served: Any, others: Sequence[int], new: Any) -> Any:
     config.version_policy.specific.versions[:] = [*others, number]
     for key in _PER_VERSION:
         for other in others:
-            config.parameters[f"{key}:{other}"].string_value = fact(served, key, other)
-        config.parameters[f"{key}:{number}"].string_value = fact(new, key)
-        config.parameters[key].string_value = fact(served, key, others[0])
+            config.parameters[f"{key}:{other}"].string_value = read_fact(served, key, other)
+        config.parameters[f"{key}:{number}"].string_value = read_fact(new, key)
+        config.parameters[key].string_value = read_fact(served, key, others[0])
     if served.model_warmup != new.model_warmup:  # another number of rows may not fit the others
         config.ClearField("model_warmup")
     return config
 
 
-def without(served: Any, left: Sequence[int], number: int) -> Any:
+def config_without_version(served: Any, left: Sequence[int], number: int) -> Any:
     """The `ModelConfig` that serves the versions `left` of `served`, at least one, and `number` no
     longer. `served` is not changed."""
     config = _copy(served)
     config.version_policy.specific.versions[:] = left
     for key in _PER_VERSION:
-        config.parameters[key].string_value = fact(served, key, left[0])
+        config.parameters[key].string_value = read_fact(served, key, left[0])
         config.parameters.pop(f"{key}:{number}", None)
     return config
 
 
-def files_of(model: Path, numbers: Sequence[int]) -> dict[str, Path]:
+def version_files(model: Path, numbers: Sequence[int]) -> dict[str, Path]:
     """The files of versions in a model's folder, by their paths there."""
     files = (file for number in numbers for file in (model / str(number)).rglob("*"))
     return {str(file.relative_to(model)): file for file in files if file.is_file()}
@@ -78,7 +78,7 @@ def _requests(config: Any) -> dict[str, object]:
     return {
         "inputs": inputs,
         "outputs": outputs,
-        "forms of requests": fact(config, REQUESTS),
+        "forms of requests": read_fact(config, REQUESTS),
         "largest batches": config.max_batch_size,
     }
 

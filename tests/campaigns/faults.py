@@ -933,8 +933,8 @@ FAULTS = (
     ),
     Fault(
         "an answer is written though a later part of it fails",
-        "            progress.add_answer(codec, None if rows == left else sum(rows.values()), answers)\n",
-        "            progress.add_answer(codec, None if rows == left else sum(rows.values()), answers)\n"
+        "            progress.add(codec, None if rows == left else sum(rows.values()), answers)\n",
+        "            progress.add(codec, None if rows == left else sum(rows.values()), answers)\n"
         "            progress.write()\n",
         ("test_a_part_that_fails_leaves_nothing_written",),
     ),

@@ -33,12 +33,12 @@ from pathlib import Path
 
 assert not [name for name in ("cc", "gcc", "g++", "clang++") if shutil.which(name)]
 import soa_runtime
-from runtime.opening import answer_bits
+from runtime.opening import digest_answers
 
 folder, said = Path(sys.argv[1]), {}
 for name in sys.argv[2:]:
     session = soa_runtime.load(folder, engine_name=name)
-    said[name] = answer_bits(session, folder / "reference.safetensors")
+    said[name] = digest_answers(session, folder / "reference.safetensors")
 assert "torch" not in sys.modules and Path(soa_runtime.__file__).is_relative_to(sys.prefix)
 print(json.dumps(said))
 """

@@ -19,7 +19,7 @@ from engines.kinds import host_cpu_levels
 from pipeline.promotion.pulling import pull
 from registry.bundle import Bundle
 from registry.store.registry import Registry
-from runtime.opening import answer_bits
+from runtime.opening import digest_answers
 from soa_pipeline import __version__
 from tests.models.project import (
     CONFIG,
@@ -64,7 +64,7 @@ def test_a_bundle_of_each_release_opens_and_is_right(
     assert (session.origin.version, session.origin.engine) == ("1", engine)
     require_right(session)
     if engine in WITHOUT_TORCH:
-        assert answer_bits(session, folder / "reference.safetensors") == recorded is not None
+        assert digest_answers(session, folder / "reference.safetensors") == recorded is not None
 
 
 def test_no_artifact_asks_for_an_executable_stack(folder: Path) -> None:

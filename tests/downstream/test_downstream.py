@@ -26,7 +26,7 @@ from registry.bundle.pulled import PulledNote, write_note
 from registry.errors import BundleError
 from registry.store.registry import Registry
 from registry.trust import sign
-from runtime.watch import PROFILE, Watcher, profiled, read_counts
+from runtime.watch import PROFILE, Watcher, make_profile, read_counts
 from runtime.watch.profile import components
 from soa import Signature
 from tests.models import cplusplus
@@ -133,7 +133,7 @@ def profiled_jets(jets: Built, tmp_path_factory: pytest.TempPathFactory) -> Path
         signature = Signature.from_dict(jets.bundle.manifest.signature)
         names = [component.key for component in components(signature)]
         rows = {name: random.normal(1, 1, 50).astype(np.float32) for name in names}
-        (folder / PROFILE).write_text(profiled([rows]).to_json())
+        (folder / PROFILE).write_text(make_profile([rows]).to_json())
 
     bundle = resealed(jets.bundle, tmp_path_factory.mktemp("profiled") / "jets", edit)
     return promoted(bundle.path)

@@ -29,7 +29,7 @@ from registry.store.registry import Registry
 from registry.trust import read_trusted
 from registry.version import DIGEST, Version
 from runtime.loader import load
-from serving.client.calls import _credentials
+from serving.client.calls import _read_credentials
 from serving.client.options import Tls
 from soa.errors import SoaPipelineError
 from soa.files import open_plain, read_plain
@@ -188,7 +188,7 @@ READERS: list[Callable[[Path, Path], object]] = [
     lambda folder, pipe: load_site(pipe),
     lambda folder, pipe: read_trusted(pipe),
     lambda folder, pipe: load_program(pipe),
-    lambda folder, pipe: _credentials(Tls(root_certificates=pipe)),
+    lambda folder, pipe: _read_credentials(Tls(root_certificates=pipe)),
 ]
 
 

@@ -126,11 +126,11 @@ from pathlib import Path
 
 begun = time.perf_counter()
 import soa_runtime
-from runtime.opening import answer_bits
+from runtime.opening import digest_answers
 
 folder, reference, absent = sys.argv[1:]
 session = soa_runtime.load(folder)
-report = {"bits": answer_bits(session, Path(folder, reference))}
+report = {"bits": digest_answers(session, Path(folder, reference))}
 report["seconds"] = time.perf_counter() - begun
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
 report["rss_mb"] = int(status["VmRSS"].split()[0]) / 1024

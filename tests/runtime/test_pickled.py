@@ -22,7 +22,7 @@ from registry.trust import sign
 from runtime.checked.test_mode import CheckedSession
 from runtime.devices.everywhere import MultiDeviceSession
 from runtime.errors import LoadError
-from runtime.loader import KEPT, Reopening, measured_session
+from runtime.loader import KEPT, Reopening, open_measured_session
 from runtime.opening import Opening, open_version
 from runtime.session.session import Session
 from runtime.versions.live import LiveSession
@@ -205,7 +205,7 @@ def require_not_pickled(session: Session | LiveSession) -> None:
 
 def test_a_session_for_measurements_is_not_pickled(registry: Registry) -> None:
     opened = open_version(Opening("jets/1", registry=registry))
-    require_not_pickled(measured_session(opened, TARGET, "exported"))
+    require_not_pickled(open_measured_session(opened, TARGET, "exported"))
 
 
 def test_a_live_session_is_not_pickled_but_its_version_is(registry: Registry) -> None:

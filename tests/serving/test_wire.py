@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from serving.errors import ServingError
-from serving.wire import FORMS, TRITON_DTYPES, Array, Form, Parts, Wire, WireTensor, locations
+from serving.wire import FORMS, TRITON_DTYPES, Array, Form, Parts, Wire, WireTensor, locate_columns
 from soa import Block, Collection, Layout, RowRange, Signature, column, scalar
 from soa.memory import argument_tensors
 from stages.reference.answers import row_major_inputs
@@ -62,7 +62,7 @@ def parts_of(
 ) -> dict[str, Parts]:  # fmt: skip
     """The parts of each tensor, as in a session that is bound to the collections."""
     arguments = argument_tensors(signature, collections, {"n": n})
-    places = locations(signature, tensors, role)
+    places = locate_columns(signature, tensors, role)
     arrays = [argument.numpy() for argument in arguments]
     return {tensor.name: places[tensor.name].parts(arrays) for tensor in tensors}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from runtime.checked.poison import poisoned, same_bytes, wrote_outside
+from runtime.checked.poison import make_poisoned, same_bytes, wrote_outside
 from soa import Block, Layout, RowRange, Signature, column, eigen, scalar
 from soa.layout import Storage
 
@@ -38,19 +38,19 @@ def signature(storage: Storage) -> Signature:
 
 @pytest.mark.parametrize("storage", STORAGES)
 def test_every_byte_is_poisoned(storage: Storage) -> None:
-    collection = poisoned(layout(storage), 5, 9, 0x5A)
+    collection = make_poisoned(layout(storage), 5, 9, 0x5A)
     assert (collection.n, collection.capacity) == (5, 9)
     assert all((piece.view(torch.uint8) == 0x5A).all() for piece in collection.memory())
 
 
 @pytest.mark.parametrize("storage", STORAGES)
 def test_floats_of_the_poison_0xff_are_nan(storage: Storage) -> None:
-    assert poisoned(layout(storage), 5, 5, 0xFF).tensor("x").isnan().all()
+    assert make_poisoned(layout(storage), 5, 5, 0xFF).tensor("x").isnan().all()
 
 
 @pytest.mark.parametrize("storage", STORAGES)
 def test_a_copy_holds_bytes_that_are_no_value(storage: Storage) -> None:
-    collection = poisoned(layout(storage), 5, 9, 0xFF)  # 0xFF is not a valid bool
+    collection = make_poisoned(layout(storage), 5, 9, 0xFF)  # 0xFF is not a valid bool
     copy = collection.to(collection.device)
     assert same_bytes(collection, copy)
     assert not wrote_outside(signature(storage), "o", copy, collection)
@@ -58,7 +58,7 @@ def test_a_copy_holds_bytes_that_are_no_value(storage: Storage) -> None:
 
 @pytest.mark.parametrize("storage", STORAGES)
 def test_rows_in_use_of_the_outputs_may_change(storage: Storage) -> None:
-    before = poisoned(layout(storage), 5, 9, 0xFF)
+    before = make_poisoned(layout(storage), 5, 9, 0xFF)
     after = before.to(before.device)
     for component in range(4):
         after.span("m", component).tensor()[:5] = 1.0
@@ -74,14 +74,14 @@ def test_rows_in_use_of_the_outputs_may_change(storage: Storage) -> None:
     [("x", 0, 5), ("other", 0, 0), ("m", 3, 5), ("flag", 0, 0)],  # 5: behind the last row
 )
 def test_any_other_byte_is_seen(storage: Storage, column: str, component: int, row: int) -> None:
-    before = poisoned(layout(storage), 5, 9, 0xFF)
+    before = make_poisoned(layout(storage), 5, 9, 0xFF)
     after = before.to(before.device)
     after.span(column, component).raw().numpy()[row * after.layout[column].own_alignment] = 0
     assert wrote_outside(signature(storage), "o", before, after)
 
 
 def test_the_last_byte_of_the_padding_is_seen() -> None:
-    before = poisoned(layout(), 5, 9, 0xFF)
+    before = make_poisoned(layout(), 5, 9, 0xFF)
     after = before.to(before.device)
     assert after.buffer is not None
     after.buffer[-1] = 0

@@ -12,7 +12,7 @@ import torch
 from engines.errors import RunError
 from runtime.devices.everywhere import MultiDeviceSession
 from runtime.errors import BindError
-from runtime.session.binding_checks import data_device
+from runtime.session.binding_checks import common_device
 from runtime.session.session import Session
 from soa import Collection
 from tests.models import rogues
@@ -87,18 +87,18 @@ def test_a_failed_deployment_is_an_error_of_its_event_and_the_next_one_tries_aga
 
 def test_the_device_of_an_event_is_that_of_its_collections() -> None:
     jets = Collection(JETS, 3)
-    assert data_device(jets, {"tags": jets}) == torch.device("cpu")
+    assert common_device(jets, {"tags": jets}) == torch.device("cpu")
 
 
 def test_collections_on_several_devices_are_refused() -> None:
     jets = Collection(JETS, 3)
     with pytest.raises(BindError, match="the collections lie on cpu, meta: they must all lie on"):
-        data_device(jets, {"tags": jets.to("meta")})
+        common_device(jets, {"tags": jets.to("meta")})
 
 
 def test_no_collections_have_no_device() -> None:
     with pytest.raises(BindError, match="no device"):
-        data_device({}, {})
+        common_device({}, {})
 
 
 def test_a_device_asked_for_before_a_close_is_not_deployed_after_it() -> None:

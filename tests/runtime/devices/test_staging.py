@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.checked.poison import poisoned, same_bytes, wrote_outside
+from runtime.checked.poison import make_poisoned, same_bytes, wrote_outside
 from runtime.devices.staging import Staging
 from runtime.errors import BindError
 from runtime.session.session import Session
@@ -73,7 +73,7 @@ def poisoned_outputs(
             outputs[name] = inputs[name]
         else:
             n, layout = case[SIGNATURE.rows_of[name]], SIGNATURE.layouts[name]
-            outputs[name] = poisoned(layout, n, n + 3, 0xFF, torch.device(device))
+            outputs[name] = make_poisoned(layout, n, n + 3, 0xFF, torch.device(device))
     return outputs
 
 

@@ -17,7 +17,7 @@ from engines.errors import EngineError
 from registry.bundle.digests import seal
 from registry.bundle.pinned import Pinned
 from registry.errors import BundleError
-from runtime.opening import Opened, Opening, copy_artifact, held_files, open_artifact, open_version
+from runtime.opening import Opened, Opening, copy_artifact, hold_files, open_artifact, open_version
 from runtime.session.session import Session
 from stages.reference.answers import Reference
 from tests.models.project import TARGET, Built
@@ -96,7 +96,7 @@ def test_another_process_judges_what_was_hashed(copy: Opened, tmp_path: Path) ->
     read = "import sys; sys.stdout.buffer.write(open(sys.argv[1], 'rb').read())"
     with (
         pytest.raises(BundleError, match="was changed after its digest was checked"),
-        held_files(copy, TARGET, "aoti") as held,
+        hold_files(copy, TARGET, "aoti") as held,
     ):
         (tmp_path / "garbage").write_bytes(b"garbage")
         os.replace(tmp_path / "garbage", copy.bundle.path / first)

@@ -360,6 +360,6 @@ def test_a_target_is_measured_on_a_device_of_its_kind(
 
     monkeypatch.setattr(loader, "open_artifact", note)
     opened = open_version(Opening(jets.bundle.path, mode="test"))
-    session = loader.measured_session(opened, target, "exported")
+    session = loader.open_measured_session(opened, target, "exported")
     assert session.device.type == device
     assert openings == [(target, "exported", device)]

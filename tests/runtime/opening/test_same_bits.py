@@ -17,7 +17,7 @@ from pipeline.loading import load
 from registry.bundle.bundle import Bundle
 from registry.promotion import Bits
 from registry.store.registry import Registry
-from runtime.opening import Opening, answer_bits, open_artifact, open_version
+from runtime.opening import Opening, digest_answers, open_artifact, open_version
 from runtime.session import Session
 from stages.errors import NotMeasuredError
 from stages.judging.reproducing import PROCESSORS, reproduce
@@ -152,7 +152,7 @@ def test_the_recorded_bits_are_of_the_artifact_as_a_host_runs_it(jets: Built) ->
     reference = jets.bundle.file(jets.bundle.manifest.reference)
     for name, candidate in jets.bundle.manifest.targets[TARGET].candidates.items():
         executable = open_artifact(opened, TARGET, name, torch.device("cpu"))
-        bits = answer_bits(Session(opened.signature, executable), reference)
+        bits = digest_answers(Session(opened.signature, executable), reference)
         assert bits == candidate.bits, (name, candidate.tile)
 
 

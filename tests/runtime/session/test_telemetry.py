@@ -182,7 +182,7 @@ process._EVERY_S = 0.01
 folder = Path(tempfile.mkdtemp())
 atexit.register(time.sleep, 0.3)  # what else the program does when it ends
 atexit.register(shutil.rmtree, folder)
-process.keep_written(lambda: print(folder.is_dir(), flush=True), "a test")
+process.write_regularly(lambda: print(folder.is_dir(), flush=True), "a test")
 """
 
 

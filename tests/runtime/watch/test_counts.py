@@ -17,8 +17,8 @@ from hypothesis.extra import numpy as arrays
 
 from runtime.errors import LoadError
 from runtime.watch.counts import Counter, Counts, read_counts
-from runtime.watch.profile import BINS, KINDS, Bins, bins_of, components, profiled
-from runtime.watch.tally import counted
+from runtime.watch.profile import BINS, KINDS, Bins, components, make_bins, make_profile
+from runtime.watch.tally import count_values
 from soa import Block, Collection, Layout, RowRange, Signature, column, eigen, scalar
 
 Array = npt.NDArray[Any]
@@ -51,20 +51,20 @@ def columns(draw: st.DrawFn) -> tuple[Array, Array]:
 @given(columns(), st.sampled_from([1, 100]))
 def test_values_are_counted_as_numpy_counts_them(both: tuple[Array, Array], times: int) -> None:
     reference, other = both[0], np.tile(both[1], times)
-    bins = bins_of(reference)
+    bins = make_bins(reference)
     edges = np.array(bins.edges)
     assert bins.counts == by_numpy(edges, reference)
     assert sum(bins.counts) == len(reference)
-    assert counted(bins.edges, other) == by_numpy(edges, other)
+    assert count_values(bins.edges, other) == by_numpy(edges, other)
 
 
 def test_denormal_numbers_are_zero_where_a_thread_takes_them_for_it() -> None:
     values = np.array([-1e-40, 1e-42, 0, 0.5, 1], np.float32)
-    edges = bins_of(values).edges
+    edges = make_bins(values).edges
     assert len(edges) == 5
     try:
         assert torch.set_flush_denormal(True)
-        assert counted(edges, values) == [0, 0, 0, 3, 0, 0, 0, 0, 1, 1]
+        assert count_values(edges, values) == [0, 0, 0, 3, 0, 0, 0, 0, 1, 1]
     finally:
         torch.set_flush_denormal(False)
 
@@ -74,19 +74,19 @@ def test_whole_numbers_are_counted_between_any_edges(dtype: str) -> None:
     limits = np.iinfo(dtype)
     values = np.array([limits.min, 1, 2, 3, limits.max], dtype)
     edges = np.array([limits.min - 0.5, 1.5, 2.5, limits.max + 0.5, 1e30, math.inf])
-    assert counted(edges.tolist(), values) == by_numpy(edges, values)
+    assert count_values(edges.tolist(), values) == by_numpy(edges, values)
 
 
 def test_a_few_different_values_have_a_bin_each() -> None:
     charges = np.array([-1, 1, 1, 2, 0, 0, 0], np.int32)
-    bins = bins_of(charges)
+    bins = make_bins(charges)
     assert bins.edges == [-1, 1, 2, 3]
     assert bins.counts == [0, 0, 0, 3, 0, 0, 1, 2, 1]
 
 
 def test_many_values_are_in_bins_of_the_same_number() -> None:
     values = np.random.default_rng(1).normal(size=16_000)
-    bins = bins_of(values)
+    bins = make_bins(values)
     assert len(bins.edges) == BINS + 1
     assert all(abs(count - 16_000 / BINS) <= 1 for count in bins.counts[len(KINDS) :])
 
@@ -115,7 +115,7 @@ SIGNATURE = Signature.build(
 def test_a_counter_takes_the_rows_in_use() -> None:
     keys = [component.key for component in components(SIGNATURE)]
     assert keys == ["jets/pt", "jets/p[0]", "jets/p[1]", "jets/rho", "tags/score"]
-    profile = profiled([{key: np.arange(1, 5, dtype=np.float32) for key in keys}])
+    profile = make_profile([{key: np.arange(1, 5, dtype=np.float32) for key in keys}])
     counter = Counter(profile, SIGNATURE)
     memory = {name: Collection(layout, 7) for name, layout in SIGNATURE.layouts.items()}
     memory["jets"]["pt"][:] = [1, 2, 2, np.nan, 0, 9, -1]

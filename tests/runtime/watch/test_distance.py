@@ -11,8 +11,8 @@ import pytest
 
 from runtime.errors import LoadError
 from runtime.watch.counts import Counts
-from runtime.watch.distance import LIMIT, Moved, drift
-from runtime.watch.profile import BINS, KINDS, Bins, Profile, profiled
+from runtime.watch.distance import LIMIT, Moved, measure_drift
+from runtime.watch.profile import BINS, KINDS, Bins, Profile, make_profile
 from runtime.watch.tally import counted
 
 Array = npt.NDArray[Any]
@@ -36,13 +36,13 @@ def drawn(seed: int, rows: int = ROWS) -> dict[str, Array]:
 @pytest.fixture(scope="module")
 def profile() -> Profile:
     """The bins of the columns, as they were when the version was built."""
-    return profiled([drawn(0)])
+    return make_profile([drawn(0)])
 
 
 def moved(profile: Profile, values: dict[str, Array]) -> list[Moved]:
     """The distance of each column from the profile, the largest one first."""
     columns = {key: counted(profile.columns[key].edges, column) for key, column in values.items()}
-    return drift(profile, Counts(model="m", version="1", digest="d", columns=columns))
+    return measure_drift(profile, Counts(model="m", version="1", digest="d", columns=columns))
 
 
 def reported(profile: Profile, values: dict[str, Array]) -> list[str]:
@@ -106,7 +106,7 @@ def test_of_unchanged_files_none_is_reported(rows: int) -> None:
     for _ in range(100):
         bins = {key: Bins(edges=edges, counts=counts) for key, counts in draw(20_000).items()}
         counts = Counts(model="m", version="1", digest="d", columns=draw(rows))
-        distances = drift(Profile(columns=bins), counts)
+        distances = measure_drift(Profile(columns=bins), counts)
         assert [item.column for item in distances if item.beyond(0)] == []
 
 
@@ -118,7 +118,7 @@ def test_a_column_of_nan_is_reported_and_one_without_values_is_not(profile: Prof
 def test_a_thousand_million_unchanged_rows_are_not_reported(profile: Profile) -> None:
     times = 10**9 // ROWS
     same = {key: [times * n for n in bins.counts] for key, bins in profile.columns.items()}
-    distances = drift(profile, Counts(model="m", version="1", digest="d", columns=same))
+    distances = measure_drift(profile, Counts(model="m", version="1", digest="d", columns=same))
     assert not any(item.beyond(LIMIT) for item in distances)
     assert distances[0].values == 10**9
 
@@ -131,4 +131,4 @@ def test_counts_in_other_bins_are_refused(
     columns: dict[str, list[int]], message: str, profile: Profile
 ) -> None:
     with pytest.raises(LoadError, match=message):
-        drift(profile, Counts(model="m", version="1", digest="d", columns=columns))
+        measure_drift(profile, Counts(model="m", version="1", digest="d", columns=columns))

@@ -26,7 +26,7 @@ from serving.errors import ServerError, ServerGoneError, VersionMismatchError
 from serving.local.external_program import LocalProgram, free_ports
 from serving.local.fleet import ENVOY_VARIABLE, EnvoyProxy, Fleet, find_envoy
 from serving.local.triton import Ports, ServerOptions, TritonServer
-from serving.metrics_reader import get
+from serving.metrics_reader import read_page
 from serving.remote.remote_session import RemoteSession
 from tests.serving.cluster.conftest import find_prometheus
 from tests.serving.conftest import Shop, until
@@ -65,7 +65,7 @@ def test_a_fleet_that_cannot_be_started_is_refused(
 
 def test_a_proxy_without_servers_refuses_at_once(envoy: Path, stall: Shop) -> None:
     with EnvoyProxy([("127.0.0.1", 1)]) as proxy:  # nobody listens there
-        assert proxy.healthy() == 0
+        assert proxy.count_healthy() == 0
         with pytest.raises(ServerGoneError):
             pipeline.load("mixed@production", device=proxy.url, registry=stall.registry)
 
@@ -141,7 +141,7 @@ def test_no_request_is_lost_when_a_server_dies_comes_back_and_hangs(
     first, second = fleet.servers
     answers = send(stall, session, REQUESTS, at_half=lambda: os.killpg(first.pid, signal.SIGKILL))
     check(stall, answers)
-    until(lambda: fleet.proxy.healthy() == 1)
+    until(lambda: fleet.proxy.count_healthy() == 1)
     before = served_by([second])
     check(stall, send(stall, session, 20))
     until(lambda: served_by([second]) == [before[0] + 20])  # counted after the answer
@@ -149,7 +149,7 @@ def test_no_request_is_lost_when_a_server_dies_comes_back_and_hangs(
     same = replace(second.options, ports=Ports(first.ports.grpc))
     first.stop()
     with TritonServer(stall.repository, same) as new:
-        until(lambda: fleet.proxy.healthy() == 2)
+        until(lambda: fleet.proxy.count_healthy() == 2)
         (idle,) = served_by([new])
 
         def serves_again() -> bool:
@@ -159,9 +159,9 @@ def test_no_request_is_lost_when_a_server_dies_comes_back_and_hangs(
         until(serves_again)
         answers = send(stall, session, REQUESTS, at_half=lambda: os.kill(new.pid, signal.SIGSTOP))
         check(stall, answers)
-        until(lambda: fleet.proxy.healthy() == 1)
+        until(lambda: fleet.proxy.count_healthy() == 1)
         os.kill(new.pid, signal.SIGCONT)
-        until(lambda: fleet.proxy.healthy() == 2)
+        until(lambda: fleet.proxy.count_healthy() == 2)
     session.close()
 
 
@@ -234,7 +234,7 @@ class Prometheus(LocalProgram):
     def ask_text(self, query: str) -> list[str]:
         """The values as Prometheus writes them."""
         encoded = urllib.parse.urlencode({"query": query})
-        answer = json.loads(get(f"http://{self._address}/api/v1/query?{encoded}"))
+        answer = json.loads(read_page(f"http://{self._address}/api/v1/query?{encoded}"))
         assert answer["status"] == "success", answer
         return [series["value"][1] for series in answer["data"]["result"]]
 

@@ -14,7 +14,7 @@ from serving.cluster.needs import (
     Storage,
     needs_of,
     object_name,
-    prometheus_at,
+    prometheus_with_port,
 )
 from serving.errors import ServingError
 from tests.serving.conftest import Shop
@@ -120,8 +120,8 @@ def test_options_that_no_cluster_can_take_are_refused(
     ("url", "address"), [("http://a", "http://a:9090"), ("https://a/", "https://a:443")]
 )
 def test_prometheus_has_a_default_port(url: str, address: str) -> None:
-    assert str(prometheus_at(url)) == address
+    assert str(prometheus_with_port(url)) == address
 
 
 def test_without_a_url_there_is_no_prometheus() -> None:
-    assert prometheus_at(None) is None
+    assert prometheus_with_port(None) is None

@@ -92,7 +92,7 @@ def test_the_server_of_a_wheel_gets_its_libraries_and_our_packages(tmp_path: Pat
 
 def test_the_server_of_a_wheel_gets_the_stub_of_this_python(tmp_path: Path) -> None:
     (tmp_path / "scratch").mkdir()
-    backends = find_triton(wheel(tmp_path / "env")).backend_folder(tmp_path / "scratch")
+    backends = find_triton(wheel(tmp_path / "env")).prepare_backends(tmp_path / "scratch")
     assert backends is not None
     names = {path.name for path in (backends / "python").iterdir()}
     assert names == {"libtriton_python.so", "triton_python_backend_stub"}

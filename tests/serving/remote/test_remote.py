@@ -442,7 +442,7 @@ def test_rows_that_depend_on_each_other_are_not_sent_in_several_messages(
 ) -> None:
     session = connect(shop, url, SMALL)
     service, server.service = server.service, replace(server.service, merge=False)
-    session.executable.look()  # type: ignore[attr-defined]
+    session.executable.update_form()  # type: ignore[attr-defined]
     server.service = service
     inputs, outputs = shop.event("jets", session, 1000)
     before = server.requests

@@ -26,7 +26,12 @@ from serving.client.options import HEADERS, RemoteOptions
 from serving.errors import ServerError, ServerGoneError, ServingError, TooLargeError
 from serving.local.triton import EXPLICIT, ServerOptions, TritonServer
 from serving.triton.config import Service, config_message
-from serving.triton.versions import beside, fact, other_requests, without
+from serving.triton.versions import (
+    config_with_version,
+    config_without_version,
+    difference_of_requests,
+    read_fact,
+)
 from tests.models.authorities import Certified, certify
 from tests.models.project import PASSED, answer, cli, refusal, resealed
 from tests.models.tagged import NAME, Event, Tags
@@ -59,31 +64,31 @@ def service(tags: Tags, number: int, **changes: Any) -> Service:
 def three(tags: Tags) -> Any:
     """The configuration of versions 1, 2 and 5, added in this order."""
     one, two, five = (config_message(service(tags, number)) for number in (1, 2, 5))
-    return beside(beside(one, [1], two), [1, 2], five)
+    return config_with_version(config_with_version(one, [1], two), [1, 2], five)
 
 
 def test_each_version_has_its_digest(three: Any) -> None:
     assert list(three.version_policy.specific.versions) == [1, 2, 5]
-    assert [fact(three, "digest", n) for n in (1, 2, 5)] == [str(n) * 64 for n in (1, 2, 5)]
+    assert [read_fact(three, "digest", n) for n in (1, 2, 5)] == [str(n) * 64 for n in (1, 2, 5)]
 
 
 def test_a_client_that_names_no_version_sees_the_digest_of_the_first_one(three: Any) -> None:
-    assert fact(three, "digest") == fact(three, "digest", "") == "1" * 64
+    assert read_fact(three, "digest") == read_fact(three, "digest", "") == "1" * 64
 
 
 def test_without_the_first_version_the_next_one_is_the_first(tags: Tags, three: Any) -> None:
-    remaining = without(three, [2, 5], 1)
+    remaining = config_without_version(three, [2, 5], 1)
     assert list(remaining.version_policy.specific.versions) == [2, 5]
-    assert fact(remaining, "digest") == fact(remaining, "digest", 1) == "2" * 64
-    assert fact(remaining, "target", 5) == tags.deployed.service.target
-    assert fact(remaining, "requests", 5) == "columns"
-    assert fact(remaining, "nothing", 5) == ""
+    assert read_fact(remaining, "digest") == read_fact(remaining, "digest", 1) == "2" * 64
+    assert read_fact(remaining, "target", 5) == tags.deployed.service.target
+    assert read_fact(remaining, "requests", 5) == "columns"
+    assert read_fact(remaining, "nothing", 5) == ""
 
 
 def test_each_version_has_its_target_and_form(tags: Tags, three: Any) -> None:
-    assert fact(three, "target", 5) == tags.deployed.service.target
-    assert fact(three, "requests", 5) == "columns"
-    assert fact(three, "nothing", 5) == ""
+    assert read_fact(three, "target", 5) == tags.deployed.service.target
+    assert read_fact(three, "requests", 5) == "columns"
+    assert read_fact(three, "nothing", 5) == ""
 
 
 @pytest.mark.parametrize(
@@ -95,13 +100,13 @@ def test_the_part_in_which_requests_of_two_versions_differ_is_named(
     tags: Tags, changes: dict[str, Any], part: str | None
 ) -> None:
     one, two = config_message(service(tags, 1)), config_message(service(tags, 2, **changes))
-    assert other_requests(one, two) == part
+    assert difference_of_requests(one, two) == part
 
 
 def test_rows_that_warm_up_one_version_may_not_fit_another(tags: Tags) -> None:
     one, two = config_message(service(tags, 1)), config_message(service(tags, 2, preferred=(7, 9)))
-    assert beside(one, [1], config_message(service(tags, 2))).model_warmup
-    assert not beside(one, [1], two).model_warmup
+    assert config_with_version(one, [1], config_message(service(tags, 2))).model_warmup
+    assert not config_with_version(one, [1], two).model_warmup
 
 
 # -- what cannot be loaded ------------------------------------------------------------------------
