@@ -21,10 +21,10 @@ from engines.lanes.planning import (
     Plan,
     Step,
     formula,
-    lowered_row,
-    planned,
-    traced_row,
-    written,
+    lower_row,
+    make_plan,
+    trace_row,
+    write_source,
 )
 from engines.lanes.values import Tensor
 from engines.target import Target
@@ -32,22 +32,24 @@ from soa.errors import SoaPipelineError
 from soa.text import plain
 
 
-def described(program: Path, target: Target) -> Iterator[str]:
-    """The parts of the description of a program.pt2, in the order in which they are made."""
-    row, arguments = traced_row(program)
+def describe(program: Path, target: Target) -> Iterator[str]:
+    """Compiles a program.pt2 as far as its C++, and yields a text on each stage: the graph of one
+    row, the tensors, the plan and the C++."""
+    row, arguments = trace_row(program)
     yield "=== graph of one row ===\n" + row.graph.print_readable(print_output=False)
-    lowered = lowered_row(row, arguments)
-    plan = planned(lowered)
+    lowered = lower_row(row, arguments)
+    plan = make_plan(lowered)
     names = {tensor: f"x{k}" for k, tensor in enumerate(lowered.tensors)}
     yield "=== tensors ==="
-    yield from (_tensor(plan, tensor, names) for tensor in lowered.tensors)
+    yield from (_describe_tensor(plan, tensor, names) for tensor in lowered.tensors)
     yield f"=== plan: {plan.size} slots of 4 bytes a row ==="
-    yield from (_step(step, names) for step in plan.steps)
-    yield "=== C++ ===\n" + written(plan, choose_widths(plan, target)).text
+    yield from (_describe_step(step, names) for step in plan.steps)
+    yield "=== C++ ===\n" + write_source(plan, choose_widths(plan, target)).text
 
 
-def _tensor(plan: Plan, tensor: Tensor, names: dict[Tensor, str]) -> str:
-    """A line on a tensor: its sources, dtype, shape and place, and the line of the model."""
+def _describe_tensor(plan: Plan, tensor: Tensor, names: dict[Tensor, str]) -> str:
+    """The line on a tensor: its sources, dtype, shape, its place in the arena, and the line of the
+    model that it comes from."""
     kind = type(tensor).__name__.lower()
     sources = ", ".join(names[source] for source in tensor.sources)
     place = f"slot {plan.places[tensor]}" if tensor in plan.places else "not stored"
@@ -57,8 +59,9 @@ def _tensor(plan: Plan, tensor: Tensor, names: dict[Tensor, str]) -> str:
     ).rstrip()
 
 
-def _step(step: Step, names: dict[Tensor, str]) -> str:
-    """A line on a step: of a kernel its loops, and what they compute and write."""
+def _describe_step(step: Step, names: dict[Tensor, str]) -> str:
+    """The line on a step of the plan. For a kernel it shows the loops, and what they compute and
+    write."""
     if not isinstance(step, Kernel):
         return f"{names[step]} = {type(step).__name__.lower()} of {names[step.source]}"
     loops = "".join(f"for {loop.name} < {loop.extent}: " for loop in step.loops)
@@ -67,17 +70,17 @@ def _step(step: Step, names: dict[Tensor, str]) -> str:
     return f"{loops}{names[step.into]}[{place}] = {names[step.source]}{inner}"
 
 
-def _exported(config: Path, folder: Path) -> Path:
+def _export_program(config: Path, folder: Path) -> Path:
     """Writes the program.pt2 of a config's model into a folder, and returns its path.
 
-    It imports `pipeline` and `stages` by name, since they lie above this package, which does not
-    need them otherwise."""
-    configs, capture = import_module("pipeline.config"), import_module("stages.capture")
-    settings = configs.load_config(config)
+    It imports `pipeline` and `stages` by name, since they are in layers above this package, which
+    does not need them otherwise."""
+    config_api, capture = import_module("pipeline.config"), import_module("stages.capture")
+    settings = config_api.load_config(config)
     signature = settings.signature()
-    model = import_module("stages.model").build_model(configs.source_of(settings))
+    model = import_module("stages.model").build_model(config_api.source_of(settings))
     model = model.train(False).requires_grad_(False)
-    inputs = configs.reference_inputs(settings, signature)
+    inputs = config_api.reference_inputs(settings, signature)
     arguments = capture.convention_arguments(signature, inputs, capture.example_case(signature))
     exported = capture.export_convention(model, signature, arguments)
     import_module("torch").export.save(exported, folder / "program.pt2")
@@ -96,9 +99,9 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as scratch:
             program = arguments.config
             if program.suffix != ".pt2":
-                program = _exported(program, Path(scratch))
-            for part in described(program, Target.parse(arguments.target)):
-                sys.stdout.write(plain(part, "\n") + "\n")
+                program = _export_program(program, Path(scratch))
+            for stage in describe(program, Target.parse(arguments.target)):
+                sys.stdout.write(plain(stage, "\n") + "\n")
     except SoaPipelineError as error:
         sys.stderr.write(plain(error) + "\n")
         return 1

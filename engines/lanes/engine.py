@@ -24,8 +24,11 @@ class LanesEngine(Engine, engine="lanes", order=5, options=False, torch=False):
     def compile(
         self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
     ) -> list[str]:
-        """Build a library, a kernel or a header. Also writes the target for the runner, and the
-        source of a library or kernel."""
+        """Writes a library for a CPU, a kernel for a GPU or a C++ header for `source` into `out`.
+
+        Returns the names of the files, of which the first is the artifact. Among the others are the
+        target, which the runner reads, and the source of a library or kernel.
+        """
         from engines.lanes.compiling import build, build_header, build_kernel
 
         if target.device == "source":

@@ -23,7 +23,8 @@ LONG = ("float64", "int64", "uint32")
 
 
 def carrier(dtype: str) -> str:
-    """The C++ vector type in which numbers of a dtype are computed: F, D, I or Q."""
+    """The C++ vector type in which numbers of a dtype are computed: F for float32 and smaller
+    floats, D for float64, I for int32 and smaller integers, Q for int64 and uint32."""
     if dtype in RANGES:
         return "Q" if dtype in LONG else "I"
     return "D" if dtype in LONG else "F"
@@ -58,20 +59,21 @@ def _bounds_of_product(a: Bounds, b: Bounds) -> Bounds:
 
 
 def _functions(arguments: int, carriers: str, **costs: int) -> dict[str, Function]:
-    """Functions with so many arguments, by name, from the cost of each."""
+    """A table of functions that all take `arguments` numbers; `costs` names each with its cost."""
     return {name: Function(cost, arguments, carriers) for name, cost in costs.items()}
 
 
 def _comparison(of_bools: str = "") -> Function:
     """A comparison of two numbers, whose result is a bool. `of_bools`: see `Function`."""
-    return Function(1, 2, result="bool", of_bools=of_bools)
+    return Function(cost=1, arguments=2, result="bool", of_bools=of_bools)
 
 
 def _operator(
     cost: int, text: str, carriers: str, of_bools: str = "", bounds: BoundsOf | None = None
 ) -> Function:
-    """A function that is an operator of C++; `text` has {} for each argument."""
-    return Function(cost, text.count("{}"), carriers, "", text, of_bools, bounds)
+    """A function that is an operator of C++, with as many arguments as `text` has {}."""
+    arguments = text.count("{}")
+    return Function(cost, arguments, carriers, text=text, of_bools=of_bools, bounds=bounds)
 
 
 ATEN: dict[str, Function] = {
@@ -117,7 +119,7 @@ FUNCTIONS: dict[str, Function] = {
     **_functions(3, "IQ", clamp=2),
     "same": _operator(0, "{}", "FDIQ"),
     "add": _operator(1, "{} + {}", "FDIQ", "{} | {}", lambda a, b: (a[0] + b[0], a[1] + b[1])),
-    "sub": _operator(1, "{} - {}", "FDIQ", "", lambda a, b: (a[0] - b[1], a[1] - b[0])),
+    "sub": _operator(1, "{} - {}", "FDIQ", bounds=lambda a, b: (a[0] - b[1], a[1] - b[0])),
     "div": _operator(4, "{} / {}", "FD"),
     **{f"to_{dtype}": Function(1, result=dtype) for dtype in (*RANGES, *FLOATS)},
     **{
@@ -129,18 +131,21 @@ FUNCTIONS: dict[str, Function] = {
 of a jagged collection, are the calls that are not here."""
 
 
-def call(name: str, arguments: Sequence[str], of_bools: bool = False) -> str:
-    """The C++ text of a function's result, from the texts of its arguments. `of_bools`: these are
-    bools."""
-    text = ""
+def call_text(name: str, arguments: Sequence[str], of_bools: bool = False) -> str:
+    """The C++ text that computes a function's result from the texts of its arguments, such as
+    ("mul", ["a + b", "c"]) -> "(a + b) * c". `of_bools`: the arguments are bools."""
+    operator = ""
     if name in FUNCTIONS:
         function = FUNCTIONS[name]
-        text = function.of_bools if of_bools and function.of_bools else function.text
-    return text.format(*map(enclosed, arguments)) if text else f"{name}({', '.join(arguments)})"
+        operator = function.of_bools if of_bools and function.of_bools else function.text
+    if not operator:
+        return f"{name}({', '.join(arguments)})"
+    return operator.format(*map(in_brackets, arguments))
 
 
-def enclosed(text: str) -> str:
-    """The text in brackets, unless it is a name or a call: all operators lie inside of brackets."""
+def in_brackets(text: str) -> str:
+    """The C++ text of an expression, in brackets if an operator is outside of brackets in it. A
+    name or a call, such as `f(a + b)`, stays as it is."""
     depth = 0
     for letter in text:
         if letter in "([":

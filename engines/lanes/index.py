@@ -23,7 +23,7 @@ class Variable:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The least and the largest value; so for each atom."""
+        """The least and the largest value. Each kind of atom has such bounds."""
         return 0, self.extent - 1
 
 
@@ -49,7 +49,7 @@ class Remainder:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Those of any remainder: `of` may have fewer."""
+        """The bounds of any remainder, though `of` may not reach all of them."""
         return 0, self.by - 1
 
 
@@ -84,7 +84,8 @@ Atom: TypeAlias = "Variable | Quotient | Remainder | Entry | OfRow"
 
 @dataclass(frozen=True)
 class Index:
-    """`constant` plus the sum of atom * factor over `terms`. Divisors are positive."""
+    """`constant` plus the sum of atom * factor over all `terms`. `//` and `%` take only positive
+    divisors."""
 
     terms: tuple[tuple[Atom, int], ...] = ()
     constant: int = 0
@@ -110,32 +111,33 @@ class Index:
         return Index(terms, self.constant * factor)
 
     def __floordiv__(self, by: int) -> Index:
-        """The quotient, rounded down; without a `Quotient` if it is a plain sum."""
+        """The quotient, rounded down. It contains a `Quotient` only if it is no plain sum."""
         whole, rest = self._split(by)
         if rest.bounds[1] < by:
             return whole
-        rest, by = rest._reduced(by)
+        rest, by = rest._cancelled(by)
         return whole + Index(((Quotient(rest, by), 1),))
 
     def __mod__(self, by: int) -> Index:
-        """The remainder, never negative; without a `Remainder` if it is a plain sum."""
+        """The remainder, which is never negative. It contains a `Remainder` only if it is no plain
+        sum."""
         _, rest = self._split(by)
         return rest if rest.bounds[1] < by else Index(((Remainder(rest, by), 1),))
 
     def _split(self, by: int) -> tuple[Index, Index]:
-        """(q, r) with self = q * by + r, where r is never negative. q has the terms whose factors
-        are multiples of `by`."""
-        whole = Index(tuple((a, f // by) for a, f in self.terms if f % by == 0))
-        rest = Index(tuple((a, f) for a, f in self.terms if f % by), self.constant)
-        below = rest.bounds[0] // by  # moved from r to q, so that the least r is 0 to `by` - 1
-        return whole + below, rest + -below * by
+        """Returns (q, r) with self = q * by + r; r is never negative, but may exceed `by`. Terms
+        whose factors are multiples of `by` are in q: 8 * i + j by 4 -> (2 * i, j)."""
+        whole = Index(tuple((atom, f // by) for atom, f in self.terms if f % by == 0))
+        rest = Index(tuple((atom, f) for atom, f in self.terms if f % by), self.constant)
+        shift = rest.bounds[0] // by  # moved from r to q, so that the least r is 0 to `by` - 1
+        return whole + shift, rest + -shift * by
 
-    def _reduced(self, by: int) -> tuple[Index, int]:
-        """A dividend and a divisor with the same quotient, without the common divisor of `by` and
-        all factors. The constant is rounded down, which changes no quotient: of g * a + c and
-        g * b it is that of a + c // g and b."""
-        common = math.gcd(by, *(f for _, f in self.terms))
-        terms = tuple((a, f // common) for a, f in self.terms)
+    def _cancelled(self, by: int) -> tuple[Index, int]:
+        """Divides the index and `by` by the common divisor g of `by` and all factors, and returns
+        both: (6 i + 5) // 4 -> (3 i + 2) // 2. The constant is rounded down, which does not change
+        the quotient, since (g * a + c) // (g * b) = (a + c // g) // b."""
+        common = math.gcd(by, *(factor for _, factor in self.terms))
+        terms = tuple((atom, factor // common) for atom, factor in self.terms)
         return Index(terms, self.constant // common), by // common
 
     @property
@@ -153,7 +155,8 @@ class Index:
                 yield from atom.at.atoms()
 
     def factor(self, variable: Variable) -> int | None:
-        """The factor of a variable; None if the index is not linear in it."""
+        """The factor of a variable, 0 if the index does not contain it; None if the index is not
+        linear in it."""
         own_factor = 0
         for atom, factor in self.terms:
             if atom == variable:
@@ -163,10 +166,10 @@ class Index:
         return own_factor
 
     def replaced(self, values: Mapping[Atom, Index]) -> Index:
-        """The index with `values` in place of their keys, simplified."""
+        """The index with each atom that is a key of `values` replaced by its value, simplified."""
         total = Index((), self.constant)
         for atom, factor in self.terms:
-            total = total + _replaced(atom, values) * factor
+            total = total + _replace_in(atom, values) * factor
         return total
 
 
@@ -174,8 +177,8 @@ Indices = tuple[Index, ...]
 """The index of an element: one for each dimension."""
 
 
-def _replaced(atom: Atom, values: Mapping[Atom, Index]) -> Index:
-    """The index that stands for an atom when variables have the given values."""
+def _replace_in(atom: Atom, values: Mapping[Atom, Index]) -> Index:
+    """The index that an atom becomes when it, or an atom inside it, is replaced by its value."""
     if atom in values:
         return values[atom]
     if isinstance(atom, Quotient):
@@ -188,12 +191,14 @@ def _replaced(atom: Atom, values: Mapping[Atom, Index]) -> Index:
 
 
 def _sum(terms: Sequence[tuple[Atom, int]], constant: int) -> Index:
-    """The sum of terms in which an atom may be several times."""
+    """The index that is the sum of terms. An atom may be in several terms; their factors are added,
+    and a term whose factor becomes 0 is left out."""
     factors: dict[Atom, int] = {}
     for atom, factor in terms:
         factors[atom] = factors.get(atom, 0) + factor
     nonzero = [(atom, factor) for atom, factor in factors.items() if factor]
-    # By name, so that sums of the same variables are equal in any order; other atoms come last.
+    # By name, so that sums of the same variables are equal in any order. Other atoms come last: "~"
+    # sorts after all letters.
     nonzero.sort(key=lambda term: getattr(term[0], "name", "~"))
     return Index(tuple(nonzero), constant)
 
@@ -204,12 +209,13 @@ def constant(value: int) -> Index:
 
 
 def variable(name: str, extent: int) -> Index:
-    """A loop variable as an index; with extent 1 it is the constant 0."""
+    """A loop variable as an index. A loop of extent 1 has no variable: it is the constant 0."""
     return Index(((Variable(name, extent), 1),)) if extent != 1 else Index()
 
 
 def entry(table: tuple[int, ...], at: Index) -> Index:
-    """The entry of a table. If the table's values have equal steps, a sum without the table."""
+    """Entry number `at` of a constant table, as an index. If the entries have equal steps, it is a
+    sum without the table: of (3, 5, 7) it is 2 * at + 3."""
     if len(table) == 1 or not at.terms:
         return constant(table[at.constant])
     step = table[1] - table[0]
@@ -231,8 +237,8 @@ def flat(index: Indices, shape: Sequence[int]) -> Index:
 def dot(index: Indices, strides: Sequence[int]) -> Index:
     """The position of an element in memory with these strides."""
     total = Index()
-    for place, stride in zip(index, strides, strict=True):
-        total = total + place * stride
+    for position, stride in zip(index, strides, strict=True):
+        total = total + position * stride
     return total
 
 
@@ -242,17 +248,19 @@ def is_linear(indices: Iterable[Index]) -> bool:
 
 
 def loops_of(indices: Iterable[Index]) -> tuple[Variable, ...]:
-    """The loop variables that are terms of the indices, in order."""
+    """The loop variables that are terms of the indices, in the order of the terms. One that is in
+    several indices is there several times."""
     atoms = (atom for index in indices for atom, _ in index.terms)
     return tuple(atom for atom in atoms if isinstance(atom, Variable))
 
 
 def reshaped(index: Indices, shape: Sequence[int], before: Sequence[int]) -> Indices:
-    """The index in shape `before` of the element that has `index` after a reshape to `shape`.
+    """The index that an element had in shape `before`, from its `index` after a reshape to `shape`:
+    for (6,) reshaped to (2, 3), (i, j) -> (3 * i + j,).
 
     The first size of both shapes may be known only at run time, because it is not used.
     """
     position = flat(index, shape)
-    places = [position // stride for stride in strides(before)]
-    rest = zip(places[1:], before[1:], strict=True)
-    return (*places[:1], *(place % size for place, size in rest))  # the first is below its size
+    quotients = [position // stride for stride in strides(before)]
+    others = zip(quotients[1:], before[1:], strict=True)
+    return (*quotients[:1], *(quotient % size for quotient, size in others))  # the first is small

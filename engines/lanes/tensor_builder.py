@@ -13,7 +13,7 @@ from engines.lanes.tensors import Argument, Constant, Map, Program, Uniform, Vie
 from engines.lanes.values import Call, Literal, Shape, Tensor, Value, Values
 
 HALF = ("float16", "bfloat16")
-_MOST_ITEMS = 1 << 40  # of a collection, so that no sum of such numbers wraps around
+_MOST_ITEMS = 1 << 40  # of a collection: so few that no sum of such numbers wraps around
 _FULL_WIDTH = ("bool", "int32", "int64")  # the arithmetic in functions.h has 32 or 64 bits
 
 
@@ -21,38 +21,43 @@ T = TypeVar("T", bound=Tensor)
 
 
 class NotKnown(Exception):
-    """There is no code for an operator, or for its arguments. The text is used in an error."""
+    """There is no code for an operator, or for its arguments. Its text names what has no code, and
+    becomes part of the error that the user sees."""
 
 
 class Builder:
-    """Adds tensors to a program. `line`, `operator`: those of the model from which they come."""
+    """Adds tensors to a program.
+
+    `line` and `operator` are those of the model that the tensors added next come from.
+    """
 
     def __init__(self) -> None:
         self.values = Values()
         self.program = Program(self.values)
         self.line, self.operator = "", ""
         self.counts: dict[Any, int] = {}
-        """For each jagged collection: the symbol of its number of items, and its index."""
+        """The index of each jagged collection, by torch's symbol for its number of items."""
 
     def count_of(self, size: Any) -> Value | None:
-        """The number of items of a collection, given by torch's symbol, or a known number. None if
-        no collection has this symbol."""
+        """The value of a size of torch: a number, or a symbol that stands for the number of items
+        of a collection. None if no collection has this symbol."""
         if isinstance(size, int):
             return self.values.literal(size, "int64")
         collection = self.counts.get(size.node.expr)
         if collection is None:
             return None
-        place = self.values.literal(collection, "int64")
-        return self.values.call("items", place, dtype="int64", bounds=(0, _MOST_ITEMS))
+        number = self.values.literal(collection, "int64")
+        return self.values.call("items", number, dtype="int64", bounds=(0, _MOST_ITEMS))
 
     def add(self, tensor: T) -> T:
-        """Appends a tensor to the program; its sources must be there already. Returns it."""
+        """Appends a tensor to the program, and returns it. Its sources must be there already."""
         tensor.line, tensor.operator = self.line, self.operator
         self.program.tensors.append(tensor)
         return tensor
 
-    def tensor(self, argument: Any, dtype: str | None = None) -> Tensor:
-        """Weights, a number, a Value or a Tensor as a Tensor. Cast to `dtype` if it is given."""
+    def as_tensor(self, argument: Any, dtype: str | None = None) -> Tensor:
+        """Returns an operator's argument as a Tensor of the program, cast to `dtype` if that is
+        given. The argument may be a tensor of torch (weights), a number, a Value, or a Tensor."""
         if isinstance(argument, Tensor):
             tensor: Tensor = argument
         elif isinstance(argument, torch.Tensor):
@@ -68,7 +73,7 @@ class Builder:
         return tensor if dtype is None else self.cast(tensor, dtype)
 
     def cast(self, tensor: Tensor, dtype: str) -> Tensor:
-        """The tensor with another dtype; itself if it has this one."""
+        """Returns the tensor converted to a dtype; the tensor itself if it has that dtype."""
         if tensor.dtype == dtype:
             return tensor
         converted = Map(self.values, dtype, lambda x: self.cast_value(x, dtype), [tensor], 1)
@@ -79,7 +84,8 @@ class Builder:
         return self.add(converted)
 
     def cast_value(self, value: Value, dtype: str) -> Value:
-        """Converts as torch does: to integers towards zero, else to the nearest number."""
+        """Returns a value converted to a dtype as torch does it: floats become integers by rounding
+        towards zero; all else becomes the nearest number."""
         if value.dtype == dtype:
             return value
         if isinstance(value, Call) and value.function == "to_float32":
@@ -99,57 +105,65 @@ class Builder:
         dtype: str,
         of: str | None = None,
     ) -> Tensor:
-        """Apply one of `FUNCTIONS` to arguments that are cast to `of` (default: `dtype`) and
-        expanded to `shape`. NotKnown if it has no code for this dtype."""
+        """Adds the results of one of `FUNCTIONS`, element by element, as a tensor.
+
+        The arguments are first expanded to `shape`, and cast to the dtype `of`, or to `dtype` if it
+        is None; the result has `dtype`. Raises NotKnown if the function has no code for `of`.
+        """
         of = of or dtype
         cost, carriers = FUNCTIONS[function].cost, FUNCTIONS[function].carriers
         if carrier(of) not in carriers:
             raise NotKnown(f"{function} of {of}")
-        sources = [self.expand(self.tensor(argument, of), shape) for argument in arguments]
+        sources = [self.expand(self.as_tensor(argument, of), shape) for argument in arguments]
 
         def call(*values: Value) -> Value:
-            return self.rounded(self.values.call(function, *values, dtype=dtype))
+            return self.round_value(self.values.call(function, *values, dtype=dtype))
 
         return self.add(Map(self.values, dtype, call, sources, cost))
 
-    def total(self, sums: Tensor) -> Tensor:
-        """Sums or products, rounded to their dtype."""
-        return self.map("same", [sums], sums.shape, sums.dtype) if _narrow(sums.dtype) else sums
+    def round_sums(self, sums: Tensor) -> Tensor:
+        """Returns sums or products rounded to their dtype, if they were computed in a wider type.
+        The function "same" changes nothing, but `map` rounds what it gives."""
+        return self.map("same", [sums], sums.shape, sums.dtype) if _is_narrow(sums.dtype) else sums
 
-    def rounded(self, value: Value) -> Value:
-        """The value rounded to its dtype, if functions.h computes in a wider type."""
-        if not _narrow(value.dtype):
+    def round_value(self, value: Value) -> Value:
+        """Returns the value rounded to its dtype if functions.h computed it in a wider type, else
+        the value itself. Integers wrap around."""
+        if not _is_narrow(value.dtype):
             return value
         return self.values.call(f"rounded_{value.dtype}", value, dtype=value.dtype)
 
     def view(self, base: Tensor, shape: Sequence[int], where: Callable[[Indices], Indices]) -> View:
-        """A view of this shape. `where`: the index in `base`, from that in the view."""
+        """Adds a view of this shape. `where` gives the index of an element in `base` from its index
+        in the view."""
         return self.add(View(base, tuple(shape), where))
 
     def expand(self, tensor: Tensor, shape: Shape) -> Tensor:
-        """A view with the given shape, by torch's rules of broadcasting."""
+        """Returns a view that broadcasts the tensor to a shape by torch's rules; the tensor itself
+        if it has this shape."""
         if tensor.shape == tuple(shape):
             return tensor
         if isinstance(tensor.root, Argument):
             tensor = self.copy(tensor)  # which is stored if it is converted and read often
         lacking, sizes = len(shape) - len(tensor.shape), tensor.shape
-        is_same = [own == wide for own, wide in zip(sizes, shape[lacking:], strict=True)]
+        has_size = [own == wide for own, wide in zip(sizes, shape[lacking:], strict=True)]
 
         def where(index: Indices) -> Indices:
-            own = zip(index[lacking:], is_same, strict=True)
-            return tuple(place if same else constant(0) for place, same in own)
+            own_dims = zip(index[lacking:], has_size, strict=True)
+            return tuple(i if whole else constant(0) for i, whole in own_dims)
 
         return self.view(tensor, shape, where)
 
     def copy(self, tensor: Tensor) -> Tensor:
-        """A copy, which the plan can store though the tensor itself is a view or an argument."""
+        """Adds a copy of a tensor. The plan can store the copy even if the tensor itself is a view
+        or an argument."""
         copied = self.add(Map(self.values, tensor.dtype, lambda x: x, [tensor], 0))
         copied.bounds = tensor.bounds
         return copied
 
-    def in_memory(self, tensor: Tensor) -> Tensor:
-        """The tensor or a copy, for a reader that needs it in memory (see `plan.in_memory`) so that
-        an element's address is linear in each index."""
+    def storable(self, tensor: Tensor) -> Tensor:
+        """Returns the tensor, or a copy of it, such that the plan can store its elements at
+        addresses that are linear in each index. Some readers need it (see `plan.in_memory`)."""
         base, index = tensor, tensor.variables()
         while isinstance(base, View):
             index = base.where(index)
@@ -159,11 +173,11 @@ class Builder:
         return tensor
 
 
-def _narrow(dtype: str) -> bool:
-    """True if functions.h computes in a wider type."""
+def _is_narrow(dtype: str) -> bool:
+    """True if functions.h computes numbers of this dtype in a wider type."""
     return dtype in HALF or (dtype in RANGES and dtype not in _FULL_WIDTH)
 
 
 def dtype_of(number: Any) -> str:
-    """The dtype that torch gives to a Python number."""
+    """The dtype that torch gives to a Python number: bool, int64 or float32."""
     return {bool: "bool", int: "int64"}.get(type(number), "float32")

@@ -34,31 +34,35 @@ from engines.lanes.values import At, Number, Read, Shape, Tensor, Value, Values
 from soa.dtypes import itemsize
 
 UNKNOWN = -1
+"""The size of a dimension that only a call tells: the number of items of a collection."""
 
 
 @contextmanager
 def named_in_errors(tensor: Tensor) -> Iterator[None]:
-    """Turns an unexpected error inside into a refusal that names the operator of `tensor`."""
+    """Turns an unexpected error inside the `with` block into a NotApplicableError that names the
+    operator of `tensor`."""
     try:
         yield
     except (EngineError, MemoryError):
         raise
     except Exception as error:
-        raise no_code(tensor.operator, tensor.line, error) from error
+        raise no_code_error(tensor.operator, tensor.line, error) from error
 
 
-def no_code(operator: str, line: str, error: Exception) -> NotApplicableError:
-    """An error of the compiler, which did not expect an operator's arguments, as a refusal."""
+def no_code_error(operator: str, line: str, error: Exception) -> NotApplicableError:
+    """The NotApplicableError to raise for an error of our own code, which did not expect such
+    arguments of an operator. `line`: that of the model; empty if it is not known."""
     where = f" ({line})" if line else ""
     why = f"{type(error).__name__}: {first_line(error)}"
     return NotApplicableError(f"it has no code for {operator} with these arguments{where}: {why}")
 
 
 class Argument(Tensor):
-    """Columns of the caller's memory. `first`: the index of the first one among all columns.
+    """Columns in the caller's memory: one, or all those of a matrix.
 
-    `kind`: the letter in `Program.kinds`. `items`: the index of the jagged collection whose items
-    the columns hold; None if they hold rows.
+    first : the index of the first of them among the columns of all arguments.
+    kind : the letter of the argument in `Program.kinds`.
+    items : the index of the jagged collection whose items the columns hold; None if they hold rows.
     """
 
     def __init__(
@@ -73,13 +77,16 @@ class Argument(Tensor):
 
 
 class Constant(Tensor):
-    """Weights, and values computed only from weights."""
+    """Weights, and values computed only from weights. They are the same for all rows.
+
+    `uniform` is the number that all elements are; None if they differ.
+    """
 
     def __init__(self, values: Values, data: torch.Tensor) -> None:
         dtype = str(data.dtype).removeprefix("torch.")
         super().__init__(values, tuple(data.shape), dtype)
         self.data = data.detach().contiguous()
-        self.uniform: Number | None = _only_number(self.data)
+        self.uniform: Number | None = _uniform_number(self.data)
         if self.bounds is not None and self.data.numel():
             self.bounds = int(self.data.min()), int(self.data.max())
 
@@ -92,8 +99,9 @@ class Constant(Tensor):
         return self.values.read(self, index)
 
 
-def _only_number(data: torch.Tensor) -> Number | None:
-    """The number that all elements are, to the bit: 0.0 and -0.0 differ. None if they differ."""
+def _uniform_number(data: torch.Tensor) -> Number | None:
+    """The number that all elements are, bit for bit (0.0 and -0.0 differ). None if there is no such
+    number."""
     if not data.numel():
         return None
     number: Number = data.flatten()[0].item()
@@ -104,7 +112,8 @@ def _only_number(data: torch.Tensor) -> Number | None:
 
 
 class Uniform(Tensor):
-    """A tensor with the same value in all elements: a number, or a collection's number of items."""
+    """A tensor whose elements all have the same value: a number, or a collection's number of items,
+    which differs between calls."""
 
     def __init__(self, values: Values, shape: Shape, value: Value) -> None:
         super().__init__(values, shape, value.dtype)
@@ -115,7 +124,10 @@ class Uniform(Tensor):
 
 
 class Map(Tensor):
-    """A function, applied element by element to tensors of the same shape."""
+    """The results of a function that is applied element by element to tensors of the same shape.
+
+    `cost` is that of the function alone.
+    """
 
     def __init__(
         self,
@@ -134,7 +146,8 @@ class Map(Tensor):
 
 
 class View(Tensor):
-    """The elements of another tensor, at indices given by the function `where`."""
+    """The elements of `base` in another arrangement: `where` gives the index of an element in the
+    base from its index in the view."""
 
     def __init__(self, base: Tensor, shape: Shape, where: Callable[[Indices], Indices]) -> None:
         super().__init__(base.values, shape, base.dtype, base)
@@ -148,7 +161,7 @@ class View(Tensor):
 
     @property
     def repeats(self) -> bool:
-        """True if an element of the base may be read more than once."""
+        """True if the view has more elements than its base, so that some are read repeatedly."""
         return UNKNOWN not in self.shape and self.count > max(self.base.count, 1)
 
     def element(self, index: Indices, at: At) -> Value:
@@ -156,12 +169,13 @@ class View(Tensor):
 
 
 Pick: TypeAlias = "Tensor | Callable[[Indices], Index]"
-"""An index along one dimension: a tensor if it differs between rows, else a function."""
+"""How the index along one dimension of a base is found for an element of the result: a tensor of
+indices if they may differ between rows, else a function of the element's index."""
 
 
 class Gathered(Tensor):
-    """The elements of `base` at `picks`, one for each dimension of `base`. At least one of them is
-    an integer tensor of this shape.
+    """The elements of `base` at `picks`, of which there is one for each dimension of `base`. At
+    least one of them is a tensor; its integers have this tensor's shape.
 
     For an index outside the base, the element is NaN (0 for integers), and nothing outside is read.
     """
@@ -170,29 +184,31 @@ class Gathered(Tensor):
         tensors = [pick for pick in picks if isinstance(pick, Tensor)]
         super().__init__(base.values, shape, base.dtype, base, *tensors)
         self.base, self.picks = base, picks
+        # About 6 instructions keep an index inside the base, load the element and select it.
         self.cost = 6 + sum(tensor.cost for tensor in tensors)
 
     def element(self, index: Indices, at: At) -> Value:
-        """The element at the picked place. An index that is out of bounds gives NaN or 0."""
-        values, places, inside = self.values, [], []
+        """The element at the picked index; NaN or 0 if that is outside the base. The read is at the
+        nearest index inside, so that it never leaves the base's memory."""
+        values, base_index, conditions = self.values, [], []
         for pick, size in zip(self.picks, self.base.shape, strict=True):
             if not isinstance(pick, Tensor):
-                places.append(pick(index))
+                base_index.append(pick(index))
                 continue
             picked = clamped = at(pick, index)
             if size != UNKNOWN and picked.bounds is not None:
-                clamped = self._clamped(picked, size)
+                clamped = self._clamp(picked, size)
             if clamped is not picked:
-                inside.append(values.call("eq", clamped, picked, dtype="bool"))
-            places.append(as_index(clamped))
-        element = at(self.base, tuple(places))
-        nothing = values.literal(float("nan") if self.dtype not in RANGES else 0, self.dtype)
-        for is_inside in inside:
-            element = values.call("select", is_inside, element, nothing, dtype=self.dtype)
+                conditions.append(values.call("eq", clamped, picked, dtype="bool"))
+            base_index.append(as_index(clamped))
+        element = at(self.base, tuple(base_index))
+        outside = values.literal(float("nan") if self.dtype not in RANGES else 0, self.dtype)
+        for is_inside in conditions:
+            element = values.call("select", is_inside, element, outside, dtype=self.dtype)
         return element
 
-    def _clamped(self, picked: Value, size: int) -> Value:
-        """The nearest index inside of a dimension; `picked` itself if it is never outside."""
+    def _clamp(self, picked: Value, size: int) -> Value:
+        """The nearest index from 0 to `size` - 1; `picked` itself if it is always one of these."""
         low, high = picked.bounds or RANGES["int64"]
         if low >= 0 and high < size:
             return picked
@@ -202,10 +218,11 @@ class Gathered(Tensor):
 
 
 def as_index(value: Value) -> Index:
-    """A value as an index: a constant, an entry of a constant table, or `OfRow`."""
+    """A value as an index along a dimension: a constant, an entry of a constant table, or, if it
+    may differ between rows, `OfRow`."""
     if value.bounds is not None and value.bounds[0] == value.bounds[1]:
         return constant(value.bounds[0])
-    of_row = isinstance(value, Read) and any(place.of_row for place in value.index)
+    of_row = isinstance(value, Read) and any(position.of_row for position in value.index)
     if isinstance(value, Read) and isinstance(value.tensor, Constant) and not of_row:
         table = tuple(int(number) for number in value.tensor.data.flatten().tolist())
         return entry(table, flat(value.index, value.tensor.shape))
@@ -213,8 +230,12 @@ def as_index(value: Value) -> Index:
 
 
 class Reduction(Tensor):
-    """A reduction over some dimensions of a tensor. `kind`: sum, max, min, prod, any, all, argmax
-    or argmin. `keep`: the dimensions stay, with size 1."""
+    """A reduction over some dimensions of a tensor.
+
+    kind : sum, max, min, prod, any, all, argmax or argmin.
+    dims : the dimensions that are reduced. None of them is negative.
+    keep : whether these dimensions stay, with size 1.
+    """
 
     def __init__(
         self, kind: str, source: Tensor, dims: Sequence[int], dtype: str, keep: bool
@@ -232,23 +253,25 @@ class Reduction(Tensor):
         return self.values.read(self, index)
 
     def steps(self) -> Indices:
-        """The variables of the reduced dimensions."""
+        """The loop variables of the reduction: one for each dimension that is reduced."""
         return tuple(variable(f"k{d}", self.source.shape[d]) for d in self.dims)
 
     def term(self, index: Indices, at: At) -> Value:
-        """The element of the source that is reduced at a step."""
+        """The element of the source that a step of the loops adds to the result at `index`, or
+        compares with it."""
         rank = len(self.source.shape)
         kept_dims = range(rank) if self.keep else [d for d in range(rank) if d not in self.dims]
-        places = dict(zip(kept_dims, index, strict=True))
-        places |= zip(self.dims, self.steps(), strict=True)
-        return at(self.source, tuple(places[d] for d in range(rank)))
+        by_dim = dict(zip(kept_dims, index, strict=True))
+        by_dim |= zip(self.dims, self.steps(), strict=True)
+        return at(self.source, tuple(by_dim[d] for d in range(rank)))
 
 
 class Product(Tensor):
-    """A sum of products of two tensors' elements: matrix products and convolutions.
+    """Sums of products of two tensors' elements: matrix products and convolutions.
 
-    `left_at` and `right_at` give the indices of the two elements that are multiplied, from the
-    index of the result and the steps.
+    sizes : the number of steps of each loop of the sum.
+    left_at, right_at : give the indices of the two elements that are multiplied, from the index of
+        the result and the loop variables of the sum.
     """
 
     def __init__(
@@ -268,31 +291,33 @@ class Product(Tensor):
         return self.values.read(self, index)
 
     def steps(self) -> Indices:
-        """The variables of the sum."""
+        """The loop variables of the sum."""
         return tuple(variable(f"k{d}", size) for d, size in enumerate(self.sizes))
 
     def operands(self, index: Indices, at: At) -> tuple[Value, Value]:
-        """The two elements that are multiplied at a step."""
+        """The two elements that a step of the loops multiplies for the result at `index`."""
         steps = self.steps()
         left, right = self.left_at(index, steps), self.right_at(index, steps)
         return self._read(self.left, left, at), self._read(self.right, right, at)
 
     def _read(self, operand: Tensor, index: Indices, at: At) -> Value:
-        """An operand's element. Weights are read from memory also if all are the same number."""
+        """The element of an operand. Weights are read from memory even if they are all the same
+        number, which `at` would give as a literal."""
         weights = isinstance(operand, Constant)
         return self.values.read(operand, index) if weights else at(operand, index)
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of an assembly: the elements of `source`, written at the indices given by `place`."""
+    """A part of an assembly: the elements of `source`. `place` gives the index at which an element
+    is written from its index in the source."""
 
     source: Tensor
     place: Callable[[Indices], Indices]
 
 
 class Assembly(Tensor):
-    """A tensor made of parts. A later part overwrites earlier ones."""
+    """A tensor that is written part by part. Where two parts overlap, the later one counts."""
 
     def __init__(self, values: Values, shape: Shape, dtype: str, parts: Sequence[Part]) -> None:
         super().__init__(values, shape, dtype, *(part.source for part in parts))
@@ -300,8 +325,8 @@ class Assembly(Tensor):
 
 
 class Beside(Tensor):
-    """A concatenation along a dimension other than the first. It is never stored, because its first
-    dimension is a collection's items."""
+    """A concatenation of items' columns: along a dimension `dim` other than the first, which is the
+    items of a collection. It is never stored, because the number of items is not known."""
 
     def __init__(self, values: Values, shape: Shape, sources: Sequence[Tensor], dim: int) -> None:
         super().__init__(values, shape, sources[0].dtype, *sources)
@@ -311,17 +336,17 @@ class Beside(Tensor):
         for atom in index[self.dim].atoms():
             if isinstance(atom, Variable):
                 return self.values.open(atom, self.dtype)
-        place = index[self.dim].constant  # first along all sources, then along one
+        position = index[self.dim].constant  # first along all sources, then along one
         for source in self.sources:
-            if place < source.shape[self.dim]:
-                return at(source, (*index[: self.dim], constant(place), *index[self.dim + 1 :]))
-            place -= source.shape[self.dim]
+            if position < source.shape[self.dim]:
+                return at(source, (*index[: self.dim], constant(position), *index[self.dim + 1 :]))
+            position -= source.shape[self.dim]
         raise IndexError(index)
 
 
 class Joined(Tensor):
-    """A concatenation along the first dimension. The first tensor has `items` elements, a number
-    that each call gives.
+    """A concatenation along the first dimension. The first of the `sources` holds the items of a
+    collection, whose number `items` each call gives; the others have known sizes.
 
     It is never stored: each row reads only its own few items.
     """
@@ -333,23 +358,24 @@ class Joined(Tensor):
         self.items = items
 
     def element(self, index: Indices, at: At) -> Value:
-        values, place = self.values, self._as_value(index[0])
-        element = at(self.sources[0], (as_index(place), *index[1:]))
-        begin = self.items
+        values, position = self.values, self._as_value(index[0])
+        element = at(self.sources[0], (as_index(position), *index[1:]))
+        begin = self.items  # of the next source, in the concatenation
         for source in self.sources[1:]:
             bounds = (0, source.shape[0] - 1)
             least, most = (values.literal(end, "int64") for end in bounds)
-            from_begin = values.call("sub", place, begin, dtype="int64")
-            inside = values.call("clamp", from_begin, least, most, dtype="int64", bounds=bounds)
-            own_element = at(source, (as_index(inside), *index[1:]))
-            before = values.call("lt", place, begin, dtype="bool")
-            element = values.call("select", before, element, own_element, dtype=self.dtype)
+            in_source = values.call("sub", position, begin, dtype="int64")
+            clamped = values.call("clamp", in_source, least, most, dtype="int64", bounds=bounds)
+            own_element = at(source, (as_index(clamped), *index[1:]))
+            is_before = values.call("lt", position, begin, dtype="bool")
+            element = values.call("select", is_before, element, own_element, dtype=self.dtype)
             size = values.literal(source.shape[0], "int64")
             begin = values.call("add", begin, size, dtype="int64")
         return element
 
     def _as_value(self, index: Index) -> Value:
-        """An index as a value. NotImplementedError unless it is a sum of numbers of rows."""
+        """An index as a value. Raises NotImplementedError unless it is a sum of a constant and of
+        values that differ between rows (`OfRow`)."""
         total = self.values.literal(index.constant, "int64")
         for atom, factor in index.terms:
             if not isinstance(atom, OfRow) or factor != 1:
@@ -362,9 +388,10 @@ class Joined(Tensor):
 
 
 class Sorted(Tensor):
-    """The first `shape[dim]` elements along a dimension in descending or ascending order.
+    """The first `count` elements along a dimension in descending or ascending order.
 
-    NaN is the largest; equal elements keep their order. `places`: the original indices.
+    NaN is the largest; equal elements keep their order. `places` is a tensor of its own: the index
+    in `source` of each element.
     """
 
     def __init__(self, source: Tensor, dim: int, count: int, descending: bool) -> None:
@@ -377,16 +404,18 @@ class Sorted(Tensor):
 
 @dataclass(frozen=True)
 class Ranks:
-    """The nodes of a forest by column, and in each column by threshold: those where a row goes
-    right come first.
+    """The nodes of a forest, sorted by column and then by threshold. A row goes right at the first
+    nodes of a column, up to its own value, and left at all others. For words see `Forest`.
 
     thresholds : (E,), float32 or float64
+        The threshold of each node.
     nodes : (E, 2), int32
-        The word of a node, and the bits of the word that it keeps if a row goes right.
+        The word of each node, and the bits of the word that it keeps if a row goes right.
     columns : (F + 1, 2), int32
-        The first node and the first mask of each column.
+        For each column, the number of its first node and of its first mask; then where all end.
     masks : (M, W), int32
-        All words after the first 0, `step`, 2 `step`, ... nodes of a column. W is a multiple of 16.
+        For each column, what is left of all words if a row goes right at none of its nodes, at the
+        first `step` nodes, at the first 2 `step`, ... W is a multiple of 16.
     """
 
     thresholds: torch.Tensor
@@ -398,16 +427,17 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Paths:
-    """The nodes of a forest as they follow each other: the roots, and then the two children of a
-    node beside each other. A leaf is its own child.
+    """The nodes of a forest in the order in which rows go down: the roots of all trees first. The
+    two children of a node are beside each other. A leaf is its own child.
 
     nodes : (N, 3 or 4), int32
-        The column that a node compares, its left child, and the bits of its threshold, float32 or
-        float64. Of a leaf: the number of columns, the leaf itself, and the number of the leaf.
+        For an inner node: the column that it compares, its left child, and the bits of its
+        threshold, in one number for float32, in two for float64. For a leaf: the number of columns,
+        the leaf itself, and the leaf's number among the leaves.
     together : int
-        In so many trees a row goes down at once.
+        The number of trees in which a row goes down at the same time.
     deep : bool
-        Whether any number of rows goes down; otherwise only a few.
+        Whether these nodes are used for any number of rows; otherwise for a few rows only.
     """
 
     nodes: torch.Tensor
@@ -417,24 +447,28 @@ class Paths:
 
 @dataclass(frozen=True)
 class Forest:
-    """Decision trees as tables. A word has a bit for each of up to 32 leaves of a tree, from left
-    to right; a tree has as many words as it needs.
+    """Decision trees as tables, in which the leaf that a row reaches is found by clearing bits.
+
+    A word is 32 bits, one for each of up to 32 leaves of a tree, from left to right; a tree has as
+    many words as it needs. At first all bits are set. At each node where a row goes right, the bits
+    of the leaves below its left child are cleared. The first bit that is left is the row's leaf.
 
     thresholds : (E,), float32 or float64
-        Of the nodes, in the order in which they are compared: word after word.
+        The thresholds of the nodes, in the order in which they are compared: word after word. A
+        node that clears bits in several words is there several times.
     nodes : (E, 2), int32
         The column that a node compares, and the bits of the word that it keeps if a row goes right.
     words : (W + 1,), int32
-        The first node of each word.
+        For each word, the number of its first node; then where all end.
     trees : (T + 1, 2), int32
-        The first word of each tree, and the number of its first leaf.
+        For each tree, its first word and the number of its first leaf; then where all end.
     equal : bool
         Whether a row goes left if its column equals the threshold.
     ranks : Ranks or None
-        The same nodes in another order, which is faster for a few rows on a CPU.
+        The same nodes in an order that is faster for a few rows on a CPU.
     paths : Paths or None
-        The same nodes once more, where it is faster on a CPU that each row goes down; there are no
-        `ranks` then.
+        The same nodes for rows that go down from the roots, if that is faster on a CPU; `ranks` is
+        None then.
     """
 
     thresholds: torch.Tensor
@@ -447,7 +481,7 @@ class Forest:
 
 
 class Leaves(Tensor):
-    """The numbers of the leaves that are reached in the trees of a forest: (K, T) for `source`,
+    """The number of the leaf that is reached in each tree of a forest: (K, T), int32, for `source`,
     (K, F). K is 1, or the number of particles of an event that the trees score."""
 
     def __init__(self, source: Tensor, forest: Forest) -> None:
@@ -458,7 +492,7 @@ class Leaves(Tensor):
 
 
 class Scan(Tensor):
-    """Cumulative sums or products along a dimension."""
+    """Cumulative sums (`kind` "sum") or products ("prod") along a dimension."""
 
     def __init__(self, kind: str, source: Tensor, dim: int) -> None:
         super().__init__(source.values, source.shape, source.dtype, source)
@@ -466,10 +500,11 @@ class Scan(Tensor):
 
 
 class Scattered(Tensor):
-    """`base`, with the elements of `source` put or added at indices that may differ between rows.
+    """`base` after the elements of `source` are written over elements of it (`how` is "put") or
+    added to them ("sum"), at indices that may differ between rows.
 
-    `picks` are as in `Gathered`, with the shape of `source`. Elements with an index outside of the
-    base are ignored.
+    `picks` are as in `Gathered`; those that are tensors have the shape of `source`. Elements whose
+    index is outside the base are ignored.
     """
 
     def __init__(self, base: Tensor, source: Tensor, picks: Sequence[Pick], how: str) -> None:
@@ -480,11 +515,13 @@ class Scattered(Tensor):
 
 @dataclass
 class Program:
-    """The program for one row: all tensors in the order of the graph, and the pairs (argument,
-    tensor written to it).
+    """The program for one row.
 
-    `kinds` has a letter for each argument: n carries the number of rows, i the number of items of a
-    jagged collection; m is a matrix, c a column, - is shared by all rows.
+    kinds : a letter for each argument: n carries the number of rows, i the number of items of a
+        jagged collection; m is a matrix, c a column, - is shared by all rows.
+    dtypes : the dtype of each argument.
+    tensors : all tensors, each after its sources.
+    outputs : pairs of an argument and the tensor that is written into it.
     """
 
     values: Values
@@ -498,14 +535,15 @@ class Program:
 
 
 class Elements:
-    """The values of elements: reads of stored tensors, and expressions for all others."""
+    """Gives the values of elements: reads for the tensors that are `stored`, and expressions for
+    all others."""
 
     def __init__(self, stored: frozenset[Tensor]) -> None:
         self.stored = stored
         self._expressions: dict[tuple[Tensor, Indices], Value] = {}
 
     def at(self, tensor: Tensor, index: Indices) -> Value:
-        """The value of an element, for a reader of the tensor."""
+        """The value of an element for a reader of the tensor: a read if it is stored."""
         while isinstance(tensor, View):
             with named_in_errors(tensor):
                 index, tensor = tensor.where(index), tensor.base
@@ -514,7 +552,7 @@ class Elements:
         return self.expression(tensor, index)
 
     def expression(self, tensor: Tensor, index: Indices) -> Value:
-        """The expression of an element, also of a stored tensor."""
+        """The expression that computes an element, even if the tensor is stored."""
         if (tensor, index) not in self._expressions:
             with named_in_errors(tensor):
                 self._expressions[tensor, index] = tensor.element(index, self.at)

@@ -21,7 +21,10 @@ At: TypeAlias = "Callable[[Tensor, Indices], Value]"
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """The base class. `bounds`: the least and largest value of an integer; None for a float."""
+    """The base class of all values.
+
+    `bounds` are the least and the largest number that an integer value can be; None for a float.
+    """
 
     dtype: str
     bounds: Bounds | None
@@ -29,12 +32,15 @@ class Value:
 
 @dataclass(frozen=True, eq=False)
 class Literal(Value):
+    """A number that is known when the program is compiled."""
+
     number: Number
 
 
 @dataclass(frozen=True, eq=False)
 class Read(Value):
-    """An element of a tensor in memory, or of a product or reduction in a register."""
+    """Reads an element of a tensor, from memory, or from the register in which a product or a
+    reduction has just summed it."""
 
     tensor: Tensor
     index: Indices
@@ -42,14 +48,18 @@ class Read(Value):
 
 @dataclass(frozen=True, eq=False)
 class Open(Value):
-    """An element that is known only when a loop variable is a constant."""
+    """Stands for an element of a `Beside`: which tensor has the element depends on a loop variable.
+
+    The plan unrolls the loop over `variable`, and builds the expression again with each constant.
+    """
 
     variable: Variable
 
 
 @dataclass(frozen=True, eq=False)
 class Call(Value):
-    """A function of headers/functions.h, or an operator. Its arguments already have its types."""
+    """Calls a function of headers/functions.h, or applies an operator of C++. The arguments must
+    have the dtypes that it takes: the code converts none of them."""
 
     function: str
     arguments: tuple[Value, ...]
@@ -62,7 +72,7 @@ class Values:
         self._values: dict[tuple[Any, ...], Value] = {}
 
     def literal(self, number: Number, dtype: str) -> Value:
-        """The value of a number; equal numbers of a dtype are one value."""
+        """The value of a number that is known when the program is compiled."""
         if dtype in RANGES:
             number = int(number)
             literal = Literal(dtype, (number, number), number)
@@ -73,72 +83,79 @@ class Values:
         return self._values.setdefault(("literal", repr(number), dtype), literal)
 
     def read(self, tensor: Tensor, index: Indices) -> Value:
-        """A read of a tensor's element."""
+        """The value that reads a tensor's element."""
         bounds = tensor.bounds if tensor.dtype in RANGES else None
         read = Read(tensor.dtype, bounds, tensor, index)
         return self._values.setdefault(("read", tensor, index), read)
 
     def open(self, variable: Variable, dtype: str) -> Value:
-        """An element that is known only when `variable` is a constant."""
+        """The value that stands for an element until `variable` is a constant: see `Open`."""
         value = Open(dtype, RANGES.get(dtype), variable)
         return self._values.setdefault(("open", variable, dtype), value)
 
     def call(
         self, function: str, *arguments: Value, dtype: str, bounds: Bounds | None = None
     ) -> Value:
-        """A call. `bounds`: given if they are known to be narrower than those of the dtype. If they
-        exceed those of the dtype, the result may wrap around, and nothing is known."""
+        """The value that calls a function, and whose result has this dtype.
+
+        `bounds` are given if the caller knows more than follows from the arguments. An integer that
+        may exceed the bounds of its dtype wraps around, and can then be any number of the dtype.
+        """
         if dtype not in RANGES:
             bounds = None
         else:
             low, high = RANGES[dtype]
-            bounds = bounds or _bounds(function, arguments)
+            bounds = bounds or _result_bounds(function, arguments)
             if bounds is None or bounds[0] < low or bounds[1] > high:
                 bounds = low, high
         call = Call(dtype, bounds, function, arguments)
         return self._values.setdefault(("call", function, arguments, dtype), call)
 
 
-def _bounds(function: str, arguments: tuple[Value, ...]) -> Bounds | None:
-    """The bounds of a function's result, from the bounds of its arguments; None if not known."""
-    of_arguments = [value.bounds for value in arguments if value.bounds is not None]
-    bounds = FUNCTIONS[function].bounds if function in FUNCTIONS else None
-    return bounds(*of_arguments) if bounds is not None and len(of_arguments) == 2 else None
+def _result_bounds(function: str, arguments: tuple[Value, ...]) -> Bounds | None:
+    """The bounds of a function's result, computed from those of its two arguments. None if the
+    function has no rule for its bounds, or if an argument has no bounds."""
+    known_bounds = [value.bounds for value in arguments if value.bounds is not None]
+    bounds_of = FUNCTIONS[function].bounds if function in FUNCTIONS else None
+    return bounds_of(*known_bounds) if bounds_of is not None and len(known_bounds) == 2 else None
 
 
 def walk(value: Value) -> Iterator[Value]:
-    """A value and all values in it, each once; arguments come before their call.
+    """Yields a value and all values inside it, each once. Arguments come before their call.
 
-    Without recursion, since an expression may be deeper than Python's stack.
+    It does not recurse, since an expression may be deeper than Python's stack.
     """
     seen, path = {value}, [(value, iter(parts(value)))]  # each with its parts still to visit
     while path:
-        last, rest = path[-1]
-        new = next((part for part in rest if part not in seen), None)
-        if new is None:
+        innermost, unvisited = path[-1]
+        part = next((part for part in unvisited if part not in seen), None)
+        if part is None:
             path.pop()
-            yield last
+            yield innermost
         else:
-            seen.add(new)
-            path.append((new, iter(parts(new))))
+            seen.add(part)
+            path.append((part, iter(parts(part))))
 
 
 def parts(value: Value) -> tuple[Value, ...]:
-    """The direct parts of a value: a call's arguments, or the values of rows in a read's index."""
+    """The values directly inside a value: the arguments of a call, or those values in the index of
+    a read that differ between rows (`OfRow`)."""
     if isinstance(value, Call):
         return value.arguments
     if isinstance(value, Read):
-        atoms = (atom for place in value.index for atom in place.atoms())
+        atoms = (atom for position in value.index for atom in position.atoms())
         return tuple(atom.value for atom in atoms if isinstance(atom, OfRow))
     return ()
 
 
 class Tensor:
-    """The base class. `sources`: the tensors from whose elements its elements are computed."""
+    """The base class of all tensors. `sources` are the tensors from whose elements the elements of
+    this one are computed."""
 
     cost = 0
     """The approximate number of instructions that compute an element from stored tensors."""
-    bounds: tuple[int, int] | None = None
+    bounds: Bounds | None = None
+    """The least and the largest element, if the dtype is one of integers."""
 
     def __init__(self, values: Values, shape: Shape, dtype: str, *sources: Tensor) -> None:
         self.values, self.shape, self.dtype, self.sources = values, shape, dtype, sources
@@ -149,12 +166,14 @@ class Tensor:
 
     @property
     def count(self) -> int:
-        """The number of elements, negative if the number of items is unknown."""
+        """The number of elements. It is negative if the first size is UNKNOWN, which is -1."""
         return math.prod(self.shape)
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """The strides of the stored tensor, in elements."""
+        """The strides of the stored tensor, in elements. It is dense; the dimension `innermost`, or
+        else the last one, has stride 1."""
+        # The sort is stable: it only moves `innermost` to the end.
         outermost_first = sorted(range(len(self.shape)), key=lambda d: d == self.innermost)
         strides, stride = [0] * len(self.shape), 1
         for d in reversed(outermost_first):
@@ -172,9 +191,10 @@ class Tensor:
         return self
 
     def element(self, index: Indices, at: At) -> Value:
-        """The expression that computes the element at an index, from the elements of `sources`."""
+        """The expression that computes the element at an index. `at` gives the elements of the
+        `sources`, which may be reads or expressions themselves."""
         raise NotImplementedError
 
     def variables(self, name: str = "i") -> Indices:
-        """A loop variable for each dimension."""
+        """A loop variable for each dimension, with the names `i0`, `i1`, ..."""
         return tuple(variable(f"{name}{d}", size) for d, size in enumerate(self.shape))

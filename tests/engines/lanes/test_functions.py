@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from engines.kinds import host_cpu_levels
-from engines.lanes.functions import FUNCTIONS, call, carrier
+from engines.lanes.functions import FUNCTIONS, call_text, carrier
 from engines.lanes.planning.source_file import HEADERS
 from tests.engines.lanes.harness import MOST, compiled_row
 from tests.engines.lanes.programs import wrong_programs
@@ -40,10 +40,12 @@ def test_the_headers_have_each_function_of_the_table(headers: str, tmp_path: Pat
         for kind in function.carriers:
             result = carrier(function.result) if function.result else kind
             parameters = ", ".join(f"{kind} {argument}" for argument in arguments)
-            body = f"{{ return {call(name, arguments)}; }}"
+            body = f"{{ return {call_text(name, arguments)}; }}"
             lines.append(f"{result} {name}_of_{kind}({parameters}) {body}")
         if function.of_bools:
-            lines.append(f"I {name}_of_bools(I a, I b) {{ return {call(name, arguments, True)}; }}")
+            lines.append(
+                f"I {name}_of_bools(I a, I b) {{ return {call_text(name, arguments, True)}; }}"
+            )
     source = tmp_path / "functions.cpp"
     source.write_text("\n".join([headers, *lines, "}"]))
     flags = ("-fsyntax-only", "-std=c++20", "-march=x86-64-v3", "-w", f"-I{HEADERS}")
