@@ -26,7 +26,7 @@ from pipeline.applying.origin_record import Input
 from pipeline.applying.outputs import WRITERS, Rows, require_storable
 from pipeline.applying.score_piece import Scorer, find_row_dimension
 from pipeline.applying.sources import READERS, Source, open_source
-from pipeline.config import BuiltFrom, names_in
+from pipeline.config import BuiltFrom, expand_names
 from pipeline.errors import ApplyError, DataError
 from registry.history import PRODUCTION
 from runtime.errors import BindError
@@ -155,7 +155,7 @@ def _find_kept_columns(source: Source, keep: Sequence[str]) -> list[str]:
     kept: list[str] = []
     for word in keep:
         try:
-            kept += [word] if word in source else names_in(word, source.columns)
+            kept += [word] if word in source else expand_names(word, source.columns)
         except ValueError as error:
             raise ApplyError(f"--keep {word} in {source.path}: {error}") from None
     return kept

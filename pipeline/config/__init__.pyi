@@ -10,8 +10,8 @@ from .config_file import BuiltFrom as BuiltFrom
 from .config_file import load_config as load_config
 from .gates import LimitConfig as LimitConfig
 from .gates import MetricsConfig as MetricsConfig
-from .name_ranges import in_short as in_short
-from .name_ranges import names_in as names_in
+from .name_ranges import expand_names as expand_names
+from .name_ranges import shorten_names as shorten_names
 from .policy_file import load_policy as load_policy
 from .schema import SCHEMA_FILE as SCHEMA_FILE
 from .schema import Config as Config

@@ -22,26 +22,29 @@ from stages.reference import Arrays, check_inputs, more_rows, random_inputs, rea
 
 
 def source_of(config: Config) -> ModelSource:
-    """Where the model of a config is from, with paths of this host. Raises ValueError."""
+    """Returns what the stages need to build the config's model: its file or factory as an absolute
+    path, its weights, and how its inputs are made from the blocks. Raises ValueError if a file that
+    the config names does not exist."""
     model = config.model
 
-    def path(written: str | None) -> Path | None:
+    def path_of(written: str | None) -> Path | None:
         return None if written is None else config.file(written)
 
     return ModelSource(
         factory=None if model.factory is None else config.factory(model.factory),
-        program=path(model.program),
-        torchscript=path(model.torchscript),
-        onnx=path(model.onnx),
-        trees=path(model.trees),
+        program=path_of(model.program),
+        torchscript=path_of(model.torchscript),
+        onnx=path_of(model.onnx),
+        trees=path_of(model.trees),
         kwargs=model.kwargs,
-        weights=path(model.weights),
+        weights=path_of(model.weights),
         weights_prefix=model.weights_prefix,
         preprocess=tuple(
             features_of(block.preprocess, config.members(block)) if block.preprocess else None
             for block in config.inputs
             if not block.mask
         )
+        # The signature has one block more for each jagged collection: its offsets.
         + (None,) * len(config.signature().jagged),
         padding=_padding(config),
         arrangement=_arrangement(config),
@@ -49,18 +52,20 @@ def source_of(config: Config) -> ModelSource:
 
 
 def _arrangement(config: Config) -> Arrangement:
-    """How the model is called: the order of the axes of its inputs and outputs."""
+    """Returns how the model is called: with tensors, a dict or a list, and with which order of the
+    axes of each input and output."""
     return Arrangement(
-        tuple(Order(block.permute, block.flatten) for block in config.inputs),
-        tuple(Order(block.permute) for block in config.outputs),
-        config.model.takes,
-        tuple(block.name for block in config.inputs),
+        inputs=tuple(Order(block.permute, block.flatten) for block in config.inputs),
+        outputs=tuple(Order(block.permute) for block in config.outputs),
+        takes=config.model.takes,
+        names=tuple(block.name for block in config.inputs),
     )
 
 
 def _padding(config: Config) -> tuple[int | Padding, ...]:
-    """How each input of the model is made from the blocks: the index of its block, or a `Padding`
-    if the block is jagged. () if no block is jagged: then the inputs are the blocks."""
+    """Returns for each input of the model how it is made from the blocks of the signature: the
+    index of its block, or a `Padding` if the input is jagged or a mask. If the signature has no
+    jagged block, returns (): then the inputs are the blocks."""
     signature = config.signature()
     if not signature.jagged:
         return ()
@@ -81,34 +86,36 @@ def _padding(config: Config) -> tuple[int | Padding, ...]:
 
 
 def tolerances_of(config: Config, signature: Signature) -> dict[str, Tolerance]:
-    """The tolerance of each output: from the config, else the default for dtype and precision."""
+    """Returns the tolerance of each output, by name: what the config says, else the default for the
+    output's dtype or for the precision of the computation, whichever is larger."""
     tolerances: dict[str, Tolerance] = {}
     for output, bound in zip(config.outputs, signature.outputs, strict=True):
         stated = output.tolerance
-        of_dtype = default_tolerance(bound.plan.dtypes[0])
-        reduced = precision_tolerance(config.precision)
-        # Integers and booleans must agree exactly, whatever the precision of the computation.
-        base = max(of_dtype, reduced, key=lambda t: t.rtol) if of_dtype.rtol else of_dtype
+        default = default_tolerance(bound.plan.dtypes[0])
+        if default.rtol:  # it is 0 for integers and booleans: these agree exactly in any precision
+            of_precision = precision_tolerance(config.precision)
+            default = max(default, of_precision, key=lambda tolerance: tolerance.rtol)
         tolerances[output.name] = Tolerance(
-            base.atol if stated is None else stated.atol,
-            base.rtol if stated is None else stated.rtol,
+            default.atol if stated is None else stated.atol,
+            default.rtol if stated is None else stated.rtol,
             config.gates.max_outside,
         )
     return tolerances
 
 
 def reference_inputs(config: Config, signature: Signature) -> Arrays:
-    """Inputs for the reference: from the file or the factory in the config, else random."""
+    """Returns the inputs on which the reference is computed: from the file or the factory that the
+    config names, else random. Raises ReferenceDataError if the factory fails."""
     settings = config.reference
     if settings.file is not None:
         return read_rows(signature, config.file(settings.file))
     if settings.factory is None:
         return random_inputs(signature, settings.seed, dict(settings.ranges))
     factory = config.factory(settings.factory)
-    make = load_callable(factory)
+    make_arrays = load_callable(factory)
     rows = {dim: signature.ranges[dim].proven for dim in signature.dims}
     try:
-        arrays = make(rows=rows, seed=settings.seed)
+        arrays = make_arrays(rows=rows, seed=settings.seed)
     except Exception as error:
         raise ReferenceDataError(
             f"{factory} failed: {type(error).__name__}: {str(error).strip()}"
@@ -117,8 +124,8 @@ def reference_inputs(config: Config, signature: Signature) -> Arrays:
 
 
 def stated_columns(config: Config, signature: Signature) -> frozenset[str]:
-    """The input columns whose values the user chose: those in `ranges`; all columns if the config
-    names a file or a factory."""
+    """Returns the names of the input columns whose values the user chose: all input columns if the
+    config names a file or a factory, else those in `ranges`."""
     if config.reference.file is None and config.reference.factory is None:
         return frozenset(config.reference.ranges)
     return frozenset(
@@ -129,14 +136,16 @@ def stated_columns(config: Config, signature: Signature) -> frozenset[str]:
 
 
 def further_inputs(config: Config, signature: Signature) -> Arrays | None:
-    """Rows of the reference file that `reference_inputs` does not use; None if none are left."""
+    """Returns rows of the reference file that `reference_inputs` leaves unused. Returns None if
+    there are none, and if the config names no file."""
     file = config.reference.file
     return None if file is None else more_rows(signature, config.file(file))
 
 
 def reference_fingerprint(config: Config) -> dict[str, str]:
-    """The settings that the reference inputs depend on, and the digest of the file of rows or of
-    the factory. Modules that a factory imports are only known after it has run."""
+    """Returns what the reference inputs depend on: the settings as JSON, and the digest of the file
+    of rows, or of the Python file of the factory. Modules that this file imports are not included:
+    they are known only after it has run."""
     parts = {"settings": config.reference.model_dump_json()}
     if config.reference.file is not None:
         parts["file"] = digest_of(config.file(config.reference.file))
@@ -148,10 +157,13 @@ def reference_fingerprint(config: Config) -> dict[str, str]:
 
 
 def metrics_fingerprint(config: Config) -> dict[str, str]:
-    """Digests of the files that metrics depend on besides the model and the config."""
+    """Returns the digests of the files that the metrics depend on besides the model and the config:
+    the Python file of each metric by the name of the metric, and the labelled rows as `data`. {} if
+    the config has no metrics."""
     metrics = config.gates.metrics
     if metrics is None:
         return {}
+    # The part before the colon is a Python file, or a module, which is not digested.
     code = {name: factory.rpartition(":")[0] for name, factory in metric_code(config).items()}
     files = {name: Path(file) for name, file in code.items() if file.endswith(".py")}
     files["data"] = config.file(metrics.data)
@@ -159,7 +171,8 @@ def metrics_fingerprint(config: Config) -> dict[str, str]:
 
 
 def metric_code(config: Config) -> dict[str, str]:
-    """For each metric with a callable of the user: the callable, in the form of a factory."""
+    """Returns the metric functions that are the user's own, by the name of the metric. Each is
+    `/path/file.py:callable` or `module:callable`. Raises ValueError for another form."""
     metrics = config.gates.metrics
     callables = metrics.own_functions if metrics else {}
     return {name: config.factory(written) for name, written in callables.items()}

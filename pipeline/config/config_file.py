@@ -13,7 +13,7 @@ from engines.base import DEFAULT_ENGINES
 from pipeline.config.checks import check_config
 from pipeline.config.gates import GatesConfig
 from pipeline.config.mistakes import validated
-from pipeline.config.name_ranges import written_out
+from pipeline.config.name_ranges import expand_columns
 from pipeline.config.schema import ApplyConfig, CompileConfig, Config, ReferenceConfig
 from pipeline.config.yaml_lines import read_yaml
 from registry.bundle import Manifest
@@ -23,9 +23,10 @@ T = TypeVar("T")
 
 
 def load_config(path: str | Path) -> Config:
-    """Read a config; ConfigError lists every mistake as `file:line: key: found; allowed`."""
+    """Read a config file and check it. If it has mistakes, raises a ConfigError that lists all of
+    them, a line for each: `file:line: key: found; allowed`."""
     source = Path(path)
-    document = written_out(read_yaml(source))
+    document = expand_columns(read_yaml(source))
     config = validated(document, Config, "config")
     config._folder = source.resolve().parent
     document.refuse(check_config(config), "config")
@@ -36,49 +37,49 @@ def load_config(path: str | Path) -> Config:
 class BuiltFrom:
     """The config that a version was built from, as stored in its manifest.
 
-    Each part is read when it is used. BundleError if this program cannot read the part.
+    A part of the config is checked only when it is used: the rest may have been written by another
+    release. Raises BundleError if this program cannot read the part.
     """
 
     manifest: Manifest
 
     @property
     def gates(self) -> GatesConfig:
-        return self._part("gates", GatesConfig, {})
+        return self._read_part("gates", GatesConfig, {})
 
     @property
     def reference(self) -> ReferenceConfig:
-        return self._part("reference", ReferenceConfig, {})
+        return self._read_part("reference", ReferenceConfig, {})
 
     @property
     def compile(self) -> CompileConfig:
-        return self._part("compile", CompileConfig, {})
+        return self._read_part("compile", CompileConfig, {})
 
     @property
     def apply(self) -> ApplyConfig:
-        return self._part("apply", ApplyConfig, {})
+        return self._read_part("apply", ApplyConfig, {})
 
     @property
     def missing(self) -> bool:
-        """True if NaN and null mean a missing value, as for boosted trees."""
-        return self._part("model", dict[str, Any], {}).get("trees") is not None
+        """True if the model takes NaN and null for a missing value, as boosted trees do."""
+        return self._read_part("model", dict[str, Any], {}).get("trees") is not None
 
     @property
     def engines(self) -> tuple[str, ...]:
-        return self._part("engines", tuple[str, ...], DEFAULT_ENGINES)
+        return self._read_part("engines", tuple[str, ...], DEFAULT_ENGINES)
 
-    def _part(self, key: str, kind: type[T], default: object) -> T:
-        """A part of the stored config. Raises BundleError if it does not fit `kind`."""
+    def _read_part(self, key: str, kind: type[T], default: object) -> T:
+        """Convert the value of a top-level key of the stored config to the type `kind`. `default`
+        stands for a missing or empty value. Raises BundleError if the value does not fit."""
         stored = self.manifest.provenance.config.get(key) or default
         try:
             part: T = _adapter(kind).validate_python(stored)  # type: ignore[arg-type]  # it has a hash
             return part
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(map(str, (key, *first["loc"])))
-            name = self.manifest.name
-            raise BundleError(
-                f"{name}: the config in its manifest: {where}: {first['msg']}"
-            ) from error
+            first_error = error.errors(include_url=False)[0]
+            key_path = ".".join(map(str, (key, *first_error["loc"])))
+            name, text = self.manifest.name, first_error["msg"]
+            raise BundleError(f"{name}: the config in its manifest: {key_path}: {text}") from error
 
 
 @cache

@@ -14,12 +14,13 @@ from pipeline.config.mistakes import (
     Part,
     Positive,
     TargetName,
-    once,
+    check_unique,
 )
 
 
 class LimitConfig(Part):
-    """A bound: a number that is measured with these `rows` must be at most `max`."""
+    """An upper bound: what is measured on so many `rows` of each row dimension must be at most
+    `max`."""
 
     rows: Annotated[dict[Identifier, PositiveInt], Field(min_length=1)]
     max: Positive
@@ -47,8 +48,9 @@ class MetricConfig(Part):
 
     @model_validator(mode="after")
     def _working_point(self) -> MetricConfig:
-        """Refuse an efficiency without a working point or with two, and one of another metric."""
-        points = [each for each in (self.background, self.threshold) if each is not None]
+        """Refuse an efficiency with no working point (`background` or `threshold`) or with two, and
+        another metric with `background`."""
+        points = [point for point in (self.background, self.threshold) if point is not None]
         if self.function == "efficiency" and len(points) != 1:
             raise ValueError("an efficiency has a working point; give background or threshold")
         if self.function != "efficiency" and self.background is not None:
@@ -69,19 +71,21 @@ class MetricsConfig(Part):
 
     @model_validator(mode="after")
     def _labels(self) -> MetricsConfig:
-        """Refuse a metric without labels."""
-        without = [name for name, metric in self.functions.items() if metric.label is None]
-        if self.label is None and without:
-            raise ValueError(f"{without[0]!r} has no label; give it one, or a label for all")
+        """Refuse a metric without a label column, neither its own nor one for all metrics."""
+        unlabelled = [name for name, metric in self.functions.items() if metric.label is None]
+        if self.label is None and unlabelled:
+            raise ValueError(f"{unlabelled[0]!r} has no label; give it one, or a label for all")
         return self
 
     @property
     def own_functions(self) -> dict[str, str]:
-        """The callables of the user, by metric, as the config writes them."""
-        return {n: m.function for n, m in self.functions.items() if ":" in m.function}
+        """The functions that are the user's own, by the name of the metric, as the config writes
+        them: `file.py:callable` or `module:callable`."""
+        metrics = self.functions.items()
+        return {name: metric.function for name, metric in metrics if ":" in metric.function}
 
     def label_of(self, function: str) -> str:
-        """The column with the labels for a function."""
+        """The column that holds the labels for a metric: its own, else the one for all metrics."""
         label = self.functions[function].label or self.label
         assert label is not None
         return label
@@ -99,11 +103,14 @@ class ShadowConfig(Part):
 class GatesConfig(Part):
     """The conditions for a promotion. `required_targets`: None means all targets of the config.
 
-    `independence`: `shown`: the graph must show that rows are independent. `tried`: a trial is
-    enough, also for unbounded rows and tiles. None: a trial is enough for other versions.
-    `special_values`: `refuse`: a NaN or infinity other than the eager model's refuses an artifact,
-    for inputs that are NaN, infinite or -0.0.
-    `outside_share`: with 95 %, fewer rows than this share lie outside the tolerance.
+    `independence`: how it must be known that no row's answer depends on other rows. `shown`: by the
+    graph. `tried`: a trial is enough, also for unbounded rows and tiles. None: a trial is enough
+    unless the rows are unbounded or run in tiles.
+    `special_values`: inputs that are NaN, infinite or -0.0 are tried. With `refuse`, an artifact is
+    refused if it answers them with a NaN or an infinity where the eager model does not, or vice
+    versa.
+    `outside_share`: it must be certain to 95 % that fewer rows than this share lie outside the
+    tolerance.
     """
 
     max_slowdown: Positive = 1.1
@@ -113,7 +120,7 @@ class GatesConfig(Part):
     reproducible: bool = False
     independence: Literal["shown", "tried"] | None = None
     required_targets: (
-        Annotated[tuple[TargetName, ...], Field(strict=False), AfterValidator(once)] | None
+        Annotated[tuple[TargetName, ...], Field(strict=False), AfterValidator(check_unique)] | None
     ) = None
     latency_p99_us: Listed[LimitConfig] | None = None
     memory_mb: Listed[LimitConfig] | None = None

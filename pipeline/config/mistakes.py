@@ -33,25 +33,27 @@ _EXPECTED = {
 
 
 def validated(document: Document, model: type[M], whole: str) -> M:
-    """Convert a document to a pydantic model. ConfigError lists every mistake; `whole` names the
-    document in mistakes that have no key."""
+    """Converts a document to the pydantic model `model`. If it has mistakes, raises a ConfigError
+    that lists all of them. `whole`: the word for the document in mistakes that have no key."""
     try:
         return model.model_validate(document.data)
     except ValidationError as error:
         problems = (
-            _problem(details, model, document.data)
+            _describe_error(details, model, document.data)
             for details in error.errors(include_url=False)
             # If entries are wrong, pydantic also says "too short", since it counts only the others.
             if details["type"] != "too_short" or not details["input"]
         )
-        document.refuse(dict.fromkeys(problems), whole)  # an empty pair gives two equal ones
+        # Each problem once: pydantic says of an empty pair twice that an entry is missing.
+        document.refuse(dict.fromkeys(problems), whole)
         raise  # not reached: a ValidationError has at least one problem
 
 
-def _problem(error: ErrorDetails, root: type[BaseModel], data: Any) -> Problem:
-    """Where a mistake is, and a sentence about it, from pydantic's description."""
+def _describe_error(error: ErrorDetails, root: type[BaseModel], data: Any) -> Problem:
+    """Converts pydantic's description of a mistake to a problem: the key, and our words for it.
+    `root`: the model that the document `data` was to become."""
     at, kind, found = error["loc"], error["type"], error["input"]
-    if at[-1:] == ("[key]",):
+    if at[-1:] == ("[key]",):  # pydantic's mark for a mistake in the key itself
         at = at[:-1]
     context = error.get("ctx", {})
     if kind == "extra_forbidden":
@@ -61,9 +63,9 @@ def _problem(error: ErrorDetails, root: type[BaseModel], data: Any) -> Problem:
         return at[:-1], f"the key {at[-1]!r} is missing"
     if kind == "missing":  # in a pair: no other list has a fixed length
         at = at[:-1]
-        return at, f"found {_entries(data, at)}; expected 2"
+        return at, f"found {_count_entries(data, at)}; expected 2"
     if kind == "too_long":
-        return at, f"found {_entries(data, at)}; expected at most {context['max_length']}"
+        return at, f"found {_count_entries(data, at)}; expected at most {context['max_length']}"
     if kind == "too_short":  # every minimum here is 1
         return at, "found no entry; expected at least 1"
     if kind == "literal_error":
@@ -72,15 +74,17 @@ def _problem(error: ErrorDetails, root: type[BaseModel], data: Any) -> Problem:
     if kind == "value_error":
         return at, str(context["error"])
     if kind in _EXPECTED:
-        return at, f"found {shown(found)}; expected {_EXPECTED[kind]}{_quotes(kind, found)}"
+        return at, f"found {shown(found)}; expected {_EXPECTED[kind]}{_advise_quotes(kind, found)}"
     return at, f"found {shown(found)}; {error['msg'].replace('Input should', 'it should')}"
 
 
+_LONGEST_SHOWN = 60  # characters of a value in a message
 _NUMBERS = {"int_type": r"[-+]?\d+", "float_type": r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?"}
 
 
-def _quotes(kind: str, found: object) -> str:
-    """Advice for a value that would be right with quotes, or without; "" for others."""
+def _advise_quotes(kind: str, found: object) -> str:
+    """Returns advice if the value would be right with quotes, or without; "" for other values.
+    `kind`: pydantic's type of the error."""
     if kind == "string_type" and isinstance(found, bool | int | float):
         return " (quote it)"
     number = _NUMBERS.get(kind)
@@ -90,14 +94,15 @@ def _quotes(kind: str, found: object) -> str:
 
 
 def not_among(found: object, allowed: Iterable[str]) -> str:
-    """`found 'flot32'; allowed: float32, float64; did you mean 'float32'?`"""
+    """Returns the text of a problem with a value that is not in a list of allowed words:
+    `found 'flot32'; allowed: float32, float64; did you mean 'float32'?`"""
     allowed = list(allowed)
     hint = nearest(found, allowed) if isinstance(found, str) else ""
     return f"found {shown(found)}; allowed: {', '.join(allowed) or 'none'}{hint}"
 
 
 def shown(value: object) -> str:
-    """A value as one short line of text."""
+    """Returns a value as one short line of text: `'flot32'`, `1.5`, `a list`."""
     match value:
         case None:
             return "nothing"
@@ -109,11 +114,11 @@ def shown(value: object) -> str:
             text = repr(value)
         case _:
             text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 3]}..."
 
 
-def _entries(data: Any, at: Key) -> str:
-    """The number of entries of the list at a key path, as text."""
+def _count_entries(data: Any, at: Key) -> str:
+    """Returns the number of entries of the list at a key path as text: `1 entry`, `3 entries`."""
     entries = data
     for part in at:
         entries = entries[part]
@@ -121,11 +126,11 @@ def _entries(data: Any, at: Key) -> str:
 
 
 def _keys_of(root: type[BaseModel], at: Key) -> list[str]:
-    """The keys of the pydantic model at a key path. On the way there are models, mappings
-    (`dict[str, T]`) and lists (`tuple[T, ...]`)."""
+    """Returns the keys of the pydantic model at a key path that starts at the model `root`. The
+    path leads through models, mappings (`dict[str, T]`) and lists (`tuple[T, ...]`)."""
     annotation: Any = root
     for part in at:
-        plain = _plain(annotation)
+        plain = _unwrap(annotation)
         arguments = get_args(plain)
         if get_origin(plain) is dict:
             annotation = arguments[1]
@@ -133,18 +138,21 @@ def _keys_of(root: type[BaseModel], at: Key) -> list[str]:
             annotation = arguments[0]
         else:
             annotation = plain.model_fields[part].annotation
-    return list(_plain(annotation).model_fields)
+    return list(_unwrap(annotation).model_fields)
 
 
-def _plain(annotation: Any) -> Any:
-    """The type without `Annotated` and `| None`."""
+def _unwrap(annotation: Any) -> Any:
+    """Returns the type without `Annotated` and `| None`: `Annotated[str, …] | None` -> `str`."""
     while get_origin(annotation) in (Annotated, Union, UnionType):
         annotation = next(a for a in get_args(annotation) if a is not NoneType)
     return annotation
 
 
-def _identifier(name: str) -> str:
-    """The name, if it is an identifier; else ValueError, as of each of these validators."""
+# Each validator returns its argument, or raises a ValueError, which becomes a mistake.
+
+
+def _check_identifier(name: str) -> str:
+    """Refuse a name that is no identifier."""
     if not IDENTIFIER.fullmatch(name):
         raise ValueError(
             f"found {shown(name)}; allowed: letters, digits and '_', not a digit first"
@@ -152,8 +160,8 @@ def _identifier(name: str) -> str:
     return name
 
 
-def _target(name: str) -> str:
-    """The name, if it is one of a target."""
+def _check_target(name: str) -> str:
+    """Refuse a name that is not the name of a target."""
     try:
         Target.parse(name)
     except TargetError as error:
@@ -161,15 +169,15 @@ def _target(name: str) -> str:
     return name
 
 
-def once(names: tuple[str, ...]) -> tuple[str, ...]:
-    """The names, if none occurs twice."""
-    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
-        raise ValueError(f"found {twice[0]!r} a second time; each name once")
+def check_unique(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse names of which one occurs twice."""
+    if repeated := [name for i, name in enumerate(names) if name in names[:i]]:
+        raise ValueError(f"found {repeated[0]!r} a second time; each name once")
     return names
 
 
-def _in_order(pair: tuple[float, float]) -> tuple[float, float]:
-    """The pair, if its first number is not above its second."""
+def _check_order(pair: tuple[float, float]) -> tuple[float, float]:
+    """Refuse a pair whose first number is above its second."""
     if pair[0] > pair[1]:
         raise ValueError(f"found {list(pair)}; expected [low, high]")
     return pair
@@ -178,14 +186,14 @@ def _in_order(pair: tuple[float, float]) -> tuple[float, float]:
 Number = Annotated[float, Field(allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Identifier = Annotated[str, AfterValidator(_identifier)]
-TargetName = Annotated[str, AfterValidator(_target)]
+Identifier = Annotated[str, AfterValidator(_check_identifier)]
+TargetName = Annotated[str, AfterValidator(_check_target)]
 # `strict` of `Part` would refuse a YAML list for a tuple. The entries are still strict.
 Listed = Annotated[tuple[T, ...], Field(strict=False, min_length=1)]
 Shape = Listed[PositiveInt]
 RowShape = Annotated[tuple[PositiveInt, ...], Field(strict=False)]
 """The shape of a row; () if it is one number."""
-Pair = Annotated[tuple[Number, Number], Field(strict=False), AfterValidator(_in_order)]
+Pair = Annotated[tuple[Number, Number], Field(strict=False), AfterValidator(_check_order)]
 
 
 class Part(BaseModel):

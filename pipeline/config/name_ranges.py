@@ -12,42 +12,44 @@ from typing import Any
 from pipeline.config.mistakes import not_among, shown
 from pipeline.config.yaml_lines import Document, Key, Problem
 
-_MOST = 1 << 16
+_MOST = 1 << 16  # names of a range
+_MOST_DIGITS = 9  # of a number that grows
 _DOTS = re.compile(r"\s*(?:…|\.{2,3})\s*")
 _NUMBER = re.compile(r"([0-9]+)")
 
 
-def names_in(written: str, have: Sequence[str] | None = None) -> list[str]:
-    """The names of a range, the names in `have` that match a pattern with `*` or `?`, or the name.
+def expand_names(written: str, known: Sequence[str] | None = None) -> list[str]:
+    """Returns the names that a range, a pattern or a name stands for.
 
-    Raises ValueError for an invalid range, and for a pattern that matches nothing.
+    `a0 .. a2` -> a0, a1, a2. A pattern with `*` or `?` stands for the names in `known` that match;
+    without `known` nothing is a pattern. Any other text is one name. Raises ValueError for an
+    invalid range, and for a pattern that matches nothing.
     """
     if _DOTS.search(written):
-        return _range(written)
-    if have is None or not {"*", "?"} & set(written):
+        return _expand_range(written)
+    if known is None or not {"*", "?"} & set(written):
         return [written]
-    matching = [name for name in have if fnmatchcase(name, written)]
+    matching = [name for name in known if fnmatchcase(name, written)]
     if not matching:
-        raise ValueError(f"no column fits it: {not_among(written, have)}")
+        raise ValueError(f"no column fits it: {not_among(written, known)}")
     return matching
 
 
-def _range(written: str) -> list[str]:
-    """The names from `part0` to `part15` of `part0 .. part15`. Raises ValueError.
-
-    Numbers keep the leading zeros of the first name: `a08 .. a10` is a08, a09, a10.
-    """
+def _expand_range(written: str) -> list[str]:
+    """Returns the names of a range. Numbers keep the leading zeros of the first name:
+    `a08 .. a10` -> a08, a09, a10. Raises ValueError if the text is no range."""
     ends = _DOTS.split(written)
-    place = _growing(*ends) if len(ends) == 2 else None
-    if place is not None:
+    index = _find_growing_index(*ends) if len(ends) == 2 else None
+    if index is not None:
         first, last = map(_NUMBER.split, ends)
-        numbers = range(int(first[place]), int(last[place]) + 1)
+        numbers = range(int(first[index]), int(last[index]) + 1)
         if len(numbers) > _MOST:
             raise ValueError(f"found {shown(written)}; at most {_MOST} names in a range")
-        before, after = "".join(first[:place]), "".join(first[place + 1 :])
-        width = len(first[place])
+        before, after = "".join(first[:index]), "".join(first[index + 1 :])
+        width = len(first[index])
         names = [f"{before}{n:0{width}}{after}" for n in numbers]
-        if names[-1:] == [ends[1]]:  # else the number falls, or has other zeros in front
+        # They differ if the number falls, or if the last name has other zeros in front.
+        if names[-1:] == [ends[1]]:
             return names
     raise ValueError(
         f"found {shown(written)}; a range is its first and its last name, which differ in one "
@@ -55,25 +57,30 @@ def _range(written: str) -> list[str]:
     )
 
 
-def _growing(first: str, last: str) -> int | None:
-    """The place of the only number in which two names differ, among the pieces that `_NUMBER` cuts
-    a name into; None if they differ in more, or in a number of ten or more digits."""
+def _find_growing_index(first: str, last: str) -> int | None:
+    """Returns the index of the only number in which two names differ, among the pieces into which
+    `_NUMBER` splits a name: (`a1_b7`, `a1_b9`), split into `a`, 1, `_b`, 7, "" -> 3.
+
+    Returns None if they differ in anything else too, or if the number has too many digits.
+    """
     pieces, others = _NUMBER.split(first), _NUMBER.split(last)
     if len(pieces) != len(others):
         return None
     differing = [i for i, piece in enumerate(pieces) if piece != others[i]]
-    # `split` puts the numbers, which its pattern captures, at the odd places.
-    if len(differing) != 1 or differing[0] % 2 == 0 or len(others[differing[0]]) >= 10:
+    # `split` puts the numbers, which its pattern captures, at the odd indices.
+    if len(differing) != 1 or differing[0] % 2 == 0 or len(others[differing[0]]) > _MOST_DIGITS:
         return None
     return differing[0]
 
 
-def in_short(names: Sequence[str]) -> list[str]:
-    """The same names for `names_in`: three or more that follow one another become a range."""
+def shorten_names(names: Sequence[str]) -> list[str]:
+    """Replaces three or more names that follow one another by a range, which `expand_names` expands
+    again: a0, a1, a2, b -> `a0 .. a2`, b."""
     runs: list[list[str]] = []
     for name in names:
-        place = _next_in_range(runs[-1][-1], name) if runs else None
-        if place is not None and (len(runs[-1]) < 2 or place == _growing(*runs[-1][:2])):
+        index = _find_incremented_index(runs[-1][-1], name) if runs else None
+        # In a run of three or more, the same number must grow each time.
+        if index is not None and (len(runs[-1]) < 2 or index == _find_growing_index(*runs[-1][:2])):
             runs[-1].append(name)
         else:
             runs.append([name])
@@ -81,82 +88,87 @@ def in_short(names: Sequence[str]) -> list[str]:
     return [*chain.from_iterable(short)]
 
 
-def _next_in_range(name: str, following: str) -> int | None:
-    """The place of the number that is one larger in the name that follows, as of `_growing`; None
-    if the two names are no range."""
+def _find_incremented_index(name: str, following: str) -> int | None:
+    """Returns the index, as `_find_growing_index` does, of the number that is larger by one in the
+    following name. Returns None if the two names are not neighbours in a range."""
     try:
-        names = _range(f"{name} .. {following}")
+        names = _expand_range(f"{name} .. {following}")
     except ValueError:
         return None
-    return _growing(name, following) if names == [name, following] else None
+    return _find_growing_index(name, following) if names == [name, following] else None
 
 
-def written_out(document: Document) -> Document:
-    """The document of a config, with ranges and patterns replaced by the names of their columns.
+def expand_columns(document: Document) -> Document:
+    """Replaces the ranges and patterns in the document of a config by the names that they mean.
 
-    Each name has the line of its range or pattern. ConfigError if a range or pattern is wrong.
+    Changes the document's data. In the returned document, each name has the line of its range or
+    pattern. Raises ConfigError if a range or pattern is wrong.
     """
     lines, problems = dict(document.lines), list[Problem]()
-    have: dict[str, list[str]] = {}
-    for name, collection in _mappings(document.data.get("collections")):
-        problems += _expand(lines, ("collections", name), collection, None)
-        have[name] = [str(each.get("name")) for _, each in _mappings(collection.get("columns"))]
+    columns_of: dict[str, list[str]] = {}
+    for name, collection in _iterate_mappings(document.data.get("collections")):
+        problems += _expand_part(lines, ("collections", name), collection, None)
+        columns = _iterate_mappings(collection.get("columns"))
+        columns_of[name] = [str(column.get("name")) for _, column in columns]
     for kind in ("inputs", "outputs"):
-        for i, block in _mappings(document.data.get(kind)):
-            known = have.get(str(block.get("collection")), [])
-            problems += _expand(lines, (kind, i), block, known)
+        for i, block in _iterate_mappings(document.data.get(kind)):
+            known = columns_of.get(str(block.get("collection")), [])
+            problems += _expand_part(lines, (kind, i), block, known)
     document.refuse(problems, "config")
     return replace(document, lines=lines)
 
 
-def _expand(
-    lines: dict[Key, int], at: Key, part: dict[str, Any], have: Sequence[str] | None
+def _expand_part(
+    lines: dict[Key, int], key: Key, part: dict[str, Any], known: Sequence[str] | None
 ) -> list[Problem]:
-    """Replace the ranges and patterns in the `columns` of one collection or block, `part`, and
-    update `lines`. `have`: the names for patterns; None in a collection, which has no patterns.
-    Returns the mistakes."""
-    written, at = part.get("columns"), (*at, "columns")
+    """Replace the ranges and patterns in the `columns` of `part`, the collection or block at `key`,
+    and update `lines`. `known`: the names that patterns may match; None in a collection, which
+    defines names and has no patterns. Returns the mistakes."""
+    written, key = part.get("columns"), (*key, "columns")
     if not isinstance(written, list):
         return []
     problems: list[Problem] = []
     entries: list[Any] = []
-    origins: list[int] = []  # of each entry, the index in `written`
+    origins: list[int] = []  # for each entry, the index in `written` that it comes from
     for i, entry in enumerate(written):
         try:
-            meant = _entries(entry, have)
+            expanded = _expand_entry(entry, known)
         except ValueError as error:
-            problems.append(((*at, i), str(error)))
+            problems.append(((*key, i), str(error)))
         else:
-            entries += meant
-            origins += [i] * len(meant)
+            entries += expanded
+            origins += [i] * len(expanded)
     part["columns"] = entries
     if len(entries) != len(written):
-        _move_lines(lines, at, origins)
+        _move_lines(lines, key, origins)
     return problems
 
 
-def _move_lines(lines: dict[Key, int], at: Key, origins: Sequence[int]) -> None:
-    """Give the entries of the list at `at` the lines of the entries that they come from."""
+def _move_lines(lines: dict[Key, int], key: Key, origins: Sequence[int]) -> None:
+    """Update `lines` after entries of the list at `key` were expanded. `origins`: for each new
+    entry, the index of the old one that it comes from and whose lines it gets."""
+    depth = len(key)
     lines_of: dict[Any, dict[Key, int]] = {}  # by old index: the line of each key inside
-    for key in [key for key in lines if key[: len(at)] == at and key != at]:
-        lines_of.setdefault(key[len(at)], {})[key[len(at) + 1 :]] = lines.pop(key)
-    for place, origin in enumerate(origins):
-        lines.update({(*at, place, *rest): line for rest, line in lines_of[origin].items()})
+    for inner in [inner for inner in lines if inner[:depth] == key and inner != key]:
+        lines_of.setdefault(inner[depth], {})[inner[depth + 1 :]] = lines.pop(inner)
+    for index, origin in enumerate(origins):
+        lines.update({(*key, index, *rest): line for rest, line in lines_of[origin].items()})
 
 
-def _entries(entry: Any, have: Sequence[str] | None) -> list[Any]:
-    """The entries that one entry stands for: declarations of columns, or names in a block."""
-    if isinstance(entry, str) and have is not None:
-        return [*names_in(entry, have)]
+def _expand_entry(entry: Any, known: Sequence[str] | None) -> list[Any]:
+    """Returns the entries that one entry of `columns` stands for: names in a block, and mappings
+    that declare a column in a collection, where `known` is None. Raises ValueError."""
+    if isinstance(entry, str) and known is not None:
+        return [*expand_names(entry, known)]
     name = entry.get("name") if isinstance(entry, dict) else None
     if not isinstance(name, str):
         return [entry]
-    return [entry | {"name": each} for each in names_in(name)]
+    return [entry | {"name": expanded} for expanded in expand_names(name)]
 
 
-def _mappings(part: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """The mappings in a mapping or a list, each with its key or index. Nothing else is checked yet:
-    `part` may be anything that YAML can hold."""
+def _iterate_mappings(part: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Returns the mappings in a mapping or a list, each with its key or index. Other values are
+    left out: the document is not checked yet, and `part` may be anything that YAML can hold."""
     entries = part if isinstance(part, list) else []
     pairs = part.items() if isinstance(part, dict) else enumerate(entries)
     return ((key, value) for key, value in pairs if isinstance(value, dict))

@@ -16,14 +16,15 @@ from soa.files import digest_of
 
 
 def load_policy(source: Path) -> Asked:
-    """Read a policy; ConfigError lists every mistake as `file:line: key: found; allowed`.
+    """Read a policy file. If it has mistakes, raises a ConfigError that lists all of them, a line
+    for each: `file:line: key: found; allowed`.
 
     `reference` and the files under `signed_by` are relative to the policy's folder. In the result,
-    `signed_by` holds the keys, not the names of their files.
+    `signed_by` holds the keys themselves instead of the names of their files.
     """
     document = read_yaml(source)
     policy = validated(document, Policy, "policy")
-    problems = list(_target_problems(policy.targets or ()))
+    problems = list(_check_targets(policy.targets or ()))
     keys: list[str] = []
     for i, name in enumerate(policy.signed_by or ()):
         try:
@@ -41,8 +42,8 @@ def load_policy(source: Path) -> Asked:
     return Asked(policy, f"{source.name} ({digest_of(source)[:12]})", reference)
 
 
-def _target_problems(targets: Iterable[str]) -> Iterator[Problem]:
-    """Names that are no targets, or that are not in full."""
+def _check_targets(targets: Iterable[str]) -> Iterator[Problem]:
+    """Yields a problem for each name that is no target, or is not written in full."""
     for i, name in enumerate(targets):
         try:
             full_name = str(Target.parse(name))

@@ -12,7 +12,7 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -37,7 +37,7 @@ from pipeline.config.mistakes import (
     RowShape,
     Shape,
     TargetName,
-    once,
+    check_unique,
     shown,
 )
 from registry.bundle import MOST_THREADS
@@ -46,13 +46,12 @@ from soa.block import Block
 from soa.layout import IDENTIFIER, Column, Layout
 from soa.signature import RowRange, Signature, offsets_layout, offsets_of
 
-T = TypeVar("T")
 SCHEMA_FILE = Path(__file__).with_name("config.schema.json")
 """The JSON schema of configs, with a description of each key: for editors, and for people."""
 
 
-def _name(name: str) -> str:
-    """The name, if models may have it. Raises ValueError."""
+def _check_name(name: str) -> str:
+    """Returns the name if a model may have it. Raises ValueError if not."""
     if not re.fullmatch(NAME_PATTERN, name):
         raise ValueError(
             f"found {shown(name)}; allowed: letters, digits, '_', '.' and '-', the last two not in "
@@ -156,24 +155,26 @@ class CollectionConfig(Part):
     jagged: JaggedConfig | None = None
 
     def layout(self) -> Layout:
-        """The layout of the collection. Raises LayoutError."""
+        """Returns the layout of the collection. Raises LayoutError."""
         columns = [
             Column(
-                c.name,
-                c.dtype or f"opaque{c.opaque}",
-                "scalar" if c.scalar else "eigen" if c.eigen else "column",
-                tuple(c.eigen or ()),
+                column.name,
+                column.dtype or f"opaque{column.opaque}",
+                "scalar" if column.scalar else "eigen" if column.eigen else "column",
+                tuple(column.eigen or ()),
             )
-            for c in self.columns
+            for column in self.columns
         ]
         return Layout(columns, self.alignment, self.storage)
 
 
 class BlockConfig(Part):
-    """Columns that the model gets as one tensor; `dtype` casts, `shape` reshapes each row.
+    """Columns that the model gets, or returns, as one tensor.
 
+    `dtype`: the tensor's, if it differs from the columns'. `shape`: the shape of a row.
     `broadcast`: the columns are scalars, and the model gets their values in every row. `permute`:
-    the model gets, or returns, the axes in another order; axis 0 are the rows.
+    the order of the axes in the model's tensor; axis 0 has the rows, so `(0, 2, 1)` swaps the other
+    two.
     """
 
     name: Identifier
@@ -194,7 +195,7 @@ class BlockConfig(Part):
         return self
 
     def block(self) -> Block:
-        """The block for `soa`, with the shape that the model gets."""
+        """Returns the block for `soa`, with the shape that the model gets."""
         return Block(
             self.name, self.collection, self.columns, self.dtype, self.shape, self.broadcast
         )
@@ -203,7 +204,7 @@ class BlockConfig(Part):
 class PreprocessConfig(Part):
     """Expressions in the columns of a block, one for each feature that the model gets.
 
-    In elements where the column `exists` is not above zero, every feature is `pad`.
+    `exists`: a column that is above zero where there is an item; elsewhere every feature is `pad`.
     """
 
     features: Listed[Any]
@@ -212,8 +213,9 @@ class PreprocessConfig(Part):
 
 
 class InputConfig(BlockConfig):
-    """An input block. For jagged rows: places without an item hold `pad`; a `mask` is 1 at places
-    with an item, else 0. `flatten` joins the axes after the rows, after `permute`."""
+    """An input block. `pad` is the value in places of jagged rows that have no item. A `mask` has
+    no columns: it is 1 in places with an item, and 0 in the others. `flatten`: after `permute`, all
+    axes but the rows become one."""
 
     columns: Listed[str] = ()
     flatten: bool = False
@@ -232,15 +234,16 @@ class InputConfig(BlockConfig):
 
 
 class ToleranceConfig(Part):
-    """|found - expected| <= atol + rtol * |expected|."""
+    """A value agrees if |found - expected| <= atol + rtol * |expected|."""
 
     atol: NonNegative
     rtol: NonNegative
 
 
 class OutputConfig(BlockConfig):
-    """An output block. `tolerance`: None is the default for its dtype and the precision.
-    `classifier`: the columns are scores of classes, and the class with the highest one counts."""
+    """An output block. `tolerance`: None means the default for its dtype and the precision.
+    `classifier`: the columns are scores of classes, and a row's answer is the class with the
+    highest score."""
 
     tolerance: ToleranceConfig | None = None
     classifier: bool = False
@@ -249,7 +252,7 @@ class OutputConfig(BlockConfig):
 class RowsConfig(Part):
     """The numbers of rows that a dimension is compiled for, and the sizes to benchmark.
 
-    `unbounded`: n may be larger than `max`; then at most `max` rows are run at a time.
+    `unbounded`: a call may have more than `max` rows, which are then run in parts of at most `max`.
     """
 
     min: NonNegativeInt = 0
@@ -258,7 +261,7 @@ class RowsConfig(Part):
     unbounded: bool = False
 
     def range(self) -> RowRange:
-        """The range of rows. Raises SignatureError."""
+        """Returns the range for `soa`. Raises SignatureError."""
         return RowRange(self.min, self.max, self.typical, self.unbounded)
 
 
@@ -267,8 +270,8 @@ class ReferenceConfig(Part):
     by a callable, else at random within `ranges`.
 
     `nonfinite`: the fraction of an output's reference values that may be NaN or infinite.
-    `many_rows`: the number of rows like those of the reference that are tried. None: 200,000, fewer
-    if the model needs much work for a row.
+    `many_rows`: how many more rows, which are like those of the reference, are tried. None means
+    200,000, or fewer if the model needs much work for a row.
     """
 
     seed: NonNegativeInt = 1
@@ -290,8 +293,9 @@ class ReferenceConfig(Part):
 class CompileConfig(Part):
     """Limits and options of the compilers.
 
-    `options.aoti`, `options.aoti-standalone`: any setting of Inductor.
-    `options.onnxruntime`: `opset`. `options.tensorrt`: any of `torch_tensorrt.dynamo.compile`.
+    `options` has a mapping for each engine. `aoti` and `aoti-standalone` take any setting of
+    Inductor, `onnxruntime` takes `opset`, and `tensorrt` any argument of
+    `torch_tensorrt.dynamo.compile`.
     """
 
     timeout_s: Positive = 600.0
@@ -308,7 +312,10 @@ class SessionConfig(Part):
 
 
 class ApplyConfig(Part):
-    """`columns`: by `collection/column` or `collection/*` of the model, the column in the files."""
+    """The names of the model's columns in the files that `pipeline apply` scores. A key of
+    `columns` is `collection/column` or `collection/*`; its value is the name in the files, `Jet_*`
+    for all.
+    """
 
     columns: dict[str, str] = {}
 
@@ -320,7 +327,7 @@ _QUICK_BENCHMARK_S = 0.5
 class Config(Part):
     """A config file, with the default of every key; docs/reference/config.md explains the keys."""
 
-    name: Annotated[str, AfterValidator(_name)]
+    name: Annotated[str, AfterValidator(_check_name)]
     description: str = ""
     model: ModelConfig
     collections: Annotated[dict[Identifier, CollectionConfig], Field(min_length=1)]
@@ -328,8 +335,8 @@ class Config(Part):
     outputs: Listed[OutputConfig]
     rows: Annotated[dict[Identifier, RowsConfig], Field(min_length=1)]
     reference: ReferenceConfig = ReferenceConfig()
-    targets: Annotated[Listed[TargetName], AfterValidator(once)] = ("cpu",)
-    engines: Annotated[Listed[_Engine], AfterValidator(once)] = DEFAULT_ENGINES
+    targets: Annotated[Listed[TargetName], AfterValidator(check_unique)] = ("cpu",)
+    engines: Annotated[Listed[_Engine], AfterValidator(check_unique)] = DEFAULT_ENGINES
     precision: Literal["fp32", "tf32", "fp16", "bf16"] = "fp32"
     compile: CompileConfig = CompileConfig()
     gates: GatesConfig = GatesConfig()
@@ -341,35 +348,34 @@ class Config(Part):
 
     @property
     def names_engines(self) -> bool:
-        """True if the config names engines. Else the defaults apply, and some of those are built
-        only if another engine fails or may be slower."""
+        """True if the config chooses its engines. Otherwise the default ones apply, of which some
+        are built only if another one fails or may be slower."""
         return not self._quick and self.engines != DEFAULT_ENGINES
 
     def file(self, written: str) -> Path:
-        """A file that the config names, as a path on this host. Variables are expanded; a relative
-        path starts in the config's folder. Raises ValueError."""
-        path = Path(os.path.normpath(self._folder / _expanded(written)))
+        """Returns the path on this host of a file that the config names. Variables are expanded; a
+        relative path starts in the config's folder. Raises ValueError if there is no such file."""
+        path = Path(os.path.normpath(self._folder / _expand_variables(written)))
         if not path.is_file():
             state = "is a folder" if path.is_dir() else "does not exist"
             raise ValueError(f"the file {path} {state}; paths start from the config's folder")
         return path
 
     def factory(self, written: str) -> str:
-        """A callable that the config names, as `module:name` or `/path/file.py:name`. Raises
-        ValueError."""
-        text = _expanded(written)
-        where, _, name = text.rpartition(":")
-        of_file = where.endswith(".py")
-        of_module = all(IDENTIFIER.fullmatch(part) for part in where.split("."))
-        if not IDENTIFIER.fullmatch(name) or not (of_file or of_module):
+        """Returns a callable that the config names, as `module:name` or `/path/file.py:name`.
+        Raises ValueError if it has another form or if there is no such file."""
+        text = _expand_variables(written)
+        file_or_module, _, name = text.rpartition(":")
+        is_file = file_or_module.endswith(".py")
+        is_module = all(IDENTIFIER.fullmatch(part) for part in file_or_module.split("."))
+        if not IDENTIFIER.fullmatch(name) or not (is_file or is_module):
             raise ValueError(f"found {shown(text)}; write file.py:callable or module:callable")
-        return f"{self.file(where)}:{name}" if of_file else text
+        return f"{self.file(file_or_module)}:{name}" if is_file else text
 
     def quick(self) -> Config:
-        """A copy for work in progress: one engine, which needs no TorchScript, a short race, and no
-        many rows.
-
-        Its digest is different.
+        """Returns a copy for work in progress, with another digest: it is built for one engine,
+        which needs no TorchScript, with a short race of the candidates, and `many_rows` are not
+        tried.
         """
         compiled = self.compile.model_copy(update={"benchmark_s": _QUICK_BENCHMARK_S})
         reference = self.reference.model_copy(update={"many_rows": 0})
@@ -380,47 +386,50 @@ class Config(Part):
         return copy
 
     def signature(self) -> Signature:
-        """The signature that the config describes, with a plan for every block."""
-        jagged = {name: c.jagged for name, c in self.collections.items() if c.jagged}
-        layouts = {name: c.layout() for name, c in self.collections.items()}
+        """Returns the signature that the config describes, with a plan for every block."""
+        parts = self.collections.items()
+        jagged = {name: part.jagged for name, part in parts if part.jagged}
+        layouts = {name: part.layout() for name, part in parts}
         inputs = [self.block(block) for block in self.inputs if not block.mask]
-        rows_of = {name: c.rows for name, c in self.collections.items()}
-        for name, part in jagged.items():
-            # A collection of its own, and a block of it: the offsets of the items of each row.
+        rows_of = {name: part.rows for name, part in parts}
+        for name, padded in jagged.items():
+            # The offsets of the items of each row are a collection of their own, with one block.
             offsets = offsets_of(name)
-            layouts[offsets] = offsets_layout(part.offsets)
+            layouts[offsets] = offsets_layout(padded.offsets)
             inputs.append(Block(offsets, offsets, ("begin", "end")))
-            rows_of[offsets] = part.rows
+            rows_of[offsets] = padded.rows
         return Signature.build(
             layouts,
             inputs,
             [block.block() for block in self.outputs],
             {dim: rows.range() for dim, rows in self.rows.items()},
             rows_of,
-            jagged={name: part.length for name, part in jagged.items()},
+            jagged={name: padded.length for name, padded in jagged.items()},
         )
 
     def jagged(self, block: BlockConfig) -> JaggedConfig | None:
-        """How the rows of a block are padded; None if it has scalars or is not jagged."""
+        """Returns how the rows of a block are padded; None if it has scalars or is not jagged."""
         if any(member.scalar for member in self.members(block)):
             return None
         return self.collections[block.collection].jagged
 
     def block(self, block: BlockConfig) -> Block:
-        """A block as callers bind it. A jagged block has its items without padding or reshape."""
+        """Returns a block as callers bind it: a jagged one holds its items without padding, and
+        without the shape that the model gets."""
         plain = block.block()
         return replace(plain, shape=None) if self.jagged(block) else plain
 
     def members(self, block: BlockConfig) -> list[ColumnConfig]:
-        """The columns of a block, in its order. Their names must have been checked before."""
-        columns = {c.name: c for c in self.collections[block.collection].columns}
+        """Returns the columns of a block, in its order. Their names must have been checked
+        before."""
+        columns = {column.name: column for column in self.collections[block.collection].columns}
         return [columns[name] for name in block.columns]
 
     def digest(self) -> str:
-        """SHA-256 of the config's values, defaults included; comments and formatting do not count.
+        """Returns the SHA-256 of the config's values, defaults included. Comments and formatting do
+        not count, but the order of `collections` does.
 
-        It is the same on every host, since paths are used as written. The order of `collections`
-        counts.
+        It is the same on every host, since paths are used as they are written.
         """
         data = self.model_dump(mode="json")
         data["collections"] = list(data["collections"].items())
@@ -428,10 +437,11 @@ class Config(Part):
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _expanded(written: str) -> str:
-    """A text with the values of the environment variables that it names."""
+def _expand_variables(written: str) -> str:
+    """Returns a text with `${NAME}` and `${NAME:-default}` replaced by the value of the environment
+    variable. Raises ValueError if it is not set and there is no default."""
 
-    def value(match: re.Match[str]) -> str:
+    def value_of(match: re.Match[str]) -> str:
         name, default = match.groups()
         if default is None and name not in os.environ:
             raise ValueError(
@@ -439,7 +449,7 @@ def _expanded(written: str) -> str:
             )
         return os.environ.get(name) or default or ""
 
-    text = _VARIABLE.sub(value, written)
+    text = _VARIABLE.sub(value_of, written)
     if "${" in text:
         raise ValueError(f"found {shown(written)}; write ${{NAME}} or ${{NAME:-default}}")
     return text

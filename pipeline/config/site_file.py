@@ -18,7 +18,8 @@ _BALANCER = "SONIC_LOCAL_BALANCER"
 
 
 def load_site(path: str | Path) -> Site:
-    """Read a site file; ConfigError lists every mistake as `file:line: key: found; allowed`."""
+    """Read a site file. If it has mistakes, raises a ConfigError that lists all of them, a line for
+    each: `file:line: key: found; allowed`."""
     document = read_yaml(Path(path))
     site = validated(document, Site, "site")
     advice = "found nothing; write `tls: {}` for the system's certificates, or leave it off"
@@ -32,11 +33,12 @@ def load_site(path: str | Path) -> Site:
 
 
 def find_site(environment: Mapping[str, str] = os.environ) -> tuple[Site, Path]:
-    """The site of this host and the folder that its paths are relative to.
+    """Returns the site of this host, and the folder that its paths are relative to.
 
-    PIPELINE_SITE names a file. Without it, the site is the server that CMSSW's variables name:
-    SONIC_LOCAL_BALANCER_HOST and _PORT (HeterogeneousCore/SonicTriton/src/TritonService.cc).
-    Raises ConfigError if nothing is found.
+    The variable PIPELINE_SITE names the site file. If it is not set, the site is the one server
+    that CMSSW's variables SONIC_LOCAL_BALANCER_HOST and SONIC_LOCAL_BALANCER_PORT name
+    (HeterogeneousCore/SonicTriton/src/TritonService.cc). Raises ConfigError if these are not set
+    either.
     """
     if named := environment.get(VARIABLE):
         return load_site(named), Path(named).parent

@@ -29,11 +29,12 @@ _LARGEST = 4 << 20  # bytes; PyYAML takes 2 s for each million
 
 
 class CoreLoader(yaml.SafeLoader):
-    """Resolves plain scalars by YAML 1.2's core schema, https://yaml.org/spec/1.2.2/#103-core-schema."""
+    """Resolves plain scalars by YAML 1.2's core schema,
+    https://yaml.org/spec/1.2.2/#103-core-schema."""
 
 
 CoreLoader.yaml_implicit_resolvers = {}
-for _tag, _pattern, _first in [
+for _tag, _pattern, _initials in [
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
     ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
@@ -44,7 +45,7 @@ for _tag, _pattern, _first in [
         list("-+.0123456789"),
     ),
 ]:
-    CoreLoader.add_implicit_resolver(_CORE + _tag, re.compile(f"^(?:{_pattern})$"), _first)
+    CoreLoader.add_implicit_resolver(_CORE + _tag, re.compile(f"^(?:{_pattern})$"), _initials)
 
 
 @dataclass(frozen=True)
@@ -60,14 +61,15 @@ class Document:
     lines: Mapping[Key, int]
 
     def line(self, key: Key) -> int:
-        """The line of a key. If the key is missing, the line of the part that should hold it."""
+        """Returns the line of a key; if the key is missing, that of the part that should hold
+        it."""
         while key not in self.lines:
             key = key[:-1]
         return self.lines[key]
 
     def refuse(self, problems: Iterable[Problem], whole: str) -> None:
-        """Raise ConfigError if there are problems, with a line `file:line: key: text` for each. In
-        a problem of the document as a whole, the key is `whole`.
+        """Raises a ConfigError if there are problems, with a line `file:line: key: text` for each.
+        `whole`: what to write for the empty key, which is that of the document as a whole.
         """
         mistakes = [(self.line(key), dotted(key), text) for key, text in problems]
         if mistakes:
@@ -77,8 +79,9 @@ class Document:
 
 
 def read_yaml(source: Path) -> Document:
-    """Read a file that holds one YAML mapping. ConfigError, with the line, if it does not."""
-    root = _composed(source)
+    """Read a file that holds one YAML mapping. Raises a ConfigError, with the line, for any other
+    content."""
+    root = _compose(source)
     if not isinstance(root, yaml.MappingNode):
         kind = "nothing" if root is None else _KIND[type(root)]
         line = f":{root.start_mark.line + 1}" if root is not None else ""
@@ -90,8 +93,9 @@ def read_yaml(source: Path) -> Document:
     return Document(source, data, reader.lines)
 
 
-def _composed(source: Path) -> yaml.Node | None:
-    """The root of the YAML in a file; None if the file has no value. Raises ConfigError."""
+def _compose(source: Path) -> yaml.Node | None:
+    """Parse a file, and return the root node of its YAML; None if the file has no value. Raises
+    ConfigError if it cannot be read, is not UTF-8, or is not YAML."""
     try:
         text = read_plain(source, links=True, largest=_LARGEST).decode()
     except OSError as error:
@@ -120,18 +124,20 @@ _KIND: dict[type[yaml.Node], str] = {
 
 
 class _Reader:
-    """Reads the nodes of a document into plain data. `lines` gets the line of each key path, and
-    `problems` the mistakes, after which reading goes on."""
+    """Reads the nodes of a document into plain data. It keeps the line of each key path in `lines`.
+    Reading goes on after a mistake, which is added to `problems`."""
 
     def __init__(self, source: Path) -> None:
         self.source = source
         self.lines: dict[Key, int] = {}
         self.problems: list[str] = []
         self._open: set[int] = set()
-        """The nodes that are being read, by identity: an alias to one of them never ends."""
+        """The identities of the nodes that are being read. An alias to one of them would be a value
+        that contains itself."""
 
     def read(self, node: yaml.Node, key: Key, line: int) -> Any:
-        """The value of a node, which is at `key` and begins in `line`. Raises ConfigError."""
+        """Returns the value of a node, which is at `key` and begins in `line`. Raises ConfigError
+        if the document is too large or contains itself."""
         if len(self.lines) >= _MOST_NODES:
             raise ConfigError(f"{self.source}:{line}: more than {_MOST_NODES} entries")
         if id(node) in self._open:
@@ -140,38 +146,40 @@ class _Reader:
         self._open.add(id(node))
         try:
             if not isinstance(node, yaml.ScalarNode) and node.tag not in _PLAIN:
-                self._refuse(line, f"the tag {node.tag} is not allowed; write plain YAML")
+                self._report(line, f"the tag {node.tag} is not allowed; write plain YAML")
             if isinstance(node, yaml.MappingNode):
-                return self._mapping(node, key)
+                return self._read_mapping(node, key)
             if isinstance(node, yaml.SequenceNode):
                 return [
                     self.read(item, (*key, i), item.start_mark.line + 1)
                     for i, item in enumerate(node.value)
                 ]
-            return self._scalar(node, line)
+            return self._read_scalar(node, line)
         finally:
             self._open.remove(id(node))
 
-    def _mapping(self, node: yaml.MappingNode, key: Key) -> dict[str, Any]:
-        """The values of a mapping. Of a key that is given twice, the first counts."""
+    def _read_mapping(self, node: yaml.MappingNode, key: Key) -> dict[str, Any]:
+        """Returns the values of a mapping by their keys. A key that is no text, or that is given a
+        second time, is a problem and is left out."""
         mapping: dict[str, Any] = {}
         for key_node, value in node.value:
             line = key_node.start_mark.line + 1
             if key_node.tag != _CORE + "str":
-                self._refuse(line, f"a key must be text, found {_shown(key_node)}; quote it")
+                self._report(line, f"a key must be text, found {_describe(key_node)}; quote it")
                 continue
             name = key_node.value
             path = (*key, name)
             if name in mapping:
-                self._refuse(
+                self._report(
                     line, f"{dotted(path)}: given twice, first on line {self.lines[path]}; keep one"
                 )
                 continue
             mapping[name] = self.read(value, path, line)
         return mapping
 
-    def _scalar(self, node: yaml.Node, line: int) -> Any:
-        """The value of a scalar, by its tag; None if it does not fit the tag."""
+    def _read_scalar(self, node: yaml.Node, line: int) -> Any:
+        """Returns the value of a scalar, converted to the type of its tag. If it does not fit the
+        tag, adds a problem and returns None."""
         tag, text = node.tag.removeprefix(_CORE), node.value
         try:
             match tag:
@@ -186,21 +194,21 @@ class _Reader:
                 case "float":
                     return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
         except ValueError:
-            self._refuse(line, f"{text!r} is not of the type {node.tag} that it is given")
+            self._report(line, f"{text!r} is not of the type {node.tag} that it is given")
             return None
-        self._refuse(line, f"the tag {node.tag} is not allowed; write plain YAML")
+        self._report(line, f"the tag {node.tag} is not allowed; write plain YAML")
         return None
 
-    def _refuse(self, line: int, text: str) -> None:
+    def _report(self, line: int, text: str) -> None:
         self.problems.append(f"{self.source}:{line}: {text}")
 
 
-def _shown(node: yaml.Node) -> str:
-    """A node as text: a scalar itself, or what kind of node it is."""
+def _describe(node: yaml.Node) -> str:
+    """Returns the text of a scalar, and for another node its kind, such as `a list`."""
     return str(node.value) if isinstance(node, yaml.ScalarNode) else _KIND[type(node)]
 
 
 def dotted(key: Key) -> str:
-    """A key path as text: `inputs[0].columns[1]`."""
+    """Returns a key path as text: ("inputs", 0, "columns", 1) -> `inputs[0].columns[1]`."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in key)
     return text.removeprefix(".")

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from pipeline.config import SCHEMA_FILE, CoreLoader, in_short, read_yaml
+from pipeline.config import SCHEMA_FILE, CoreLoader, read_yaml, shorten_names
 
 _FORM: dict[str, Any] = {"sort_keys": False, "default_flow_style": None, "width": 1 << 20}
 LONG = 64
@@ -88,10 +88,10 @@ def _in_short(config: Any, key: str = "") -> Any:
     if key != "columns" or len(config) <= LONG:
         return config
     if isinstance(config[0], str):
-        return in_short(config)
+        return shorten_names(config)
     # Only columns that differ in nothing but their names can be a range.
     shortened = []
     for rest, alike in groupby((each.value for each in config), lambda v: {**v, "name": ""}):
-        names = in_short([column["name"] for column in alike])
+        names = shorten_names([column["name"] for column in alike])
         shortened += [OneLine({**rest, "name": name}) for name in names]
     return shortened

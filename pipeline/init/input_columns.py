@@ -11,7 +11,7 @@ import numpy as np
 
 from engines.errors import first_line
 from pipeline.applying import FileColumn, Source, column_of
-from pipeline.config import in_short, names_in
+from pipeline.config import expand_names, shorten_names
 from pipeline.errors import DataError, InitError
 from pipeline.init.model import Model, Port
 from pipeline.init.trial import Option
@@ -378,7 +378,7 @@ def _words(
         if not data:
             likely = [f"{port.name}{i}" for i in range(port.width)]
         question = f"the columns of {port.name!r}, out of {', '.join(have[:9]) or 'your data'}, …"
-        short = in_short(likely)
+        short = shorten_names(likely)
         default = ",".join(short) if 0 < len(short) <= _MOST_NAMES or not data else None
         answer = ask(f"--input {port.name}=COLUMN,…", question, default or None)
         words[port.name] = answer.split(",")
@@ -460,6 +460,6 @@ def check_cuts(feed: Feed) -> None:
 def expanded(flag: str, words: Iterable[str], have: Sequence[str]) -> list[str]:
     """The column names that the words of an option mean. Raises InitError."""
     try:
-        return [each for word in words for each in names_in(word.strip(), have or None)]
+        return [each for word in words for each in expand_names(word.strip(), have or None)]
     except ValueError as error:
         raise InitError(f"{flag}: {error}") from None

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.config import Config, load_config
-from pipeline.config.name_ranges import in_short, names_in
+from pipeline.config.name_ranges import expand_names, shorten_names
 from pipeline.errors import ConfigError
 
 MINIMAL = (Path(__file__).parent / "minimal.yaml").read_text()
@@ -36,13 +36,13 @@ def test_a_range_is_its_names(
     front: str, behind: str, low: int, steps: int, width: int, dots: str
 ) -> None:
     names = [f"{front}{k:0{width}}{behind}" for k in range(low, low + steps + 1)]
-    assert names_in(f"{names[0]}{dots}{names[-1]}") == names
+    assert expand_names(f"{names[0]}{dots}{names[-1]}") == names
 
 
 @given(words, st.integers(1, 99), st.integers(0, 99))
 def test_a_range_that_does_not_grow_is_none(front: str, low: int, fewer: int) -> None:
     with pytest.raises(ValueError, match=r"part0 \.\. part15"):
-        names_in(f"{front}{low} .. {front}{max(0, low - fewer)}")
+        expand_names(f"{front}{low} .. {front}{max(0, low - fewer)}")
 
 
 @pytest.mark.parametrize(
@@ -52,13 +52,13 @@ def test_a_range_that_does_not_grow_is_none(front: str, low: int, fewer: int) ->
 )  # fmt: skip
 def test_text_that_is_no_range_is_refused(written: str) -> None:
     with pytest.raises(ValueError, match="found"):
-        names_in(written)
+        expand_names(written)
 
 
 @given(st.text(max_size=30))
 def test_any_text_is_names_or_a_value_error(text: str) -> None:
     try:
-        assert names_in(text, ["part0", "part1"])
+        assert expand_names(text, ["part0", "part1"])
     except ValueError as error:
         assert str(error)
 
@@ -67,10 +67,10 @@ def test_any_text_is_names_or_a_value_error(text: str) -> None:
 def test_a_pattern_takes_what_fits_in_its_order(names: list[str], front: str) -> None:
     fitting = [name for name in names if name.startswith(front)]
     if fitting:
-        assert names_in(f"{front}*", names) == fitting
+        assert expand_names(f"{front}*", names) == fitting
     else:
         with pytest.raises(ValueError, match="no column fits it"):
-            names_in(f"{front}*", names)
+            expand_names(f"{front}*", names)
 
 
 def test_a_range_declares_columns_and_a_pattern_names_them(folder: Path) -> None:
@@ -129,10 +129,10 @@ def test_lines_are_those_of_the_file(folder: Path) -> None:
 
 @given(st.lists(st.from_regex(r"[ab][0-9]{1,2}(_[0-9])?", fullmatch=True), max_size=12))
 def test_in_short_names_the_same(names: list[str]) -> None:
-    assert [name for part in in_short(names) for name in names_in(part)] == names
+    assert [name for part in shorten_names(names) for name in expand_names(part)] == names
 
 
 @given(words, st.integers(0, 99), st.integers(3, 40), words)
 def test_a_run_of_names_is_one_range_in_short(front: str, low: int, count: int, other: str) -> None:
     names = [f"{front}{k}" for k in range(low, low + count)]
-    assert in_short([other, *names]) == [other, f"{names[0]} .. {names[-1]}"]
+    assert shorten_names([other, *names]) == [other, f"{names[0]} .. {names[-1]}"]
