@@ -36,7 +36,11 @@ Array = np.ndarray[Any, Any]
 
 
 def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> ColumnModel:
-    """MLflow calls this. `model_config={"mode": "test"}` also opens versions without promotion."""
+    """Open the bundle in the folder `path` as a model for MLflow, which calls this function.
+
+    `model_config={"mode": "test"}` also opens a version that was not promoted. Raises LoadError if
+    the version cannot be opened, or if the folder and the version it names are different bundles.
+    """
     folder = Path(path)
     ref, registry = _find_version(folder)
     config = dict(model_config or {})
@@ -58,7 +62,9 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> Co
 
 
 def _find_version(path: Path) -> tuple[str | Path, str | None]:
-    """The registered version that a folder came from and its registry, else the folder itself."""
+    """Find which version MLflow took a folder from. Returns its `name/number` and the address of
+    MLflow's registry, or the folder and None if the folder holds no note of a version. Raises
+    LoadError for a damaged note."""
     note = path / MLFLOW_NOTE
     if not note.is_file():
         return path, None
@@ -73,7 +79,8 @@ def _find_version(path: Path) -> tuple[str | Path, str | None]:
 
 
 class ColumnModel:
-    """A session that takes DataFrames or dicts of arrays. Several threads may call it at once."""
+    """A session behind MLflow's interface: it takes DataFrames or dicts of arrays, and makes new
+    arrays for the answers. Several threads may call it at once."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -92,12 +99,12 @@ class ColumnModel:
         return self._session
 
     def predict(self, data: pd.DataFrame | Mapping[str, Array]) -> Any:
-        """The model's output columns: a DataFrame if `data` is one and all outputs are columns of
-        one collection; else a dict of arrays.
+        """Run the model on the columns of `data`, and return its output columns.
 
-        The DataFrame has the index of `data` if their rows correspond. Shapes as in
-        `registry.mlflow.mlmodel`. Raises MlflowException, which MLflow's server turns into an error
-        response, if `data` cannot be run.
+        The answer is a DataFrame if `data` is one and all outputs are columns of one collection;
+        else it is a dict of arrays, in the shapes that `registry.mlflow.mlmodel` states. The
+        DataFrame has the index of `data` if both have the same rows. If `data` cannot be run,
+        raises MlflowException, which MLflow's server turns into an error response.
         """
         from mlflow.exceptions import MlflowException
         from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
@@ -118,7 +125,8 @@ class ColumnModel:
         return pd.DataFrame(answer, index=data.index, copy=False)
 
     def _run(self, columns: Mapping[str, Array]) -> dict[str, Array]:
-        """Run the session on arrays. Inputs and answers are named as MLflow's fields."""
+        """Run the session on arrays, and return the answers as arrays. Both are named like MLflow's
+        fields, as `registry.mlflow.fields` lists them."""
         arrays = {field: _get_input_array(field, columns) for field in self._inputs}
         collections = self._make_collections(arrays)
         signature = self._session.signature
@@ -134,20 +142,22 @@ class ColumnModel:
         return answers
 
     def _make_collections(self, arrays: Mapping[Field, Array]) -> dict[str, Collection]:
-        """Every collection that the model reads or writes, by name."""
+        """Make a collection of each layout of the model, with the input arrays in it. Returns them
+        by name. An output has as many rows as the inputs of its row dimension."""
         rows = _count_rows(arrays)
         signature = self._session.signature
         collections = {}
         for name in signature.layouts:
-            own = {f.column.name: array for f, array in arrays.items() if f.collection == name}
+            members = {f.column.name: array for f, array in arrays.items() if f.collection == name}
             written = name in signature.output_collections
             n = rows[signature.rows_of[name]]
-            collections[name] = _make_collection(signature.layouts[name], n, own, written)
+            collections[name] = _collect(signature.layouts[name], n, members, written)
         return collections
 
 
 def _get_input_array(field: Field, columns: Mapping[str, Array]) -> Array:
-    """The array of one input, with its dtype and shape checked. A scalar may be a plain number."""
+    """Return the array in `columns` for one input of the model. CollectionError if it is missing,
+    or has another dtype or shape. A scalar may be a plain number; it becomes an array of one."""
     if field.name not in columns:
         have = ", ".join(map(str, columns))
         raise CollectionError(f"no column {field.name!r}, there are: {have}")
@@ -166,7 +176,8 @@ def _get_input_array(field: Field, columns: Mapping[str, Array]) -> Array:
 
 
 def _count_rows(arrays: Mapping[Field, Array]) -> dict[str, int]:
-    """How many rows each dimension has; CollectionError if its columns differ in length."""
+    """Count the rows of each row dimension, by its name. CollectionError if columns of the same
+    dimension differ in length."""
     rows: dict[str, int] = {}
     for field, array in arrays.items():
         if field.rows is not None and rows.setdefault(field.rows, len(array)) != len(array):
@@ -177,11 +188,10 @@ def _count_rows(arrays: Mapping[Field, Array]) -> dict[str, int]:
     return rows
 
 
-def _make_collection(
-    layout: Layout, n: int, arrays: Mapping[str, Array], written: bool
-) -> Collection:
-    """A collection with these columns; all other columns are zero. If the model only reads it, the
-    arrays are used in place where possible; if the model writes it, they are copied."""
+def _collect(layout: Layout, n: int, arrays: Mapping[str, Array], written: bool) -> Collection:
+    """Make a collection of `n` rows from arrays by column. Columns without an array are zero.
+    `written`: the model writes into the collection, so the arrays are copied; else they are used in
+    place where possible."""
     collection = Collection(layout, n)
     if not written:
         return as_collection({**to_numpy(collection), **arrays}, layout)

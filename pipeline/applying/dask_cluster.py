@@ -51,10 +51,10 @@ def on_dask(where: str) -> Iterator[Execute]:
                 f"no Dask scheduler answers at {where!r} ({first_line(error)}): write its address, "
                 "as tcp://HOST:8786, or local:4 for workers on this host"
             ) from error
-        yield partial(_score_on_cluster, client)
+        yield partial(_score_all, client)
 
 
-def _score_on_cluster(
+def _score_all(
     client: Client, plan: Plan, pieces: Sequence[Piece]
 ) -> Iterator[tuple[Piece, Scored]]:
     """Yields each piece once its part is written. ApplyError if workers or scheduler fail."""

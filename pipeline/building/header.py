@@ -94,9 +94,7 @@ class TestedHeader:
     rows: int
 
 
-def _make_header(
-    opened: Opened, target: str, namespace: str, session: Session
-) -> TestedHeader:
+def _make_header(opened: Opened, target: str, namespace: str, session: Session) -> TestedHeader:
     """The header of a version's artifact for `target`, with its origin in the first lines."""
     bundle = opened.bundle
     files = bundle.manifest.targets[target].candidates[_ENGINE].files

@@ -283,9 +283,7 @@ def compile(
     compiled: Compiled | None = None
     try:
         result = _build(request, module, columns, progress.append)
-        compiled = Compiled(
-            result, _open_session(result.bundle, threads), module, temporary.cleanup
-        )
+        compiled = Compiled(result, _open_chosen(result.bundle, threads), module, temporary.cleanup)
     except InitError as error:
         raise InitError(_name_arguments(str(error))) from None
     finally:
@@ -363,7 +361,7 @@ def _take_default(option: str, question: str, default: str | None) -> str:
     return default
 
 
-def _open_session(bundle: Bundle, threads: int | None) -> Session:
+def _open_chosen(bundle: Bundle, threads: int | None) -> Session:
     """A session of the artifact that was chosen."""
     opened = open_version(Opening(ref=bundle.path, mode="test", threads=threads))
     ((target, record),) = bundle.manifest.targets.items()

@@ -34,7 +34,7 @@ from pipeline.config import (
     tolerances_of,
 )
 from pipeline.errors import ConfigError, ReportError
-from pipeline.report import page_place, publish, require_libraries
+from pipeline.report import page_file, publish, require_libraries
 from registry.bundle import SUMS, Bundle, SessionSettings
 from registry.errors import BundleError, NotFoundError
 from registry.store import Registry
@@ -97,16 +97,14 @@ def run(
         config = config.quick()
     store = registry or Registry()
     folder = Path(work or "pipeline-work")
-    progress = Work(
-        folder, say, show, config.name, meanwhile=lambda: _import_for_registration(store)
-    )
+    progress = Work(folder, say, show, config.name, meanwhile=lambda: _import_early(store))
     before: list[Version] = []
     with suppress(NotFoundError):  # an unreachable registry ends the run before any work
         before = list(store.versions(config.name))
     bundle = _build_bundle(config, Path(config_path), progress)
     version = next((known for known in before if known.digest == bundle.digest), None)
     if version is not None:
-        page = page_place(progress.root / "reports", version)
+        page = page_file(progress.root / "reports", version)
         report = page if page.is_file() else None
     else:
         with progress.step("register"):
@@ -139,7 +137,7 @@ def write_page(
         return None
 
 
-def _import_for_registration(store: Registry) -> None:
+def _import_early(store: Registry) -> None:
     """Import what the end of a run needs, while compilers run. If a library is missing, the run
     says so at its end."""
     store.get_ready()

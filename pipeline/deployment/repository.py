@@ -39,12 +39,16 @@ from stages.judging import validate_session
 from stages.reference import Reference
 from stages.reports import ValidationReport
 
-_CALL_S = 60.0  # enough for the largest batch of a large model
+_CALL_S = 60.0  # deadline of a call: enough for the largest batch of a large model
 
 
 @dataclasses.dataclass(frozen=True)
 class Deployed:
-    """A model in a repository. `why_alone` says why requests are not merged, if they are not."""
+    """A model that was written into a Triton model repository.
+
+    `folder`: the model's folder there. `why_alone`: the reason why the server runs each request
+    alone; None if it merges several requests into one run.
+    """
 
     service: Service
     folder: Path
@@ -66,40 +70,43 @@ def deploy(
     merge: bool | None = None,
     replace: bool = False,
 ) -> Deployed:
-    """Write `out/<name>/` from a version in production, or from a pulled folder of such a version.
+    """Write the model repository `out/<name>/` for Triton, from a version in production or from a
+    folder that `pipeline pull` made of one.
 
-    It must have the signatures that this host and the registry's policies require. It serves one
-    target, which production may use. `merge`: whether requests share runs; by default, if rows are
-    independent and the benchmark of the version shows a gain. For a `backend` of Triton itself, the
-    file is first checked with the whole reference. Raises ServingError, LoadError or the registry's
-    errors; then no files are left.
+    The version must have the signatures that this host and the registry's policies require. The
+    model serves one `target`, which production must be allowed to use; None means the best one for
+    `devices`. `merge`: whether several requests share a run; None means that they do if rows are
+    independent and the version's benchmark shows a gain. With a `backend` other than "python", the
+    model file for that backend is first validated on the whole reference.
+
+    Raises ServingError, LoadError or the registry's errors; then no files are left.
     """
     opened = open_version(Opening(ref, registry=registry))
     name, number, bundle = opened.name, opened.number, opened.bundle
     if number is None:
         raise ServingError(f"{bundle.path}: its note of promotion names no version")
     manifest = bundle.manifest
-    chosen = _choose_served_target(opened, devices, target)
+    served = _choose_served_target(opened, devices, target)
     signature = opened.signature
     Wire.of(signature, requests)  # raises an error if requests cannot have that form
-    why_never = BLOCKS_ALONE if requests == "blocks" else _why_not_mergeable(opened)
-    if why_never and merge:
-        raise ServingError(f"{name}: --merge cannot be: {why_never}")
-    if why_never or merge:  # it cannot be, or is asked for
-        why_alone = why_never
+    why_unmergeable = BLOCKS_ALONE if requests == "blocks" else _why_not_mergeable(opened)
+    if why_unmergeable and merge:
+        raise ServingError(f"{name}: --merge cannot be: {why_unmergeable}")
+    if why_unmergeable or merge:  # merging is impossible, or the caller asked for it
+        why_alone = why_unmergeable
     elif merge is None:
-        why_alone = why_merging_does_not_pay(manifest, chosen)
+        why_alone = why_merging_does_not_pay(manifest, served)
     else:
         why_alone = "--alone"
     service = Service(
         name=name,
         number=number,
         digest=bundle.digest,
-        target=chosen,
+        target=served,
         signature=signature,
-        merge=why_never is None,
+        merge=why_unmergeable is None,
         batching=why_alone is None,
-        preferred=preferred_sizes(manifest, chosen),
+        preferred=preferred_sizes(manifest, served),
         devices=tuple(devices),
         instances=instances,
         queue_delay_us=queue_delay_us,
@@ -111,14 +118,15 @@ def deploy(
             file = _make_validated_file(opened, service, Path(scratch))
             folder = write_native_repository(out, service, file, replace=replace)
     else:
-        copy_bundle = partial(_copy_bundle, registry, opened, chosen)
+        copy_bundle = partial(_copy_bundle, registry, opened, served)
         folder = write_repository(out, service, copy_bundle, replace=replace)
     return Deployed(service, folder, bundle, why_alone)
 
 
 def _copy_bundle(registry: Registry, opened: Opened, target: str, folder: Path) -> Bundle:
-    """Copy the files of a version into the new `folder`, and open them as the server will. The
-    server's host may require other signatures."""
+    """Copy the files of a version into the new `folder`, open the copy as the server will, and
+    return it. ServingError if the copy lacks `target`. A server on another host may still refuse
+    the copy, if that host requires other signatures."""
     if opened.version is not None:
         pull(registry, opened.version.ref, folder)
     else:
@@ -130,8 +138,8 @@ def _copy_bundle(registry: Registry, opened: Opened, target: str, folder: Path) 
 
 
 def _make_validated_file(opened: Opened, service: Service, scratch: Path) -> Path:
-    """Make the file for one of Triton's own backends. ServingError if its answers on the reference
-    are out of tolerance."""
+    """Make the model file for one of Triton's own backends in the folder `scratch`, and return its
+    path. ServingError if its answers on the reference are out of tolerance."""
     signature, wire, bundle = service.signature, service.wire, opened.bundle
     engine = engine_for(service.backend, bundle, service.target)
     artifact = copy_artifact(opened, service.target, engine, scratch / "artifact")
@@ -149,12 +157,14 @@ def _make_validated_file(opened: Opened, service: Service, scratch: Path) -> Pat
 def check_answers(
     url: str, deployed: Deployed, options: RemoteOptions | None = None
 ) -> ValidationReport:
-    """Send the whole reference to the server, and compare the answers as in a validation.
+    """Send the whole reference of a deployed model to the server at `url`, and return a report that
+    compares the answers with the stored ones, as a validation does.
 
     Raises ServerError if an answer is out of the version's tolerances.
     """
     folder = deployed.folder / str(deployed.service.number) / BUNDLE
-    # The reference has rows to which the model itself answers NaN: the comparison judges those.
+    # The model itself answers NaN to some rows of the reference. The client must let NaN through,
+    # so that the comparison can judge these rows.
     options = dataclasses.replace(options or RemoteOptions(), deadline_s=_CALL_S, allow_nan=True)
     session = connect(open_version(Opening(folder)), address_of(url), options)
     try:
@@ -171,8 +181,8 @@ def check_answers(
 def _validate_on_reference(
     session: Session, name: str, bundle: Bundle, signature: Signature
 ) -> ValidationReport:
-    """Compare a session's answers with the version's reference. `name`: of what runs it, for the
-    report."""
+    """Validate a session's answers on the version's reference, with its tolerances. `name` is what
+    the report calls the session: a backend, or "triton"."""
     return validate_session(
         session,
         name,
@@ -185,7 +195,8 @@ def _validate_on_reference(
 
 
 def _choose_served_target(opened: Opened, devices: Sequence[str], wanted: str | None) -> str:
-    """The target to serve: the one named, the only one there is, or the best of this host."""
+    """Choose the target to serve on `devices`: the `wanted` one; else the only verified one; else
+    the best for this host. ServingError if no verified target fits."""
     manifest = opened.bundle.manifest
     verified = [name for name, record in manifest.targets.items() if record.status == "verified"]
     kind = "cpu" if set(devices) == {"cpu"} else "cuda"
@@ -205,7 +216,9 @@ def _choose_served_target(opened: Opened, devices: Sequence[str], wanted: str | 
 
 
 def _why_not_mergeable(opened: Opened) -> str | None:
-    """The reason why requests may not share a run; None if they may."""
+    """Return the reason why requests may not share a run, or None if they may. If the recorded
+    facts do not tell, the portable program is run on the reference, to see whether the answer of
+    a row depends on other rows."""
     signature, bundle = opened.signature, opened.bundle
     if not mergeable(signature):
         return "it has scalars or several row dimensions"

@@ -79,7 +79,7 @@ def load_on(
         deployed = deploy(registry, ref, Path(scratch), **service)
         new_config = config_message(deployed.service)
         served = _ServedModel.read(client, deployed.service.name, deployed.folder)
-        served.fetch(registry, served.numbers)
+        served.fetch_bundles(registry, served.numbers)
         others = [number for number in served.numbers if number != deployed.service.number]
         different = difference_of_requests(served.config, new_config) if others else None
         if different and not replace:
@@ -89,7 +89,9 @@ def load_on(
             )
         # The new version is first served beside the others, or in their place if the server cannot
         # serve both. `replace` unloads the others only after the answers were checked.
-        first = config_with_version(served.config, others, new) if others and not different else new
+        first_config = new_config
+        if others and not different:
+            first_config = config_with_version(served.config, others, new_config)
         with served.put_back_after_an_error():
             served.send(first_config)
             report = check_answers(url, deployed, options)
@@ -104,7 +106,8 @@ def unload_from(
     """Unload a version from the Triton at `url`. Requests that it has accepted are still answered.
 
     Returns the version as `name/number`, and the numbers of the model's versions that are still
-    served. Raises ServingError or the registry's errors. Nothing was unloaded then.
+    served. Raises ServingError or the registry's errors; the server then serves what it served
+    before, or what somebody else has loaded meanwhile.
     """
     version = registry.find(ref)
     with (
@@ -115,10 +118,10 @@ def unload_from(
         if version.number not in served.numbers:
             have = ", ".join(map(str, served.numbers)) or "none"
             raise ServingError(f"{url} does not serve {version.ref}; versions there: {have}")
-        left = [number for number in served.numbers if number != version.number]
-        if left:
-            served.fetch(registry, left)
-            served.send(config_without_version(served.config, left, version.number))
+        remaining = [number for number in served.numbers if number != version.number]
+        if remaining:
+            served.fetch_bundles(registry, remaining)
+            served.send(config_without_version(served.config, remaining, version.number))
         else:
             served.unload()
         return version.ref, remaining

@@ -624,7 +624,7 @@ FAULTS = (
     ),
     Fault(
         "the number of rows may be used as a value",
-        "    if call.counted and rule not in (_compared, where):",
+        "    if call.counted and rule not in (_follow_comparison, follow_where):",
         "    if False:",
         ("test_rows_that_see_each_other_are_not_let_through",),
     ),
