@@ -23,5 +23,5 @@ def traced_once() -> Iterator[None]:
     from engines.lanes.planning import program
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(program, "traced_row", cache(program.traced_row))
+        patch.setattr(program, "trace_row", cache(program.trace_row))
         yield

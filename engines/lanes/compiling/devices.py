@@ -31,11 +31,11 @@ from engines.lanes.planning import (
     Step,
     Store,
     columns_of,
-    letters,
-    planned,
-    row_program,
+    dtype_letters,
+    make_plan,
+    make_row_program,
     rows_together,
-    written_kernel,
+    write_kernel,
 )
 from engines.lanes.tensors import Leaves, Product, Program, Reduction
 from engines.target import Target
@@ -79,12 +79,12 @@ class Report:
 
 def build_kernel(program: Path, target: Target, out: Path) -> list[str]:
     """See `Engine.compile`. Writes network.kernel, the code, network.cu, target.txt, facts.json."""
-    return build_row_kernel(row_program(program), target, out)
+    return build_row_kernel(make_row_program(program), target, out)
 
 
 def build_row_kernel(program: Program, target: Target, out: Path) -> list[str]:
     """As `build_kernel`, from the program for one row."""
-    plan = planned(program)
+    plan = make_plan(program)
     columns = columns_of(plan.program)
     # A pointer to each column, and the numbers of items and of rows: 8 bytes each.
     if 8 * (len(columns) + plan.program.kinds.count("i") + 1) > _MOST_BYTES:
@@ -98,7 +98,7 @@ def build_row_kernel(program: Program, target: Target, out: Path) -> list[str]:
     lines = [
         "soa-kernel 1", f"target {target}", f"threads {THREADS}", f"rows {rows}",
         f"columns {len(columns)}", f"items {plan.program.kinds.count('i')}",
-        f"kinds {plan.program.kinds}", f"dtypes {letters(plan.program)}",
+        f"kinds {plan.program.kinds}", f"dtypes {dtype_letters(plan.program)}",
         *(f"image {name}" for name in images),
     ]  # fmt: skip
     (out / "network.kernel").write_text("\n".join(lines) + "\n")
@@ -113,7 +113,7 @@ def _compiled(plan: Plan, target: Target, out: Path) -> Report:
     compile_for = {"cuda": _nvidia, "rocm": _amd}[target.device]
     for store in stores(plan):
         rows = _rows(plan) if store == "shared" else 1
-        (out / "network.cu").write_text(written_kernel(plan, THREADS, store, rows).text)
+        (out / "network.cu").write_text(write_kernel(plan, THREADS, store, rows).text)
         report = compile_for(out, target, store)
         if store != "registers" or report.spilled_bytes <= _MOST_SPILLED:
             break

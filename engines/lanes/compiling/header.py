@@ -15,7 +15,7 @@ from engines.base import FACTS, Portable
 from engines.errors import EngineError
 from engines.lanes.compiling.compilers import compiler, family, machine_flags, run_compiler
 from engines.lanes.compiling.devices import amd_image, number_in, nvrtc_image, stores
-from engines.lanes.planning import Language, members_of, planned, row_program, written_header
+from engines.lanes.planning import Language, make_plan, make_row_program, members_of, write_header
 from engines.target import Target
 
 HEADER = "network.h"
@@ -33,12 +33,12 @@ def build_header(source: Portable, target: Target, out: Path) -> list[str]:
     """See `Engine.compile`. Writes network.so, network.h, network.cpp, target.txt, facts.json."""
     if source.signature is None:
         raise EngineError("a header needs the signature of its columns")
-    plan = planned(row_program(source.program))
+    plan = make_plan(make_row_program(source.program))
     store = stores(plan)[0]
     if store == "shared":  # a row is computed by one thread of the user's
         store = "local"
     language: Language = target.arch  # type: ignore[assignment]
-    header = written_header(plan, members_of(source.signature), language, store)
+    header = write_header(plan, members_of(source.signature), language, store)
     (out / HEADER).write_text(header.text)
     (out / "network.cpp").write_text(header.library)
     facts = {} if language == "cpp" else {"registers": _registers(out, language)}

@@ -17,10 +17,10 @@ from engines.lanes.planning import (
     Source,
     Step,
     Width,
-    planned,
-    row_program,
+    make_plan,
+    make_row_program,
     vectors_in_l1,
-    written,
+    write_source,
 )
 from engines.lanes.tensors import Program
 from engines.lanes.values import Tensor
@@ -37,15 +37,15 @@ _LARGEST = 256 << 20  # the most bytes that a thread may need for intermediate v
 
 def build(program: Path, target: Target, out: Path) -> list[str]:
     """See `Engine.compile`. Writes network.so, network.cpp and target.txt."""
-    return build_row(row_program(program), target, out)
+    return build_row(make_row_program(program), target, out)
 
 
 def build_row(program: Program, target: Target, out: Path) -> list[str]:
     """As `build`, from the program for one row."""
-    plan = planned(program)
+    plan = make_plan(program)
     widths = choose_widths(plan, target)
     _require_room(plan, widths)
-    _compile(written(plan, widths), target, out, 1 + len(widths))
+    _compile(write_source(plan, widths), target, out, 1 + len(widths))
     (out / "target.txt").write_text(f"soa-target 1\n{target}\n")
     return ["network.so", "network.cpp", "target.txt"]
 
@@ -71,10 +71,10 @@ class TimedStep:
 def build_timed(program: Path, target: Target, out: Path) -> list[TimedStep]:
     """Write network.so and network.cpp of a program.pt2 as `build` does, but the library counts the
     ticks of each step in its array `soa_lanes_ticks`. Returns the steps in their order."""
-    plan = planned(row_program(program))
+    plan = make_plan(make_row_program(program))
     widths = choose_widths(plan, target)
     _require_room(plan, widths)
-    _compile(written(plan, widths, timed=True), target, out, 0)
+    _compile(write_source(plan, widths, timed=True), target, out, 0)
     (out / "target.txt").write_text(f"soa-target 1\n{target}\n")
     return [_timed_step(step) for step in plan.steps]
 

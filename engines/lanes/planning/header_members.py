@@ -23,7 +23,9 @@ _TYPES = {"bool": "bool", "float32": "float", "float64": "double"} | {
 class Member:
     """A column of a signature as a member of the header's structs.
 
-    `kind`: a value for each row, one that all rows share, or the items of a jagged collection.
+    It is called `name` there, and has `count` components of the C++ type `ctype`. `kind` says
+    whether it has a value for each row, one that all rows share, or the items of a jagged
+    collection. `output` is true if the network writes it.
     """
 
     collection: str
@@ -36,7 +38,8 @@ class Member:
 
     @property
     def elements(self) -> list[str]:
-        """Its elements: itself, or one for each component of an Eigen column."""
+        """The C++ text of each component: `["x"]`, or `["p[0]", "p[1]"]` for a column of 2
+        components."""
         if self.count == 1:
             return [self.name]
         return [f"{self.name}[{k}]" for k in range(self.count)]
@@ -44,8 +47,11 @@ class Member:
 
 @dataclass(frozen=True)
 class Members:
-    """The columns of a signature. `places`: the element behind each column of a network, in order.
-    `items`: the collection of each jagged input, with the name of its number of items."""
+    """All columns of a signature as members.
+
+    `places` has, for each column of the network in order, its member and the C++ text of the
+    component. `items` maps each jagged collection to the name of its number of items.
+    """
 
     every: tuple[Member, ...]
     places: tuple[tuple[Member, str], ...]
@@ -61,17 +67,20 @@ class Members:
 
 
 def members_of(signature: Signature) -> Members:
-    """The members for the columns of a signature. A column is called as in its collection; if two
-    have one name, their collection's name stands before it. NotApplicableError if an output has no
-    value for each row, and for bfloat16."""
+    """Make the members for the columns of a signature.
+
+    A member has the name of its column. If several columns have the same name, the collection's
+    name comes first: `jets_pt`. Raises NotApplicableError for a column of bfloat16, and for an
+    output that does not have a value for each row.
+    """
     blocks = (*signature.inputs, *signature.outputs)
     components = [(b.block.collection, name, k) for b in blocks for name, k in b.plan.components]
     columns = dict.fromkeys((collection, name) for collection, name, _ in components)
     count_of = Counter(name for _, name in columns)
     jagged = [n for dim in signature.dims for n in signature.jagged if signature.rows_of[n] == dim]
     wanted = {(c, name): name if count_of[name] == 1 else f"{c}_{name}" for c, name in columns}
-    names = cxx_names([*wanted.values(), *(f"{name}_items" for name in jagged)], _taken())
-    members = {key: _member(signature, *key, names[wanted[key]]) for key in columns}
+    names = cxx_names([*wanted.values(), *(f"{name}_items" for name in jagged)], _reserved_names())
+    members = {key: _make_member(signature, *key, names[wanted[key]]) for key in columns}
     for member in members.values():
         if member.output and member.kind != "row":
             raise NotApplicableError(
@@ -85,10 +94,11 @@ def members_of(signature: Signature) -> Members:
     )
 
 
-def _member(signature: Signature, collection: str, column: str, name: str) -> Member:
-    """The member with this name for a column. NotApplicableError for bfloat16."""
-    own = next(c for c in signature.layouts[collection].columns if c.name == column)
-    written = {(b.block.collection, c) for b in signature.outputs for c in b.block.columns}
+def _make_member(signature: Signature, collection: str, column: str, name: str) -> Member:
+    """Make the member for a column, called `name`. Raises NotApplicableError for bfloat16."""
+    own = next(other for other in signature.layouts[collection].columns if other.name == column)
+    outputs = [bound.block for bound in signature.outputs]
+    is_output = any(block.collection == collection and column in block.columns for block in outputs)
     kind: Literal["row", "shared", "items"] = "row"
     if collection in signature.jagged:
         kind = "items"
@@ -99,18 +109,18 @@ def _member(signature: Signature, collection: str, column: str, name: str) -> Me
             f"the column {column} is bfloat16, of which a header has no self-test: use float32"
         )
     ctype = _TYPES.get(own.dtype, f"{own.dtype}_t")
-    output = (collection, column) in written
-    return Member(collection, column, name, ctype, kind, own.components, output)
+    return Member(collection, column, name, ctype, kind, own.components, is_output)
 
 
 @cache
-def _taken() -> frozenset[str]:
-    """Names that no member may have: the structs, the function `row`, which takes members as
-    arguments, and the macros that are defined where the members are."""
+def _reserved_names() -> frozenset[str]:
+    """The names that no member may have: those of the structs, of the function `row`, whose
+    arguments have the names of members, and of the macros that the header has defined at that
+    point."""
     texts = [(HEADERS / file).read_text() for file in ("embedded.h", "arithmetic.h")]  # ours
     return frozenset({"row", "Input", "Output", "Columns"}.union(*map(macros_of, texts)))
 
 
 def macros_of(text: str) -> list[str]:
-    """The macros that a text defines, in order."""
+    """The names of the macros that a C++ text defines, in order, each once."""
     return [*dict.fromkeys(re.findall(r"^\s*#\s*define (\w+)", text, re.MULTILINE))]

@@ -45,15 +45,16 @@ from engines.lanes.values import Open, Read, Tensor, Value, walk
 
 # A value of at most this cost is not stored but computed again for each reader.
 _CHEAP = 2
-_LONGEST = 100  # functions in a chain
-_MOST_SPLITS = 16  # of the loops of a product
+_LONGEST = 100  # the most functions in a chain
+_MOST_SPLITS = 16  # the most times that loops of one product are split
 _LOOPS = (Product, Reduction, Sorted, Leaves, Scan, Scattered)
 _NOT_INLINE = (*_LOOPS, Assembly)  # all others may be computed in the loops of their readers
 
 
 @dataclass(frozen=True)
 class PartOf:
-    """One of the loops that write an assembly, or the outputs."""
+    """The loops that write one part of an assembly, or the output number `number` into the argument
+    `into`."""
 
     into: Tensor
     number: int
@@ -65,10 +66,12 @@ Reader: TypeAlias = "Tensor | PartOf"
 
 @dataclass(frozen=True)
 class Kernel:
-    """Loops that write the elements of `source` at `index` into `into`, at `place`.
+    """Loops that write elements of one tensor into the memory of another.
 
-    `inner`: the product or reduction that is computed inside the loops, whose sums are read from
-    registers; None if there is only an expression.
+    For each step of the loops, the element of `source` at `index` is written into the element of
+    `into` at `place`. Both are indices of the loop variables. `inner` is the product or reduction
+    that is computed inside the loops, at `inner_at`, and whose sums the written expression reads
+    from registers. It is None if the expression needs no such sum.
     """
 
     into: Tensor
@@ -80,15 +83,18 @@ class Kernel:
 
     @classmethod
     def of(cls, into: Tensor, place: Indices, source: Tensor) -> Kernel:
-        """The kernel for all elements of `source`. A product or reduction that is stored itself is
-        computed inside the loops; of another tensor `_fused` finds the one inside, if any."""
+        """Return a kernel for all elements of `source`, with a loop for each of its dimensions.
+
+        If `source` is a product or reduction that is itself stored, it becomes the `inner` of the
+        kernel. For other tensors `_fuse_sums` looks later for a product or reduction inside.
+        """
         index = source.variables()
         if isinstance(source, Product | Reduction) and source is into:
             return cls(into, place, source, index, source, index)
         return cls(into, place, source, index)
 
     def value(self, elements: Elements) -> Value:
-        """The expression that is written."""
+        """The expression that the kernel writes into each element."""
         if self.source is self.into:
             return elements.expression(self.source, self.index)
         return elements.at(self.source, self.index)
@@ -102,13 +108,14 @@ class Kernel:
         return tuple(sorted(loops, key=lambda loop: (-(address.factor(loop) or 0), loop.name)))
 
     def split(self, loop: Variable, by: int) -> Kernel:
-        """The kernel with two loops in place of one; the inner one has `by` steps, which divides
-        the loop's extent."""
+        """Return the kernel with two nested loops in place of `loop`. The inner loop has `by`
+        steps; the extent of `loop` must be a multiple of `by`."""
         outer, inner = variable(f"{loop.name}a", loop.extent // by), variable(f"{loop.name}b", by)
         return self.replaced({loop: outer * by + inner})
 
     def replaced(self, values: Mapping[Atom, Index]) -> Kernel:
-        """The kernel with `values` in place of variables."""
+        """Return the kernel with each variable (or other atom) in `values` replaced by its index,
+        in all of the kernel's indices."""
         place, index, inner_at = (
             tuple(index.replaced(values) for index in indices)
             for indices in (self.place, self.index, self.inner_at)
@@ -117,17 +124,21 @@ class Kernel:
 
 
 Step: TypeAlias = "Kernel | Sorted | Leaves | Scan | Scattered"
-"""A step of a plan: loops that write elements, or a sort, the leaves of trees, a sum so far, or a
-scatter of a row."""
+"""A step of a plan: a loop nest that writes elements (`Kernel`), a sort, the leaves that trees
+reach, a cumulative sum or product (`Scan`), or a scatter."""
 
 Store: TypeAlias = Literal["registers", "local", "shared"]
-"""Where a kernel keeps the intermediate values of a row."""
+"""Where a GPU kernel keeps the intermediate values of a row: in registers, in the local memory of a
+thread, or in the memory that the threads of a block share."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps in order, and the place of each stored tensor in the arena. Places and `size` count
-    slots. A slot has 4 bytes for each row of a block."""
+    """The steps in their order, and where each stored tensor lies in the arena.
+
+    The arena is the memory for the intermediate values of a block of rows. `places` and `size` (of
+    the whole arena) are counted in slots: a slot has 4 bytes for each row of a block.
+    """
 
     program: Program
     elements: Elements
@@ -136,30 +147,38 @@ class Plan:
     size: int
 
 
-def planned(program: Program) -> Plan:
-    """The plan of a program. NotApplicableError if a chain of functions of items is too long."""
+def make_plan(program: Program) -> Plan:
+    """Decide which tensors of a program are stored, which loops write them, and where they lie.
+
+    Raises NotApplicableError if a chain of functions of items is too long, since items cannot be
+    stored.
+    """
     needed = in_memory(program) | _ends_of_long_chains(program)
-    # Which tensors have readers in common depends on which are unfinished, and the other way round:
-    # the first pass takes those that read a sum directly.
-    readers = _Readers(program, needed, _next_to_sums(program))
-    readers = _Readers(program, needed, _unfinished(program, readers))
-    stored = _stored(program, readers)
+    # Which loops read a tensor depends on which tensors are computed in registers, and the other
+    # way round. So the readers are found twice: first with a guess, the tensors that read a sum
+    # directly.
+    readers = _Readers(program, needed, _readers_of_sums(program))
+    readers = _Readers(program, needed, _tensors_in_registers(program, readers))
+    stored = _tensors_to_store(program, readers)
     elements = Elements(stored)
-    steps = list(_unrolled(_steps(program, stored), elements))
-    apart = _sums_apart(steps, elements)
-    elements = Elements(stored | apart)
-    steps = [_with_linear_addresses(step, elements) for step in _fused(steps, apart, elements)]
-    places, size = _arena(steps, elements)
+    steps = list(_unroll_open_loops(_steps_of(program, stored), elements))
+    own_loops = _sums_with_own_loops(steps, elements)
+    elements = Elements(stored | own_loops)
+    steps = [_split_until_linear(step, elements) for step in _fuse_sums(steps, own_loops, elements)]
+    places, size = _place_in_arena(steps, elements)
     return Plan(program, elements, tuple(steps), places, size)
 
 
 def in_memory(program: Program) -> frozenset[Tensor]:
-    """The tensors that a reader needs in memory: operands of products, what is sorted or compared
-    by trees, what is picked by an index of the row, and what a loop reads of several columns of
-    items. For all but the last, `Builder.in_memory` has seen to it that they can be stored."""
+    """The tensors that must lie in memory because of how they are read.
+
+    These are operands of products, inputs of sorts and of trees, tensors that are read at an index
+    which differs between rows, and columns of items side by side (`Beside`) over which a reduction
+    or a scan runs. `Builder.storable` has made all but the last kind storable.
+    """
     needed: set[Tensor] = set()
-    # Those of several columns: which one an element reads must be known, so no loop can go over
-    # the columns.
+    # Tensors whose elements lie in several columns. The code must know which column an element is
+    # read from, so that no loop can go over the columns.
     of_columns: set[Tensor] = set()
     for tensor in program:
         inline = isinstance(tensor, View | Map | Gathered | Joined)
@@ -176,8 +195,10 @@ def in_memory(program: Program) -> frozenset[Tensor]:
 
 
 def _ends_of_long_chains(program: Program) -> frozenset[Tensor]:
-    """Tensors to store so that no expression is a chain of more than _LONGEST functions.
-    NotApplicableError if one of them is computed for items, which cannot be stored."""
+    """The tensors to store so that no expression is a chain of more than _LONGEST functions.
+
+    Raises NotApplicableError if one of them is computed for items, which cannot be stored.
+    """
     ends: set[Tensor] = set()
     lengths: dict[Tensor, int] = {}
     for tensor in program:
@@ -197,10 +218,11 @@ def _ends_of_long_chains(program: Program) -> frozenset[Tensor]:
 
 
 class _Readers:
-    """The loops that read each tensor, directly or through tensors that are not stored.
+    """Which loops read each tensor, directly or through tensors that are not stored.
 
-    `needed`: see `in_memory`. `unfinished`: tensors that are computed from a sum of a product or
-    reduction in its loops. `repeated`: tensors of which an element may be read more than once.
+    `needed` are the tensors that must lie in memory (see `in_memory`). `unfinished` are the
+    products and reductions whose sums stay in registers, and the tensors computed there from such a
+    sum. `repeated` are tensors that have an element which their reader may read more than once.
     """
 
     def __init__(
@@ -209,13 +231,13 @@ class _Readers:
         self.needed, self.unfinished = needed, unfinished
         self.by_tensor: dict[Tensor, set[Reader]] = defaultdict(set)
         self.repeated: set[Tensor] = set()
-        for number, (argument, written) in enumerate(program.outputs):
-            self.by_tensor[written].add(PartOf(argument, number))
-        for tensor in reversed(program.tensors):  # so that its own readers are known
+        for number, (argument, output) in enumerate(program.outputs):
+            self.by_tensor[output].add(PartOf(argument, number))
+        for tensor in reversed(program.tensors):  # readers first: a source gets those of its reader
             self._add_to_sources(tensor)
 
     def _add_to_sources(self, tensor: Tensor) -> None:
-        """Adds the loops that compute a tensor's elements to the readers of its sources."""
+        """Record that the loops which compute the tensor's elements read its sources."""
         if isinstance(tensor, Assembly):
             for number, part in enumerate(tensor.parts):
                 self.by_tensor[part.source].add(PartOf(tensor, number))
@@ -230,24 +252,25 @@ class _Readers:
                 self.repeated.add(source)
 
     def shared(self, tensor: Tensor) -> bool:
-        """True if elements of the tensor are read more than once."""
+        """True if several loops read the tensor, or one loop reads an element more than once."""
         return len(self.by_tensor[tensor]) > 1 or tensor in self.repeated
 
     def in_loops(self, tensor: Tensor) -> bool:
-        """True if a tensor with loops of its own reads the tensor."""
+        """True if a product, a reduction, a sort or another tensor of `_LOOPS` reads the tensor."""
         return any(isinstance(reader, _LOOPS) for reader in self.by_tensor[tensor])
 
     def is_stored(self, tensor: Tensor) -> bool:
-        """True if the tensor, which could be computed in the loops of its readers, is stored."""
+        """True if the tensor is stored although it could be computed in the loops of its readers:
+        because it must lie in memory, or because computing it for each reader would cost more."""
         if not isinstance(tensor, Map | Gathered):
             return False
         if tensor in self.needed or (tensor in self.unfinished and self.in_loops(tensor)):
             return True
-        dear = tensor.cost > _CHEAP or tensor in self.unfinished
-        return dear and self.shared(tensor)
+        is_expensive = tensor.cost > _CHEAP or tensor in self.unfinished
+        return is_expensive and self.shared(tensor)
 
 
-def _next_to_sums(program: Program) -> frozenset[Tensor]:
+def _readers_of_sums(program: Program) -> frozenset[Tensor]:
     """The tensors that read a product or a reduction, directly or through views."""
     return frozenset(
         tensor
@@ -256,10 +279,10 @@ def _next_to_sums(program: Program) -> frozenset[Tensor]:
     )
 
 
-def _unfinished(program: Program, readers: _Readers) -> frozenset[Tensor]:
-    """The products and reductions whose sums are used in registers, and all that is computed there
-    from such a sum: see `_Readers`."""
-    unfinished: set[Tensor] = set()
+def _tensors_in_registers(program: Program, readers: _Readers) -> frozenset[Tensor]:
+    """The products and reductions whose sums are used while they are in registers, and all tensors
+    that are computed there from such a sum."""
+    unfinished: set[Tensor] = set()  # as in `_Readers`
     for tensor in program:
         if isinstance(tensor, Product | Reduction):
             in_registers = not readers.shared(tensor)
@@ -272,9 +295,13 @@ def _unfinished(program: Program, readers: _Readers) -> frozenset[Tensor]:
     return frozenset(unfinished)
 
 
-def _stored(program: Program, readers: _Readers) -> frozenset[Tensor]:
-    """The tensors to store. A product or reduction is stored unless it is the last one that is read
-    by the loops of its only reader: these may compute it."""
+def _tensors_to_store(program: Program, readers: _Readers) -> frozenset[Tensor]:
+    """The tensors to store.
+
+    Loops can compute only one product or reduction for their expression. So of all those that the
+    same loops read, only the last in the program may stay unstored, and only if nothing else reads
+    it.
+    """
     stored: set[Tensor] = set()
     last_sum: dict[Reader, Tensor] = {}
     for tensor in program:
@@ -293,13 +320,17 @@ def _stored(program: Program, readers: _Readers) -> frozenset[Tensor]:
 
 
 def is_place(tensor: Tensor) -> bool:
-    """True if the tensor holds the indices of a sort. The sort writes them with its values."""
+    """True if the tensor holds the indices of a sort, which writes them together with its
+    values."""
     return any(isinstance(source, Sorted) and source.places is tensor for source in tensor.sources)
 
 
-def _steps(program: Program, stored: frozenset[Tensor]) -> Iterator[Step]:
+def _steps_of(program: Program, stored: frozenset[Tensor]) -> Iterator[Step]:
     """The steps that write the stored tensors, in the order of the program, and then the outputs.
-    Several write the same tensor if it has parts, or if it begins as a copy."""
+
+    Several steps write the same tensor if it is an assembly of parts, or the target of a scatter,
+    which begins as a copy of its base.
+    """
     for tensor in program:
         if isinstance(tensor, Assembly):
             for part in tensor.parts:
@@ -315,8 +346,9 @@ def _steps(program: Program, stored: frozenset[Tensor]) -> Iterator[Step]:
         yield Kernel.of(argument, tensor.variables(), tensor)
 
 
-def _unrolled(steps: Iterable[Step], elements: Elements) -> Iterator[Step]:
-    """The steps, with one kernel for each value of a variable that has to be a constant."""
+def _unroll_open_loops(steps: Iterable[Step], elements: Elements) -> Iterator[Step]:
+    """Yield the steps, with loops unrolled whose variable must be a constant (`Open` in the
+    kernel's expression): there is then one kernel for each value of the variable."""
     waiting = list(steps)[::-1]
     while waiting:
         step = waiting.pop()
@@ -327,14 +359,15 @@ def _unrolled(steps: Iterable[Step], elements: Elements) -> Iterator[Step]:
         loop = next((value.variable for value in values if isinstance(value, Open)), None)
         if loop is None:
             yield step
-        else:  # the last of `waiting` comes next: that of the number 0
+        else:  # reversed, since the last kernel of `waiting` is taken first
             numbers = reversed(range(loop.extent))
             waiting += [step.replaced({loop: constant(number)}) for number in numbers]
 
 
-def _sums_apart(steps: Iterable[Step], elements: Elements) -> frozenset[Tensor]:
-    """The products and reductions that are not stored, but cannot be computed in the loops of their
-    reader, because these need an element more than once or several elements together."""
+def _sums_with_own_loops(steps: Iterable[Step], elements: Elements) -> frozenset[Tensor]:
+    """The products and reductions that need loops of their own although `_tensors_to_store` left
+    them out: the kernel that reads them has another inner sum already, reads several of their
+    elements in one step, or has another number of elements."""
     return frozenset(
         inner
         for step in steps
@@ -344,25 +377,30 @@ def _sums_apart(steps: Iterable[Step], elements: Elements) -> frozenset[Tensor]:
     )
 
 
-def _fused(steps: Iterable[Step], apart: frozenset[Tensor], elements: Elements) -> Iterator[Step]:
-    """The steps. Those of `apart` get their own loops, right before they are read; each other
-    product or reduction that is not stored is computed in the loops of its reader."""
+def _fuse_sums(
+    steps: Iterable[Step], own_loops: frozenset[Tensor], elements: Elements
+) -> Iterator[Step]:
+    """Yield the steps with all products and reductions that are computed for them.
+
+    Each tensor in `own_loops` gets a kernel of its own, right before the first step that reads it.
+    Every other one that is not stored becomes the `inner` of the kernel that reads it.
+    """
     written: set[Tensor] = set()
     for step in steps:
         if isinstance(step, Kernel):
-            for tensor in _read(step.value(elements)):
-                if tensor in apart and tensor not in written:
+            for tensor in _tensors_read(step.value(elements)):
+                if tensor in own_loops and tensor not in written:
                     written.add(tensor)
                     yield Kernel.of(tensor, tensor.variables(), tensor)
-            # One at most, since `_stored` stores all others of a reader.
+            # At most one with one index, since `_tensors_to_store` stores all others of a reader.
             for inner, (index,) in _sums_inside(step, elements).items():
                 step = replace(step, inner=inner, inner_at=index)
         yield step
 
 
 def _sums_inside(kernel: Kernel, elements: Elements) -> dict[Product | Reduction, list[Indices]]:
-    """The products and reductions that a kernel reads and that are not stored, with the indices of
-    the elements that it reads."""
+    """The products and reductions that a kernel reads and that are not stored, each with the
+    indices of the elements that it reads."""
     indices: dict[Product | Reduction, list[Indices]] = {}
     for read in _reads(kernel.value(elements)):
         if isinstance(read.tensor, Product | Reduction) and read.tensor not in elements.stored:
@@ -370,29 +408,31 @@ def _sums_inside(kernel: Kernel, elements: Elements) -> dict[Product | Reduction
     return indices
 
 
-def _with_linear_addresses(step: Step, elements: Elements) -> Step:
-    """The step, with loops split until the addresses of a product's operands are linear in each
-    loop variable. Some never are: after so many splits it stays as it is."""
+def _split_until_linear(step: Step, elements: Elements) -> Step:
+    """Split the loops of a product until the addresses of its operands are linear in every loop
+    variable, and return the new step. Some addresses never become linear: after _MOST_SPLITS
+    splits the step stays as it is. Steps without a product are returned unchanged."""
     for _ in range(_MOST_SPLITS):
         if not isinstance(step, Kernel) or not isinstance(step.inner, Product):
             break
-        cut = next(_cuts(_addresses(step.inner, step.inner_at, elements)), None)
-        if cut is None:
+        addresses = _operand_addresses(step.inner, step.inner_at, elements)
+        loop_and_size = next(_possible_splits(addresses), None)
+        if loop_and_size is None:
             break
-        step = step.split(*cut)
+        step = step.split(*loop_and_size)
     return step
 
 
-def _addresses(product: Product, index: Indices, elements: Elements) -> list[Index]:
-    """The addresses of the operands' elements in their memory; none of an operand that is a
-    number."""
+def _operand_addresses(product: Product, index: Indices, elements: Elements) -> list[Index]:
+    """The addresses of the elements that a product reads from its operands. An operand that is a
+    number has no address and is left out."""
     operands = product.operands(index, elements.at)
     return [value.tensor.address(value.index) for value in operands if isinstance(value, Read)]
 
 
-def _cuts(indices: Iterable[Index]) -> Iterator[tuple[Variable, int]]:
-    """Loops to split, each with the size of the inner loop, so that quotients become sums: with
-    i = 4 * ia + ib and ib < 4, i // 4 is ia."""
+def _possible_splits(indices: Iterable[Index]) -> Iterator[tuple[Variable, int]]:
+    """Yield loops to split, each with the number of steps of the inner loop, so that quotients and
+    remainders become sums. For example, `i // 4` becomes `ia` by i = 4 * ia + ib with ib < 4."""
     divided = (
         atom
         for index in indices
@@ -407,70 +447,76 @@ def _cuts(indices: Iterable[Index]) -> Iterator[tuple[Variable, int]]:
                     yield loop, size
 
 
-def _arena(steps: Sequence[Step], elements: Elements) -> tuple[dict[Tensor, int], int]:
-    """The place of each stored tensor in the arena, and the arena's size, in slots (see `Plan`).
+def _place_in_arena(steps: Sequence[Step], elements: Elements) -> tuple[dict[Tensor, int], int]:
+    """Choose the place of each stored tensor in the arena. Returns the places and the arena's size,
+    in slots (see `Plan`).
+
     Tensors that are needed at different times may share memory. The largest are placed first, since
-    small ones fit into the gaps."""
+    small ones fit into the gaps.
+    """
     lives: dict[Tensor, range] = {}  # the steps from the first to the last that touches a tensor
     for number, step in enumerate(steps):
-        for tensor in touched(step, elements):
+        for tensor in tensors_touched(step, elements):
             first = lives[tensor].start if tensor in lives else number
             lives[tensor] = range(first, number + 1)
     slots: dict[Tensor, range] = {}
-    for tensor in sorted(lives, key=lambda tensor: (-room(tensor), lives[tensor].start)):
-        taken = [slots[other] for other in slots if _overlap(lives[other], lives[tensor])]
-        slots[tensor] = _first_gap(taken, room(tensor))
+    for tensor in sorted(lives, key=lambda tensor: (-slots_of(tensor), lives[tensor].start)):
+        taken = [slots[other] for other in slots if _ranges_overlap(lives[other], lives[tensor])]
+        slots[tensor] = _first_gap(taken, slots_of(tensor))
     places = {tensor: own.start for tensor, own in slots.items()}
     return places, max((own.stop for own in slots.values()), default=0)
 
 
 def _first_gap(taken: Iterable[range], size: int) -> range:
-    """The first `size` numbers in a row that none of the ranges has."""
+    """The lowest range of `size` numbers that overlaps none of the ranges in `taken`:
+    `([range(0, 4), range(6, 9)], 2) -> range(4, 6)`."""
     gap = range(size)
     for numbers in sorted(taken, key=lambda numbers: (numbers.start, numbers.stop)):
-        if _overlap(numbers, gap):
+        if _ranges_overlap(numbers, gap):
             gap = range(numbers.stop, numbers.stop + size)
     return gap
 
 
-def _overlap(one: range, other: range) -> bool:
+def _ranges_overlap(one: range, other: range) -> bool:
     """True if two ranges have a number in common."""
     return one.start < other.stop and other.start < one.stop
 
 
-def room(tensor: Tensor) -> int:
-    """The number of slots of a tensor (see `Plan`). It is even, so that 8-byte elements begin at
-    even places."""
-    count = tensor.count * (2 if tensor.dtype in LONG else 1)
-    return count + count % 2
+def slots_of(tensor: Tensor) -> int:
+    """The number of slots that a tensor takes (see `Plan`), rounded up to an even number, so that
+    8-byte elements begin at even places."""
+    slots = tensor.count * (2 if tensor.dtype in LONG else 1)
+    return slots + slots % 2
 
 
-def touched(step: Step, elements: Elements) -> list[Tensor]:
-    """The tensors in the arena that a step reads or writes."""
+def tensors_touched(step: Step, elements: Elements) -> list[Tensor]:
+    """The stored tensors that a step reads or writes, which lie in the arena. One may occur
+    twice."""
     at = elements.at
     if isinstance(step, Kernel):
-        tensors = [step.into, *_read(step.value(elements))]
+        tensors = [step.into, *_tensors_read(step.value(elements))]
         if isinstance(step.inner, Reduction):
-            tensors += _read(step.inner.term(step.inner_at, at))
+            tensors += _tensors_read(step.inner.term(step.inner_at, at))
         elif isinstance(step.inner, Product):
             for operand in step.inner.operands(step.inner_at, at):
-                tensors += _read(operand)
+                tensors += _tensors_read(operand)
     else:
-        tensors = [step, *_read(at(step.source, step.source.variables()))]
+        tensors = [step, *_tensors_read(at(step.source, step.source.variables()))]
         if isinstance(step, Sorted):
             tensors.append(step.places)
         picks = step.picks if isinstance(step, Scattered) else ()
         for pick in picks:
             if isinstance(pick, Tensor):
-                tensors += _read(at(pick, pick.variables()))
+                tensors += _tensors_read(at(pick, pick.variables()))
     return [tensor for tensor in tensors if tensor in elements.stored]
 
 
-def _read(value: Value) -> list[Tensor]:
-    """The tensors that an expression reads, once for each read."""
+def _tensors_read(value: Value) -> list[Tensor]:
+    """The tensors that an expression reads. A tensor occurs once for each of its elements that is
+    read."""
     return [read.tensor for read in _reads(value)]
 
 
 def _reads(value: Value) -> list[Read]:
-    """The reads in an expression, each once."""
+    """The different reads of elements in an expression."""
     return [inner for inner in walk(value) if isinstance(inner, Read)]

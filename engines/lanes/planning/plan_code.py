@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-from engines.lanes.functions import RANGES, call, carrier, enclosed
+from engines.lanes.functions import RANGES, call_text, carrier, in_brackets
 from engines.lanes.index import (
     Atom,
     Entry,
@@ -28,7 +28,7 @@ from engines.lanes.index import (
 )
 from engines.lanes.planning.blocking import Blocked, Loops, Operand, Weights
 from engines.lanes.planning.plan import Kernel, Plan, Step, Store
-from engines.lanes.planning.together import tile, tiles
+from engines.lanes.planning.together import choose_tile, number_of_tiles
 from engines.lanes.tensors import (
     Argument,
     Constant,
@@ -261,7 +261,7 @@ class Writer:
         names, value = Names(self), inner.term(index, self.at)
         term = names.text(value)
         if inner.kind == "all":
-            term = f"~{enclosed(term)}"
+            term = f"~{in_brackets(term)}"
         if not loops:
             return scoped([*names.lines, f"sum.take({term}, 0);"])
         if inner.kind.startswith("arg"):
@@ -288,8 +288,8 @@ class Writer:
     def product(self, kernel: Kernel, loops: Loops) -> list[str]:
         """A product whose sums are in registers: a call of a function of kernels.h, which gets the
         lines that use a sum as its last argument."""
-        own = tile(loops, self.threads, self.vectors) if self.threads else None
-        blocked = Blocked.of(loops, self.registers, self.vectors, self.few, own)
+        own_tile = choose_tile(loops, self.threads, self.vectors) if self.threads else None
+        blocked = Blocked.of(loops, self.registers, self.vectors, self.few, own_tile)
         inner = kernel.inner
         assert isinstance(inner, Product)
         kind = carrier(inner.dtype)
@@ -313,7 +313,7 @@ class Writer:
             "});",
         ]
         if self.threads:
-            count = f"constexpr int kTiles = {tiles(loops, blocked.most, self.vectors)};"
+            count = f"constexpr int kTiles = {number_of_tiles(loops, blocked.most, self.vectors)};"
             return scoped([count, *divided(blocked.outer, "kTiles", lines)])
         return self.nest(blocked.outer, lines) if blocked.outer else scoped(lines)
 
@@ -539,7 +539,7 @@ class Names:
         of_bools = value.arguments[0].dtype == "bool"
         if of_bools and value.function.startswith("to_"):
             arguments = [f"({arguments[0]} & 1)"]  # true is -1
-        return call(value.function, arguments, of_bools)
+        return call_text(value.function, arguments, of_bools)
 
     def _read(self, value: Read) -> str:
         """The text of an element: in a register, a column, among the weights or in the arena."""
@@ -585,7 +585,7 @@ class Names:
                 continue
             value = self._texts[atom.value] if kind == "Q" else self._int32(atom.value)
             if factor != 1:
-                value = f"{enclosed(value)} * splat(({number}){factor})"
+                value = f"{in_brackets(value)} * splat(({number}){factor})"
             summands.append(value)
         if same_for_rows or index.constant or not summands:
             rest = formula(Index(tuple(same_for_rows), index.constant), self.writer.constants)

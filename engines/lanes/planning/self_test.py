@@ -1,4 +1,8 @@
-"""Writes the self-test of a network's header: some rows, and the bits of their answers."""
+"""Writes the self-test of a network's header.
+
+The text of the header then contains some rows and the bits of their answers. Its function
+`self_test` computes the rows again and compares the bits.
+"""
 
 from __future__ import annotations
 
@@ -12,29 +16,37 @@ from engines.lanes.planning.header_members import Member, Members
 
 Array = np.ndarray[Any, Any]
 NAME = "soa_network"
-"""The namespace of a header before it gets its name, and the beginning of its macros."""
+"""The namespace of a header before it gets its own name. The names of its macros begin with it."""
+# `named_header` replaces this line by the self-test.
 TEST_PLACE = "// self_test stands here in a header that `pipeline source` writes."
-_ON_A_LINE = 8  # numbers
+_ON_A_LINE = 8  # so many numbers of an array stand on a line
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Some rows and their answers. `values`: the components of each column, by collection and
-    column. Each is `(n,)`, or `(1,)` if all rows share it; of a jagged collection, all items."""
+    """Some rows and their answers.
+
+    `values` maps a collection and a column to the arrays of the column's components. An array has
+    shape `(n,)`, or `(1,)` if all rows share the value; for a jagged collection it has all items.
+    """
 
     values: Mapping[tuple[str, str], Sequence[Array]]
     n: int
 
 
 def named_header(text: str, name: str, members: Members, rows: Rows) -> str:
-    """A header in the namespace `name`, with `self_test`."""
+    """Return the text of a header with its final namespace `name` and with its self-test."""
     return text.replace(TEST_PLACE, _self_test(members, rows)).replace(NAME, name)
 
 
 @dataclass(frozen=True)
 class _TestOfColumn:
-    """The lines of `self_test` for one column: its values, the input of `row`, and the column of
-    `rows`; of an output, also its memory, and the comparisons after `row` and `rows`."""
+    """The C++ lines of `self_test` for one column.
+
+    `values` defines an array with its values. `row_input` sets the inputs for a call of `row`, and
+    `column` sets its pointer for a call of `rows`. Only an output has the others: `memory` declares
+    where `rows` writes it, and `after_row` and `after_rows` compare it after these calls.
+    """
 
     values: str
     row_input: Sequence[str] = ()
@@ -45,41 +57,44 @@ class _TestOfColumn:
 
 
 def _test_of_input(member: Member, components: Sequence[Array]) -> _TestOfColumn:
-    """`components`: the values of each element of the member."""
-    values = _test_array(member.ctype, member.name, np.concatenate(components))
+    """The lines of `self_test` for an input. `components` has an array for each element of the
+    member."""
+    values = _define_array(member.ctype, member.name, np.concatenate(components))
     row_input, column = [], []
     for k, element in enumerate(member.elements):
-        first = f"test::{member.name} + {k * components[k].size}"
-        column.append(f"  of.{element} = {first};")
-        text = {"row": f"({first})[i]", "shared": f"({first})[0]", "items": first}[member.kind]
-        row_input.append(f"    in.{element} = {text};")
+        begin = f"test::{member.name} + {k * components[k].size}"
+        column.append(f"  of.{element} = {begin};")
+        value = {"row": f"({begin})[i]", "shared": f"({begin})[0]", "items": begin}[member.kind]
+        row_input.append(f"    in.{element} = {value};")
     return _TestOfColumn(values, row_input, column)
 
 
 def _test_of_output(member: Member, components: Sequence[Array]) -> _TestOfColumn:
-    """The answers are compared as bits, so that NaN is equal to itself."""
+    """The lines of `self_test` for an output. Answers are compared as bits, so that NaN is equal to
+    itself. `components` has an array for each element of the member."""
     flat = np.concatenate(components)
     bits, name = f"uint{8 * flat.dtype.itemsize}", member.name
     column, after_row, after_rows = [], [], []
     for k, element in enumerate(member.elements):
-        first = k * components[k].size
-        column.append(f"  of.{element} = made.{name} + {first};")
-        expected = f"test::{name}[{first} + i]"
+        begin = k * components[k].size
+        column.append(f"  of.{element} = made.{name} + {begin};")
+        expected = f"test::{name}[{begin} + i]"
         after_row.append(f"    wrong += of_row::differs(out.{element}, {expected});")
-        after_rows.append(f"    wrong += of_row::differs(made.{name}[{first} + i], {expected});")
+        after_rows.append(f"    wrong += of_row::differs(made.{name}[{begin} + i], {expected});")
     memory = [f"    {member.ctype} {name}[{flat.size}];"]
-    values = _test_array(f"{bits}_t", name, flat.view(bits))
+    values = _define_array(f"{bits}_t", name, flat.view(bits))
     return _TestOfColumn(values, [], column, memory, after_row, after_rows)
 
 
 def _self_test(members: Members, rows: Rows) -> str:
-    """A function that computes some rows again, and counts the values with other bits."""
+    """The C++ text of `self_test`, which computes the rows again and returns the number of values
+    whose bits differ, and of the arrays that it needs."""
     tests: list[_TestOfColumn] = []
     for member in members.every:
         components = rows.values[member.collection, member.column]
         test_of_column = _test_of_output if member.output else _test_of_input
         tests.append(test_of_column(member, components))
-    items = {name: _items_of(collection, rows) for collection, name in members.items.items()}
+    items = {name: _number_of_items(collection, rows) for collection, name in members.items.items()}
     return "\n".join(
         [
             "namespace test {",
@@ -120,36 +135,37 @@ def _self_test(members: Members, rows: Rows) -> str:
     )
 
 
-def _items_of(collection: str, rows: Rows) -> int:
-    """The number of items of a jagged collection: the length of any of its columns."""
+def _number_of_items(collection: str, rows: Rows) -> int:
+    """The number of items in the test data of a jagged collection, which all its columns have."""
     columns = (components for (own, _), components in rows.values.items() if own == collection)
     return next(columns)[0].size
 
 
-def _test_array(ctype: str, name: str, data: Array) -> str:
-    """The C++ definition of an array; without numbers it has one, since C++ needs one."""
+def _define_array(ctype: str, name: str, data: Array) -> str:
+    """The C++ definition of an array with these numbers. C++ has no empty arrays, so an array
+    without numbers gets a single 0."""
     values = "\n".join(number_lines(data)) or "    0"
     return f"IN_MEMORY const {ctype} {name}[] = {{\n{values}\n}};"
 
 
 def number_lines(data: Array) -> Iterator[str]:
-    """The numbers of an array as lines of C++, each number with a comma behind it."""
+    """Yield the lines of a C++ initializer with all numbers of an array."""
     texts = [number_text(number) for number in data.reshape(-1)]
     for k in range(0, len(texts), _ON_A_LINE):
         yield f"    {', '.join(texts[k : k + _ON_A_LINE])},"
 
 
 def number_text(number: Any) -> str:
-    """A number of NumPy as C++ text that gives the same bits."""
+    """The C++ text of a NumPy number, which a compiler reads back to the same bits."""
     if isinstance(number, np.bool_):
         return str(bool(number)).lower()
     if isinstance(number, np.integer):
         suffix = "ll" if number.itemsize == 8 else ""
-        if int(number) in (-(2**31), -(2**63)):  # C++ has no literal for these
+        if int(number) in (-(2**31), -(2**63)):  # C++ reads their digits without the sign first
             return f"{int(number) + 1}{suffix} - 1"
         return f"{int(number)}{suffix}"
     single = isinstance(number, np.float32)
-    if not np.isfinite(number):  # NVRTC knows no builtin function for these
+    if not np.isfinite(number):  # NVRTC has no builtin function for NaN and infinity
         bits = number.view(np.uint32 if single else np.uint64)
         return f"__builtin_bit_cast({'float' if single else 'double'}, 0x{int(bits):x})"
     return f"{number!s}{'f' if single else ''}"  # the shortest text that gives this number

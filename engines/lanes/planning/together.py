@@ -10,18 +10,20 @@ from engines.lanes.planning.blocking import Loops, Sums
 from engines.lanes.planning.plan import Kernel, Plan
 from engines.lanes.tensors import Product
 
-_ROWS = 1, 4, 8, 16  # with two rows, threads meet in the same banks of the memory
-_LEAST_SUMS = 7  # of a product for each thread
-_LEAST_USES = 16  # of a weight that was loaded
-_MOST_BYTES = 128  # of sums that a thread has in registers at a time
-_LATENCY = 16  # the fewest cycles of a step of a sum
+_ROWS = 1, 4, 8, 16  # not 2: its threads would wait for each other at the memory's banks
+_LEAST_SUMS = 7  # so many sums of a product keep a thread busy
+_LEAST_USES = 16  # so often a weight should be used once it is loaded
+_MOST_BYTES = 128  # the most bytes of sums that a thread has in registers at a time
+_LATENCY = 16  # the fewest cycles that a step of a sum takes
+_CYCLES_OF_A_LOAD = 4  # in units of an fma: four groups of threads share the unit that loads
 
 
 def rows_together(plan: Plan, threads: int, room: int) -> int:
-    """How many rows a block computes, whose memory has `room` bytes; 0 if it holds not even one.
+    """Choose how many rows a block of `threads` threads computes together.
 
-    So many that the threads have work, and use each weight often; a network with many positions
-    does so with one row.
+    It takes the fewest rows with which all threads have work and use each weight often. For a
+    network with many positions, such as a convolution, one row may be enough. The block's shared
+    memory has `room` bytes. Returns 0 if not even one row fits.
     """
     fit = [rows for rows in _ROWS if 4 * plan.size * rows <= room]
     if not fit:
@@ -31,30 +33,32 @@ def rows_together(plan: Plan, threads: int, room: int) -> int:
     in_registers = [loops for loops in products if loops is not None]
     if not in_registers:
         return fit[-1]
-    # Means by the work of each product.
-    work = [_sums(loops) * loops.length for loops in in_registers]
+    # Means over the products, each weighted by its work.
+    work = [_number_of_sums(loops) * loops.length for loops in in_registers]
     positions = fmean([loops.m.extent for loops in in_registers], work)
-    sums = fmean(map(_sums, in_registers), work)
+    sums = fmean(map(_number_of_sums, in_registers), work)
     for rows in fit:
         if rows * positions >= _LEAST_USES and rows * sums >= _LEAST_SUMS * threads:
             return rows
     return fit[-1]
 
 
-def _sums(loops: Loops) -> int:
-    """How many sums a product has for a row."""
+def _number_of_sums(loops: Loops) -> int:
+    """The number of sums that a product computes for one row of the network."""
     return loops.around * loops.m.extent * loops.j.extent
 
 
-def tile(loops: Loops, threads: int, rows: int) -> Sums:
-    """The sums of a thread with the fewest estimated cycles of a block. A load takes as long as
-    four fma, since four groups of threads share the unit that loads."""
+def choose_tile(loops: Loops, threads: int, rows: int) -> Sums:
+    """Choose the tile, the sums that one thread computes at a time, for which a block of threads
+    takes the fewest estimated cycles. `rows` is the number of rows that the block computes
+    together."""
 
     def cycles(most: Sums) -> tuple[int, int]:
-        """For one step of all sums; of equal ones, the smallest tile is the least."""
+        """The cycles that one step of all sums takes. The second number decides between equal
+        tiles: the smaller one comes first."""
         sums, loads = most.m * most.j * most.r, most.m * most.r + most.j
-        rounds = -(-tiles(loops, most, rows) * loops.around // threads)
-        return rounds * max(sums + 4 * loads, _LATENCY), sums
+        rounds = -(-number_of_tiles(loops, most, rows) * loops.around // threads)
+        return rounds * max(sums + _CYCLES_OF_A_LOAD * loads, _LATENCY), sums
 
     fit = [
         Sums(m, j, r)
@@ -67,7 +71,8 @@ def tile(loops: Loops, threads: int, rows: int) -> Sums:
     return min(fit, key=cycles)
 
 
-def tiles(loops: Loops, most: Sums, rows: int) -> int:
-    """How many tiles have all sums of some rows for one step of the outer loops."""
+def number_of_tiles(loops: Loops, most: Sums, rows: int) -> int:
+    """The number of tiles of size `most` that cover all sums of `rows` rows in one step of the
+    outer loops."""
     across, down = -(-loops.j.extent // most.j), -(-loops.m.extent // most.m)
     return across * down * (rows // most.r)

@@ -20,7 +20,7 @@ from engines import Portable, Target, engine
 from engines.exported import quiet_torch
 from engines.lanes.compiling.devices import build_row_kernel
 from engines.lanes.compiling.library import build_row
-from engines.lanes.planning.program import Given, OneRow, lowered_row, traced
+from engines.lanes.planning.program import Given, OneRow, lower_row, trace_operators
 from engines.lanes.tensors import Program
 from engines.target import gpu_target
 from runtime.session.session import Session
@@ -211,8 +211,8 @@ def one_row(
     row_arguments = arguments(inputs, outputs)
     examples = [mode.from_tensor(argument.value) for argument in row_arguments]
     with quiet_torch(), torch.no_grad(), mode:
-        # `traced` cannot see through torch.vmap.
-        graph = traced(make_fx(run)(*examples) if vmapped else run, examples, mode)
+        # `trace_operators` cannot see through torch.vmap.
+        graph = trace_operators(make_fx(run)(*examples) if vmapped else run, examples, mode)
     return OneRow(graph, list(range(1 + len(inputs), len(row_arguments))))
 
 
@@ -227,7 +227,7 @@ def first_rows(model: nn.Module, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]
 def program_of(model: nn.Module, inputs: Sequence[Tensor]) -> Program:
     """The program of `lanes` for one row of a model."""
     outputs = first_rows(model, inputs)
-    return lowered_row(one_row(model, inputs, outputs), arguments(inputs, outputs))
+    return lower_row(one_row(model, inputs, outputs), arguments(inputs, outputs))
 
 
 def compiled_row(
@@ -243,7 +243,7 @@ def compiled_row(
     host runs."""
     outputs = first_rows(model, inputs)
     signature = signature_of(inputs, dict(zip(names, outputs, strict=True)))
-    program = lowered_row(one_row(model, inputs, outputs, vmapped), arguments(inputs, outputs))
+    program = lower_row(one_row(model, inputs, outputs, vmapped), arguments(inputs, outputs))
     folder, place = Path(tempfile.mkdtemp(dir=_SCRATCH)), torch.device(device)
     build = build_row if place.type == "cpu" else build_row_kernel
     files = build(program, target or target_on(device), folder)

@@ -19,7 +19,7 @@ from engines import EngineError, NotApplicableError, Portable, Target, engine
 from engines.lanes.compiling import choose_widths, compilers
 from engines.lanes.index import Indices
 from engines.lanes.operators import LOWERINGS, Operator
-from engines.lanes.planning import HEADERS, planned, row_program, written
+from engines.lanes.planning import HEADERS, make_plan, make_row_program, write_source
 from engines.lanes.tensor_builder import Builder
 from engines.lanes.values import Tensor as Lowered
 from runtime.session.session import Session
@@ -192,9 +192,9 @@ def test_a_network_in_parts_gives_the_bits_of_the_whole(
 ) -> None:
     """Each width of the code and what they share are compiled apart, then linked."""
     target = Target.parse("cpu")
-    plan = planned(row_program(small.program))
+    plan = make_plan(make_row_program(small.program))
     widths = choose_widths(plan, target)
-    source = written(plan, widths)
+    source = write_source(plan, widths)
     (tmp_path / "network.cpp").write_text(source.text)
     (tmp_path / "weights.bin").write_bytes(source.weights)
     (tmp_path / "target.txt").write_text(f"soa-target 1\n{target}\n")

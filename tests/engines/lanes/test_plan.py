@@ -12,8 +12,8 @@ from torch import nn
 from engines import NotApplicableError
 from engines.lanes.__main__ import main
 from engines.lanes.index import constant
-from engines.lanes.planning.plan import Plan, planned
-from engines.lanes.planning.source_file import Width, written, written_kernel
+from engines.lanes.planning.plan import Plan, make_plan
+from engines.lanes.planning.source_file import Width, write_kernel, write_source
 from engines.lanes.planning.together import rows_together
 from engines.lanes.tensor_builder import Builder
 from engines.lanes.tensors import UNKNOWN, Argument, Program
@@ -39,7 +39,7 @@ class Everything(nn.Module):
 
 def test_planning_twice_gives_the_same_plan() -> None:
     program = program_of(Everything(), [torch.randn(MOST, 6)])
-    first, second = planned(program), planned(program)
+    first, second = make_plan(program), make_plan(program)
     assert first.steps == second.steps
     assert first.elements.stored == second.elements.stored
     assert first.places == second.places
@@ -48,17 +48,19 @@ def test_planning_twice_gives_the_same_plan() -> None:
 
 def test_the_code_of_a_program_is_the_same_each_time() -> None:
     program = program_of(Everything(), [torch.randn(MOST, 6)])
-    first, second = planned(program), planned(program)
+    first, second = make_plan(program), make_plan(program)
     widths = [Width("many", 8, 4, 16), Width("one", 8, 1, 16)]
-    assert written(first, widths) == written(second, widths) == written(first, widths)
-    assert written_kernel(first, 128, "local") == written_kernel(second, 128, "local")
+    assert (
+        write_source(first, widths) == write_source(second, widths) == write_source(first, widths)
+    )
+    assert write_kernel(first, 128, "local") == write_kernel(second, 128, "local")
 
 
 @cache
 def plan_of(layer: nn.Module, *shape: int) -> Plan:
     """The plan of a layer between functions, for rows of this shape."""
     network = Function({"y": lambda x: torch.relu(layer(x.exp())).softmax(1)})
-    return planned(program_of(network, [torch.randn(MOST, *shape)]))
+    return make_plan(program_of(network, [torch.randn(MOST, *shape)]))
 
 
 WIDE = nn.Linear(8, 256)
@@ -91,7 +93,7 @@ def test_a_narrow_number_that_many_elements_read_is_converted_once(
         return (torch.where(of_eight, x, 0.0) if dtype == torch.bool else x * of_eight).sum(1)
 
     rows = [torch.randn(MOST, 4, 8), torch.ones(MOST, 4, dtype=dtype)]
-    plan = planned(program_of(Function({"y": masked}), rows))
+    plan = make_plan(program_of(Function({"y": masked}), rows))
     assert [tensor.count for tensor in plan.places] == stored
 
 
@@ -118,22 +120,22 @@ def chain(functions: int, items: bool = False) -> Program:
 
 def test_a_chain_of_5000_functions_is_cut_into_short_steps() -> None:
     """A step computes at most 100 functions, so that no line of the code is long."""
-    plan = planned(chain(5000))
+    plan = make_plan(chain(5000))
     assert len(plan.steps) == 5000 // 100 + 1  # and one writes the output
-    source = written(plan, [Width("one", 8, 1, 16)]).text
+    source = write_source(plan, [Width("one", 8, 1, 16)]).text
     assert source.count("tanh(") == len(range(0, 5000, 3))  # each function once
     assert max(map(len, source.splitlines())) < 200
 
 
 def test_a_short_chain_of_functions_of_items_is_planned() -> None:
-    assert planned(chain(90, items=True)).steps
+    assert make_plan(chain(90, items=True)).steps
 
 
 def test_a_long_chain_of_functions_of_items_is_refused() -> None:
     """It would need memory for as many numbers as a row has items, which no plan knows."""
     program = chain(5000, items=True)
     with pytest.raises(NotApplicableError, match="items"):
-        planned(program)
+        make_plan(program)
 
 
 def test_a_stored_part_of_a_chain_gives_the_same_numbers() -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from engines.lanes.compiling.devices import stores
-from engines.lanes.planning import planned, row_program
+from engines.lanes.planning import make_plan, make_row_program
 from engines.lanes.tensors import Forest, Leaves
 from engines.processes import run_isolated
 from tests.engines.lanes.harness import Prepared, prepared
@@ -87,7 +87,7 @@ def as_lightgbm_reads(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def test_the_forests_take_every_way_to_their_leaves(scored: Scored) -> None:
-    plan = planned(row_program(scored.network.program))
+    plan = make_plan(make_row_program(scored.network.program))
     forests = [step.forest for step in plan.steps if isinstance(step, Leaves)]
     assert len(forests) >= len(scored.scores)
     ways = {way(forest) for forest in forests}
@@ -190,7 +190,7 @@ def test_only_a_small_forest_is_unrolled_for_gpus(leaves: int, small: bool) -> N
     """NVRTC takes half a minute for 2,480 nodes, unrolled, and under a second for a loop."""
     model, trees = drawn_forest([leaves])
     network = prepared(Scores(model), [torch.from_numpy(rows_for(trees, 5, 64))], ["score"])
-    assert ("registers" in stores(planned(row_program(network.program)))) == small
+    assert ("registers" in stores(make_plan(make_row_program(network.program)))) == small
 
 
 @pytest.mark.parametrize("columns, goes_down", [(400, True), (9000, False)])
@@ -198,6 +198,6 @@ def test_a_row_of_many_columns_does_not_go_down(columns: int, goes_down: bool) -
     """A copy of those that nodes compare would not fit on a thread's stack."""
     model, trees = drawn_forest([1500], features=columns)
     x = torch.from_numpy(rows_for(trees, columns, 64))
-    plan = planned(row_program(prepared(Scores(model), [x], ["score"]).program))
+    plan = make_plan(make_row_program(prepared(Scores(model), [x], ["score"]).program))
     (step,) = (step for step in plan.steps if isinstance(step, Leaves))
     assert (step.forest.paths is not None) == goes_down

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from engines.lanes.planning import HEADERS, columns_of, planned, written_kernel
+from engines.lanes.planning import HEADERS, columns_of, make_plan, write_kernel
 from tests.engines.lanes.harness import compiled_row, program_of
 from tests.models.forests import Forest
 
@@ -234,7 +234,7 @@ def shared(name: str) -> Shared:
     torch.manual_seed(1)
     rows = torch.randn(ROWS, *network.shape)
     model = network.model()
-    plan = planned(program_of(model, [rows]))
+    plan = make_plan(program_of(model, [rows]))
     columns = columns_of(plan.program)
     answers = compiled_row(model, [rows], [f"y{k}" for k in range(network.outputs)])(rows)
     written = b"".join(_column_bytes(values) for values in answers.values())
@@ -247,7 +247,7 @@ def shared(name: str) -> Shared:
         together=TOGETHER,
         threads=THREADS,
     )
-    text = written_kernel(plan, THREADS, "shared", TOGETHER).text
+    text = write_kernel(plan, THREADS, "shared", TOGETHER).text
     return Shared(text, driver, _column_bytes(rows) + bytes(len(written)), written)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from engines import NotApplicableError
 from engines.errors import first_line
-from engines.lanes.planning.program import OneRow, lowered_row
+from engines.lanes.planning.program import OneRow, lower_row
 from tests.engines.lanes.harness import (
     MOST,
     Compiled,
@@ -156,7 +156,7 @@ def _traceable(case: Case, capture: bool) -> Together:
         except Exception as error:
             raise NotApplicableError(f"torch cannot trace it: {reason(error)}") from error
     if not capture:
-        lowered_row(row, arguments(network.inputs, _results(network)))
+        lower_row(row, arguments(network.inputs, _results(network)))
     return network
 
 
