@@ -28,16 +28,16 @@ from engines.exported import leaves as leaves  # a program may call its operator
 from soa.files import read_plain
 from soa.records import parse_json
 
-_MODEL = "models/model.json"
-_SAMPLES = "data/sample_inputs/model.pt"
-_PAYLOADS = ("data/weights/model_weights_config.json", "data/constants/model_constants_config.json")
-_RECORDS = re.compile(
+_MODEL_FILE = "models/model.json"
+_SAMPLES_FILE = "data/sample_inputs/model.pt"
+_CONFIGS = ("data/weights/model_weights_config.json", "data/constants/model_constants_config.json")
+_ALLOWED_FILES = re.compile(
     r"archive_format|archive_version|byteorder|version|\.data/(version|serialization_id)"
     r"|\.format_version|\.storage_alignment"
     r"|data/weights/weight_\d+|data/constants/tensor_\d+"
-    + "".join(f"|{re.escape(name)}" for name in (_MODEL, _SAMPLES, *_PAYLOADS))
+    + "".join(f"|{re.escape(name)}" for name in (_MODEL_FILE, _SAMPLES_FILE, *_CONFIGS))
 )
-_NAME = re.compile(r"[\w.]*", re.ASCII)
+_ALLOWED_NAME = re.compile(r"[\w.]*", re.ASCII)
 _CONTAINERS = ("builtins.tuple", "builtins.list", "builtins.dict")
 # Names that torch writes in a shape expression (`sympy.srepr`), besides torch's own functions.
 _SYMPY = frozenset(
@@ -54,11 +54,14 @@ _SYNTAX = (
 _POWERS = ("Pow", "PowByNatural", "FloatPow", "LShift")
 # A size has 63 bits. sympy is slow with larger numbers and with products of many sums.
 _MOST_BITS = 1024
-_LONGEST = 4000
+_MOST_CHARACTERS = 4000
 
 
 def load_program(file: Path) -> torch.export.ExportedProgram:
-    """The program in `file`, which is read once. EngineError if the file holds anything else."""
+    """Return the program in `file`, which is read only once.
+
+    Raises EngineError if the file cannot be read, or holds anything that `_require_safe` refuses.
+    """
     from torch.export.pt2_archive._package import load_pt2
 
     try:
@@ -66,7 +69,7 @@ def load_program(file: Path) -> torch.export.ExportedProgram:
     except OSError as error:
         raise EngineError(f"{file.name} cannot be read: {error.strerror}") from error
     try:
-        _check(content)
+        _require_safe(content)
         # Not torch.export.load, which also tries older formats, and these are pickles.
         program = load_pt2(BytesIO(content)).exported_programs["model"]
     except Exception as error:  # the errors of torch have no common base class
@@ -77,13 +80,13 @@ def load_program(file: Path) -> torch.export.ExportedProgram:
     return program
 
 
-def _check(content: bytes) -> None:
-    """Raise an error if the archive holds anything that torch would run or unpickle."""
+def _require_safe(content: bytes) -> None:
+    """Raise an error if the archive `content` holds anything that torch would run or unpickle."""
     reader = torch._C.PyTorchFileReader(BytesIO(content))  # the parser that `load_pt2` uses, too
     _require_records(reader.get_all_records())
     _require_no_pickle(reader)
     allowed = _SYMPY | _torch_functions()
-    for key, value in _strings(parse_json(reader.get_record(_MODEL))):
+    for key, value in _keys_and_texts(parse_json(reader.get_record(_MODEL_FILE))):
         if key == "expr_str":
             _require_expression(value, allowed)
         elif key in ("in_spec", "out_spec"):
@@ -93,52 +96,65 @@ def _check(content: bytes) -> None:
 
 
 def _require_records(records: Sequence[str]) -> None:
-    """Raises EngineError unless the archive has only files of a program, each once."""
+    """Raise EngineError if the archive has a file that programs do not have, or one name twice.
+
+    `records` are the names of its files.
+    """
     for name in records:
-        if not _RECORDS.fullmatch(name):
+        if not _ALLOWED_FILES.fullmatch(name):
             raise EngineError(f"the archive holds {name!r}, which is no part of a program")
     if len(set(records)) != len(records):
         raise EngineError("the archive holds a name twice")
 
 
 def _require_no_pickle(reader: Any) -> None:
-    """Raise an error for weights, constants or samples that are stored as a pickle."""
-    for name in _PAYLOADS:
+    """Raise an error if weights, constants or sample inputs are stored as a pickle.
+
+    Sample inputs are a pickle in any case: of these, only what `weights_only` allows is accepted.
+    """
+    for name in _CONFIGS:
         for key, payload in parse_json(reader.get_record(name))["config"].items():
             if payload["use_pickle"] is not False:
                 raise EngineError(f"{key!r} is a pickle, which could run code")
             _require_name(key)
             _require_name(payload["path_name"])
-    samples = reader.get_record(_SAMPLES)
+    samples = reader.get_record(_SAMPLES_FILE)
     if samples:
         # This raises for samples that torch would otherwise unpickle without restriction.
         torch.load(BytesIO(samples), weights_only=True)
 
 
-def _strings(data: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Pairs (key, text) of every text in JSON data; also ("name", key) for every key."""
+def _keys_and_texts(data: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield every text in JSON data as a pair (key, text), and every key as ("name", key).
+
+    A text in a list has the key of the list: `{"a": ["b"]}` gives ("name", "a"), ("a", "b").
+    """
     if isinstance(data, str):
         yield key, data
     elif isinstance(data, list):
         for item in data:
-            yield from _strings(item, key)
+            yield from _keys_and_texts(item, key)
     elif isinstance(data, dict) and key != "metadata":  # torch does not use the texts of these
         for name, item in data.items():
             yield "name", name
-            yield from _strings(item, name)
+            yield from _keys_and_texts(item, name)
 
 
 def _require_name(text: str) -> None:
-    """Raises EngineError unless `text` has only letters, digits, `_` and dots: torch writes names
-    into source code."""
-    if not _NAME.fullmatch(text):
+    """Raise EngineError unless `text` has only letters, digits, `_` and dots.
+
+    torch writes such names into source code, which it then executes.
+    """
+    if not _ALLOWED_NAME.fullmatch(text):
         raise EngineError(f"{text[:40]!r} is not a name")
 
 
 def _require_expression(text: str, allowed: frozenset[str]) -> None:
-    """Raises EngineError unless `text` has only numbers, symbols and the `allowed` functions, and
-    is quick to evaluate."""
-    if len(text) > _LONGEST:
+    """Raise EngineError unless `text` is a shape expression that torch can evaluate safely.
+
+    It may have numbers, symbols and the functions in `allowed`, and must be quick to evaluate.
+    """
+    if len(text) > _MOST_CHARACTERS:
         raise EngineError(f"{text[:40]!r}… is too long for a shape")
     try:
         tree = ast.parse(text, mode="eval")
@@ -149,12 +165,15 @@ def _require_expression(text: str, allowed: frozenset[str]) -> None:
         a_symbol = isinstance(node, ast.Name) and id(node) not in called and _is_symbol(node.id)
         if not a_symbol and not _is_allowed(node, allowed):
             raise EngineError(f"{text[:40]!r} is not a shape")
-    if _bits(tree.body) > _MOST_BITS:
+    if _most_bits(tree.body) > _MOST_BITS:
         raise EngineError(f"{text[:40]!r} is too large a number for a shape")
 
 
 def _is_allowed(node: ast.AST, allowed: frozenset[str]) -> bool:
-    """True for syntax that a shape may have, if no Name is a symbol."""
+    """Return whether a shape expression may have this node of its syntax tree.
+
+    A Name must be in `allowed`; the caller has accepted the names of symbols already.
+    """
     if isinstance(node, ast.Name):
         return node.id in allowed
     if isinstance(node, ast.keyword) and node.arg != "precision":
@@ -164,22 +183,22 @@ def _is_allowed(node: ast.AST, allowed: frozenset[str]) -> bool:
     return isinstance(node, _SYNTAX)
 
 
-def _bits(node: ast.expr) -> float:
-    """An upper bound for the bits of an expression's value, if the value of a symbol has 64.
+def _most_bits(node: ast.expr) -> float:
+    """Return an upper bound for the number of bits that an expression's value has.
 
-    The bits of a product add up. A sum has at most one bit more for each of its terms. The other
-    functions are bounded in the same way: their results are no larger than their arguments.
+    The value of a symbol has 64 bits. The bits of a product add up. A sum has at most one bit more
+    for each of its terms. So has any other function: its result is no larger than its arguments.
     """
     if isinstance(node, ast.Constant):
         return math.log2(abs(node.value) + 1) if isinstance(node.value, int | float) else 64
     if isinstance(node, ast.UnaryOp):
-        return _bits(node.operand)
+        return _most_bits(node.operand)
     if not isinstance(node, ast.Call):
         return 64
-    bits = [_bits(argument) for argument in node.args]
+    bits = [_most_bits(argument) for argument in node.args]
     # `precision` in `Float(…, precision=53)` is a number of bits. Other keywords are booleans.
     precisions = [keyword.value for keyword in node.keywords if keyword.arg == "precision"]
-    bits += [2 ** min(_bits(precision), 64) for precision in precisions]
+    bits += [2 ** min(_most_bits(precision), 64) for precision in precisions]
     name = node.func.id if isinstance(node.func, ast.Name) else ""
     if name in _POWERS:
         if len(node.args) != 2:
@@ -191,22 +210,28 @@ def _bits(node: ast.expr) -> float:
 
 
 def _is_symbol(value: object) -> bool:
-    """True for names such as `s77` and `u0`, and for a number as text: `Float('0.5', …)`."""
+    """Return whether a value is a symbol's name, such as `s77` and `u0`, or a number as text.
+
+    torch writes a number as text in `Float('0.5', precision=53)`.
+    """
     return isinstance(value, str) and bool(
         re.fullmatch(r"[a-zA-Z]{1,4}\d+|-?\d+\.?\d*(e[-+]?\d{1,3})?", value)
     )
 
 
 def _require_tree(text: str) -> None:
-    """Raises EngineError unless the tree of the arguments has known containers only: torch would
-    import the module that an unknown container names."""
+    """Raise EngineError unless all containers in the tree of the arguments are known.
+
+    `text` is the tree as JSON; empty if there is none. torch would import the module that an
+    unknown container names.
+    """
     if text:
         _, root = parse_json(text)
         _require_node(root)
 
 
 def _require_node(node: Any) -> None:
-    """As `_require_tree`, for a node of the tree and those below it."""
+    """Raise EngineError if a node of the tree, or one below it, is an unknown container."""
     if node["type"] not in (None, *_CONTAINERS):
         raise EngineError(f"{str(node['type'])[:40]!r} is not a kind of container")
     if not re.fullmatch(r'null|\[\]|\["\w+"(, "\w+")*\]', node["context"] or "null"):
@@ -216,7 +241,7 @@ def _require_node(node: Any) -> None:
 
 
 def _torch_functions() -> frozenset[str]:
-    """The names of torch's own functions in shape expressions."""
+    """Return the names of the functions that torch itself defines for shape expressions."""
     from torch.utils._sympy import functions
 
     return frozenset(functions.__all__)

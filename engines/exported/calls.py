@@ -10,9 +10,10 @@ import torch
 from torch.fx import Node
 
 from engines.exported.graph import sizes, sizes_of
-from engines.exported.row_places import Rows, Value, together
+from engines.exported.row_places import Rows, Value, common_rows
 
 Answer = Value | tuple[Value, ...]
+"""The facts of what an operator returns: of one tensor, or of each tensor of a tuple."""
 Rule = Callable[["Call"], Answer]
 """Finds where the rows of an operator's answers lie, or raises Mixed."""
 
@@ -22,9 +23,11 @@ _BOUNDED = frozenset(["slice", "slice_scatter", "arange"])  # `start` and `end` 
 
 
 class Call:
-    """A call: `arguments` has its arguments by their names in the schema, `values` the known facts
-    of each tensor. `reads` collects pairs of symbols: the number of rows, and the number of items
-    that these rows read.
+    """One call of an operator, and what is known of its arguments.
+
+    `arguments` maps the names in the operator's schema to the arguments of this call, `values` each
+    node that was visited to its facts. Rules add to `reads`: pairs of symbols, a number of rows and
+    the number of items (of a jagged collection) that these rows read.
     """
 
     def __init__(
@@ -39,7 +42,7 @@ class Call:
 
     @property
     def name(self) -> str:
-        """The name, such as `sum` of `aten.sum.dim_IntList`; empty if it is no operator of ATen."""
+        """The operator's name: `sum` for `aten.sum.dim_IntList`; empty if ATen does not have it."""
         target: Any = self.node.target
         if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
             return ""
@@ -61,11 +64,11 @@ class Call:
         return self.shapes[0]
 
     def number(self, name: str) -> Any:
-        """The value of a number argument, or its expression if it is computed from sizes."""
+        """The function `number` below, for the argument of this name."""
         return number(self.arguments.get(name))
 
     def value(self, name: str = "self") -> Value:
-        """The facts of a tensor argument. A number or a missing argument depends on no row."""
+        """The facts of a tensor argument; those of a constant for a number or a missing one."""
         argument = self.arguments.get(name)
         known = self.values.get(argument) if isinstance(argument, Node) else None
         return known if isinstance(known, Value) else Value()
@@ -83,12 +86,17 @@ class Call:
         return len(self.sizes(name))
 
     def dim(self, name: str = "dim", rank: int | None = None) -> int:
-        """The value of a dimension argument, counted from the left. `rank`: the number of the
-        dimensions that it counts; those of the argument `self` if it is None."""
+        """The dimension that an argument names, with negative ones counted from the left.
+
+        `rank` is the number of dimensions of the tensor; if None, of the argument `self`.
+        """
         return int(self.arguments[name]) % (self.rank() if rank is None else rank)
 
     def dims(self, rank: int) -> list[int]:
-        """The dimensions that the operator works along; all dimensions if none is given."""
+        """The dimensions that the operator works along, of a tensor with `rank` dimensions.
+
+        If the call names none, the operator works along all of them.
+        """
         dims = self.arguments.get("dim", self.arguments.get("dims"))
         if isinstance(dims, int):
             dims = [dims]
@@ -96,7 +104,7 @@ class Call:
 
     @cached_property
     def tensors(self) -> dict[Node, Value]:
-        """The facts of every tensor argument, in order, also of those in lists."""
+        """The facts of every tensor argument by its node, in order, also of those in lists."""
         nodes: list[Node] = []
         torch.fx.node.map_arg(list(self.arguments.values()), lambda node: nodes.append(node))
         known = ((node, self.values.get(node)) for node in nodes)
@@ -104,19 +112,22 @@ class Call:
 
     @cached_property
     def largest_rank(self) -> int:
-        """The largest number of dimensions of a tensor argument."""
+        """The largest number of dimensions that a tensor argument has."""
         return max((len(sizes(node)) for node in self.tensors), default=0)
 
     def broadcast(self) -> Rows | None:
-        """The rows of all tensor arguments after broadcasting. Raises Mixed if they differ."""
-        return together(
+        """Where the rows lie once all tensor arguments are broadcast to one shape.
+
+        None if no argument has rows. Raises Mixed if the rows of two arguments lie differently.
+        """
+        return common_rows(
             value.moved_rows(self.largest_rank - len(sizes(node)))
             for node, value in self.tensors.items()
         )
 
     @cached_property
     def counted(self) -> list[Any]:
-        """Numbers of rows, and expressions of them, in arguments that are no sizes."""
+        """The arguments that are computed from the number of rows and are not used as sizes."""
         numbers: list[Any] = []
         are_sizes = _SIZES | {"start", "end"} if self.name in _BOUNDED else _SIZES
         for name, argument in self.arguments.items():
@@ -133,7 +144,10 @@ def shapes_of(node: Node) -> list[tuple[Any, ...]]:
 
 
 def number(argument: Any) -> Any:
-    """The value of an argument, or its expression if it is a number computed from sizes."""
+    """The value of an argument that is a number, or its expression if it is computed from sizes.
+
+    `x.shape[0] + 1` is the expression `s77 + 1`. Any other argument is returned as it is.
+    """
     value = argument.meta.get("val") if isinstance(argument, Node) else argument
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
         expression = value.node.expr

@@ -14,7 +14,7 @@ import torch
 from engines.base import Engine, Executable, Portable
 from engines.errors import EngineError
 from engines.exported.archive import load_program
-from engines.exported.graph import moved_to_gpu
+from engines.exported.graph import move_to_gpu
 from engines.processes import require_openmp
 from engines.target import Target
 
@@ -71,7 +71,7 @@ class ExportedEngine(Engine, engine="exported", order=60, options=False):
             program = load_program(file)
             try:
                 if device.type != "cpu":
-                    program = moved_to_gpu(program, str(device))
+                    program = move_to_gpu(program, str(device))
                 # No guards: torch adds a guard `S != n`, which its `narrow` does not need. The
                 # binding checks n against the compiled range, and validation runs with n == S.
                 module = program.module(check_guards=False)
@@ -85,7 +85,7 @@ class ExportedEngine(Engine, engine="exported", order=60, options=False):
 
 
 def _store_in_place(module: torch.fx.GraphModule) -> None:
-    """Make the program write only the rows in use.
+    """Change the program so that it writes only the rows in use of each output.
 
     In torch's functional form, a store into a part of an output copies the whole output, changes
     the copy and copies it back. That also writes the padding, and changes bytes there that are no
@@ -107,25 +107,31 @@ def _store_in_place(module: torch.fx.GraphModule) -> None:
 
 
 def _map_at_once(module: torch.fx.GraphModule) -> None:
-    """Let a program that runs a graph for each row (`map_impl`) run it for all rows at once where
-    torch can: that takes a third to a twentieth of the time."""
+    """Change a program that runs a graph for each row so that it runs all rows at once.
+
+    `map_impl` is torch's operator that runs a graph row by row. All rows at once take a third to a
+    twentieth of its time. torch cannot do this with every operator: see `_run_each_row`.
+    """
     target = torch.ops.higher_order.map_impl
     nodes = module.graph.find_nodes(op="call_function", target=target)
     for node in nodes:
-        node.target = _each_row
+        node.target = _run_each_row
     if nodes:  # an operator without code for many rows is no reason to warn: it runs as before
         functorch: Any = torch._C._functorch
         functorch._set_vmap_fallback_warning_enabled(False)
     module.recompile()
 
 
-def _each_row(
+def _run_each_row(
     graph: torch.fx.GraphModule, of_rows: list[torch.Tensor], shared: list[torch.Tensor]
 ) -> tuple[torch.Tensor, ...]:
-    """The graph's answers for each row on its own. `shared` tensors are the same for all rows."""
+    """Run the graph on each row on its own, and return its outputs for all rows.
+
+    Each tensor of `of_rows` has the rows in dimension 0. All rows get the same `shared` tensors.
+    """
     if len(of_rows[0]) == 0:  # map_impl needs a row: compute one of zeros, and return none
         one_row = [tensor.new_zeros(1, *tensor.shape[1:]) for tensor in of_rows]
-        return tuple(answer[:0] for answer in _each_row(graph, one_row, shared))
+        return tuple(answer[:0] for answer in _run_each_row(graph, one_row, shared))
 
     def run_graph(*row: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(graph(*row, *shared))

@@ -14,7 +14,7 @@ _LIBRARY.define(
 )
 
 
-def walk(
+def descend_trees(
     x: torch.Tensor,
     feature: torch.Tensor,
     threshold: torch.Tensor,
@@ -24,21 +24,25 @@ def walk(
     depth: int,
     equal: bool,
 ) -> torch.Tensor:
-    """(n, F) -> (n, T), int64: the number of the leaf that each row reaches in each of T trees.
+    """Return the number of the leaf that each row reaches in each of T trees, (n, T), int64.
 
-    The nodes of all trees are `feature` and `threshold`, (N,), of which the first `inner` have two
-    children: `below`, (2N,), has the left and the right child of each. The others are leaves,
-    numbered from 0; each is its own child. The leaves of a tree have successive numbers, from left
-    to right. A row starts at each of the `roots`, (T,), and goes down at most `depth` levels: to
-    the left if its feature is below the threshold, or if it is `equal` to it and `equal` is true.
-    No feature is NaN.
+    `x` has F features of n rows, (n, F); no feature is NaN. `feature` and `threshold`, (N,), hold
+    one entry for each node of all trees: the feature that the node compares, and with what.
+    `below`, (2N,), holds the left and the right child of each node. The first `inner` nodes have
+    two children. The others are leaves, and each is its own child. Leaves are numbered from 0, and
+    in each tree from left to right.
+
+    A row starts at each of the `roots`, (T,), and goes down `depth` levels, or fewer if it reaches
+    a leaf before. It goes to the left if its feature is less than the threshold; if both are equal,
+    it goes to the left only with `equal`.
     """
     node = roots.expand(x.shape[0], -1)
     for _ in range(depth):
         value, limit = x.gather(1, feature[node]), threshold[node]
-        left = value <= limit if equal else value < limit
-        node = below[2 * node + (~left).to(node.dtype)]  # the left child, or the one beside it
+        goes_left = value <= limit if equal else value < limit
+        # The children of node i are below[2 * i] (left) and below[2 * i + 1] (right).
+        node = below[2 * node + (~goes_left).to(node.dtype)]
     return node - inner
 
 
-_LIBRARY.impl("leaves", walk, "CompositeImplicitAutograd")
+_LIBRARY.impl("leaves", descend_trees, "CompositeImplicitAutograd")

@@ -21,8 +21,8 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule, Node
 
 from engines.exported.calls import Answer, Call, Rule, shapes_of
-from engines.exported.graph import placed, sizes
-from engines.exported.parts import Decompositions, decompositions, taken_apart
+from engines.exported.graph import sizes, with_model_lines
+from engines.exported.parts import Decompositions, decompose_call, decompositions
 from engines.exported.row_places import (
     ACROSS,
     COUNT,
@@ -32,10 +32,10 @@ from engines.exported.row_places import (
     Rows,
     Unknown,
     Value,
-    together,
-    uniform,
+    common_rows,
+    rows_of_shape,
 )
-from engines.exported.row_rules import answers
+from engines.exported.row_rules import facts_of_returned
 
 _DIMENSIONS = "there are several row dimensions, and nothing says which items belong to which row"
 
@@ -52,19 +52,19 @@ class Dependence:
     known: bool
 
 
-def why_dependent(program: ExportedProgram, rules: Mapping[str, Rule]) -> Dependence | None:
-    """Why a row's result may depend on other rows or on their number; None if it does not.
+def find_dependence(program: ExportedProgram, rules: Mapping[str, Rule]) -> Dependence | None:
+    """Find out why a row's result may depend on other rows or on their number; None if it does not.
 
-    `rules` has the rule of each operator by its name. An operator without a rule is taken apart
-    into the operators by which torch defines it.
+    `rules` maps an operator's name to its rule (row_rules.py). An operator without a rule is taken
+    apart into the operators by which torch defines it.
 
     `program` is in the calling convention and takes any number of rows. With jagged inputs (items
     and offsets), a row may read only the items from its begin to its end.
     """
-    return _Walk(program, rules).why_dependent()
+    return _Analysis(program, rules).find_dependence()
 
 
-class _Walk:
+class _Analysis:
     """Visits the nodes of the graph in order and records the facts of each value."""
 
     def __init__(self, program: ExportedProgram, rules: Mapping[str, Rule]) -> None:
@@ -79,45 +79,52 @@ class _Walk:
         self.reads: set[tuple[Any, Any]] = set()
         """Pairs of symbols: a number of rows, and the number of items that these rows read."""
 
-    def why_dependent(self) -> Dependence | None:
-        """The first node in which a row may see others; None if there is none."""
+    def find_dependence(self) -> Dependence | None:
+        """Return what the first node does in which a row may see others; None if there is none."""
         for node in self.program.graph.nodes:
             try:
-                self.visit(node)
+                self.note_facts(node)
             except Mixed as why:
                 known = not isinstance(why, Unknown)
                 if node.op != "call_function":
                     return Dependence(str(why), known)
-                named = f"{node.target} {why}"
-                return Dependence(placed(named, [node.meta.get("stack_trace") or ""]), known)
+                trace = node.meta.get("stack_trace") or ""
+                return Dependence(with_model_lines(f"{node.target} {why}", [trace]), known)
         return None
 
-    def visit(self, node: Node) -> None:
-        """Note what is known about the rows of a node's value."""
+    def note_facts(self, node: Node) -> None:
+        """Find the facts of a node's value and keep them in `values`.
+
+        Raises Mixed if rows may depend on each other in this node.
+        """
         if node.op == "placeholder":
-            self.values[node] = self.input_facts(node)
+            self.values[node] = self.facts_of_input(node)
         elif node.op == "output":
             self.require_answers(node)
         elif node.target is operator.getitem:
             source, number = node.args
             self.values[node] = self.values[source][number]  # type: ignore[index]
         elif node.target is torch.ops.higher_order.map_impl:
-            self.values[node] = self.map_facts(node)
+            self.values[node] = self.facts_of_map(node)
         elif node.op == "get_attr":
             constant = getattr(node.graph.owning_module, str(node.target))
             self.values[node] = Value(numbers=_range_of(constant))
         elif shapes_of(node):
-            values = self.call_facts(node)
+            values = self.facts_of_call(node)
             self.require_shapes(node, values)
             self.values[node] = values if len(values) > 1 or _returns_several(node) else values[0]
 
-    def call_facts(self, node: Node) -> tuple[Value, ...]:
-        """The facts of what an operator returns: by its rule, else by the rules of its parts."""
+    def facts_of_call(self, node: Node) -> tuple[Value, ...]:
+        """Find the facts of each tensor that an operator returns.
+
+        They follow from the operator's rule, or else from the rules of its parts. Raises Mixed if
+        rows may depend on each other, and Unknown if there are no such rules.
+        """
         call = Call(node, self.values, self.reads)
         try:
-            return answers(call, self.rules)
+            return facts_of_returned(call, self.rules)
         except Unknown as why:
-            parts = taken_apart(node, self.table)
+            parts = decompose_call(node, self.table)
             if parts is not None:
                 return self.facts_of_parts(node, parts)
             if call.random:
@@ -127,20 +134,26 @@ class _Walk:
             raise
 
     def facts_of_parts(self, node: Node, parts: GraphModule) -> tuple[Value, ...]:
-        """The facts of what an operator returns, from the graph of its parts."""
+        """Find the facts of each tensor that an operator returns.
+
+        `parts` is the graph into which `decompose_call` has taken the operator apart.
+        """
         placeholders = parts.graph.find_nodes(op="placeholder")
         for placeholder, source in zip(placeholders, node.all_input_nodes, strict=True):
             if source in self.values:
                 self.values[placeholder] = self.values[source]
         for part in parts.graph.nodes:
             if part.op not in ("placeholder", "output"):
-                self.visit(part)
+                self.note_facts(part)
         returned: Any = parts.graph.output_node().args[0]
         results = returned if _returns_several(node) else [returned]
-        return tuple(self.tensor_facts(result) for result in results)
+        return tuple(self.facts_of_tensor(result) for result in results)
 
-    def input_facts(self, node: Node) -> Value:
-        """The facts of a placeholder: an argument, a weight or a constant."""
+    def facts_of_input(self, node: Node) -> Value:
+        """Find the facts of a placeholder: an argument of the program, a weight or a constant.
+
+        A row carrier, `(n, 0)`, adds its n to `counts`. Raises Mixed if its n is a fixed number.
+        """
         spec = self.specs[node.name]
         if spec.kind is not InputKind.USER_INPUT:
             return Value(numbers=_range_of(self.constant(str(spec.target))))
@@ -152,13 +165,17 @@ class _Walk:
         elif len(shape) == 2 and isinstance(shape[0], int) and not isinstance(shape[1], int):
             return Value(padded=True)
         column_of_integers = shape and not isinstance(shape[0], int) and _has_integers(node)
-        return Value(uniform(shape), Numbers(0, 0, base=node) if column_of_integers else None)
+        return Value(rows_of_shape(shape), Numbers(0, 0, base=node) if column_of_integers else None)
 
-    def map_facts(self, node: Node) -> tuple[Value, ...]:
-        """`map_impl` runs a graph for each row of some tensors. All rows share the others."""
+    def facts_of_map(self, node: Node) -> tuple[Value, ...]:
+        """Find the facts of each tensor that `map_impl` returns.
+
+        This operator runs a graph for each row of some tensors. All rows share the other tensors.
+        Raises Mixed if the rows of the tensors differ, or a shared tensor depends on rows.
+        """
         tensors: Any = node.args[1:]
-        of_rows, shared = ([self.tensor_facts(each) for each in group] for group in tensors)
-        rows = together(value.rows for value in of_rows)
+        of_rows, shared = ([self.facts_of_tensor(tensor) for tensor in group] for group in tensors)
+        rows = common_rows(value.rows for value in of_rows)
         numbered = any(value.numbered or value.padded for value in (*of_rows, *shared))
         if rows is None or numbered or any(value.rows for value in shared):
             raise Mixed(WITH_OTHERS)
@@ -166,8 +183,8 @@ class _Walk:
             raise Mixed(ACROSS)
         return (Value(rows),) * len(shapes_of(node))
 
-    def tensor_facts(self, node: Node) -> Value:
-        """The facts of a node that is one tensor and was visited."""
+    def facts_of_tensor(self, node: Node) -> Value:
+        """The facts of a node that returns one tensor and was visited."""
         value = self.values[node]
         assert isinstance(value, Value)
         return value
@@ -177,19 +194,22 @@ class _Walk:
         return self.program.state_dict.get(name, self.program.constants.get(name))
 
     def require_shapes(self, node: Node, values: tuple[Value, ...]) -> None:
-        """Raises Mixed unless the rows that were found fit the shape of each value."""
+        """Raise Mixed unless the rows that a rule found fit the shape of each value."""
         for value, shape in zip(values, shapes_of(node), strict=True):
             if value.padded:
                 continue
             if value.rows is None:
                 fits = all(isinstance(size, int) for size in shape)
             else:
-                fits = value.rows.n in self.counts and value.rows.fit(shape)
+                fits = value.rows.n in self.counts and value.rows.fits_shape(shape)
             if not fits:
                 raise Mixed("gives a shape in which rows are not found")
 
     def require_answers(self, node: Node) -> None:
-        """Raises Mixed unless each output has one result for each row of one row dimension."""
+        """Raise Mixed unless each output has one result for each row.
+
+        All outputs, and the rows that read items, must be of one row dimension.
+        """
         answered: set[Any] = set()  # the symbols of the numbers of rows of the outputs
         written: Any = node.args[0]
         for spec, output in zip(self.program.graph_signature.output_specs, written, strict=True):
@@ -209,8 +229,11 @@ class _Walk:
 
 @cache
 def _decompositions_without_rule(rules: frozenset[str]) -> Decompositions:
-    """torch's decompositions of the operators that have no rule. Pointwise operators need none;
-    those that write in place are taken apart once torch has replaced the write."""
+    """Return torch's decompositions of the operators that have no rule.
+
+    Pointwise operators are left out, since they need no rule. So are those that write in place:
+    torch replaces the write first, and the operator that is left is then taken apart.
+    """
     return {
         overload: function
         for overload, function in decompositions(rules).items()
@@ -220,18 +243,18 @@ def _decompositions_without_rule(rules: frozenset[str]) -> Decompositions:
 
 
 def _returns_several(node: Node) -> bool:
-    """True if a node returns a tuple or a list of tensors, even of one."""
+    """Return whether a node returns a tuple or a list of tensors, even one of a single tensor."""
     return isinstance(node.meta["val"], tuple | list)
 
 
 def _has_integers(node: Node) -> bool:
-    """True if the elements of a node's tensor are integers."""
+    """Return whether the elements of a node's tensor are integers; bools are not."""
     dtype: torch.dtype = node.meta["val"].dtype
     return not dtype.is_floating_point and dtype is not torch.bool
 
 
 def _range_of(constant: Any) -> Numbers | None:
-    """The range of a constant's values if they are integers, else None."""
+    """Return the range of a constant's values; None unless they are integers."""
     if type(constant) not in (torch.Tensor, torch.nn.Parameter) or not constant.numel():
         return None
     if constant.is_floating_point() or constant.is_complex() or constant.dtype is torch.bool:

@@ -30,8 +30,9 @@ class Unknown(Mixed):
 class Rows:
     """Where the rows lie in a tensor. `n` is the symbol of the number of rows.
 
-    Dimension `dim` has size `outer * n * inner + tail`. Its index (o * n + row) * inner + i belongs
-    to a row, the last `tail` indices to no row. An element depends only on the input of its row.
+    Dimension `dim` has size `outer * n * inner + tail`: all rows `outer` times, in each of which a
+    row has `inner` successive places, and then `tail` places of no row. So the index
+    `(o * n + row) * inner + i` belongs to `row`. An element depends only on the input of its row.
     """
 
     n: Any
@@ -45,8 +46,11 @@ class Rows:
         """The size of dimension `dim`, as an expression of `n`."""
         return self.outer * self.inner * self.n + self.tail
 
-    def fit(self, shape: Sequence[Any]) -> bool:
-        """True if a tensor of this shape can have these rows, and no other size depends on n."""
+    def fits_shape(self, shape: Sequence[Any]) -> bool:
+        """Return whether a tensor of this shape can have these rows.
+
+        Dimension `dim` must have the size `extent`, and no other size may depend on n.
+        """
         return all(
             size == self.extent if dim == self.dim else isinstance(size, int)
             for dim, size in enumerate(shape)
@@ -57,11 +61,11 @@ class Rows:
         return replace(self, dim=dim)
 
     def moved(self, by: int) -> Rows:
-        """The rows after `by` dimensions are put in front of them."""
+        """The rows once `by` dimensions are put in front of them."""
         return self.at(self.dim + by)
 
     def without(self, dims: Sequence[int]) -> Rows:
-        """The rows after these dimensions are removed. Raises Mixed if one of them has the rows."""
+        """The rows once these dimensions are removed; raises Mixed if they lie in one of them."""
         if self.dim in dims:
             raise Mixed(SOME)
         return self.moved(-sum(dim < self.dim for dim in dims))
@@ -80,19 +84,19 @@ class Numbers:
     base: Node | None = None
 
     def plus(self, other: Numbers) -> Numbers | None:
-        """The sum; None if both have a base."""
+        """The sum of both. None if it is not of this form, because both have a base."""
         if self.base and other.base:
             return None
         least, most = self.least + other.least, self.most + other.most
         return Numbers(least, most, self.step + other.step, self.base or other.base)
 
     def minus(self, other: Numbers) -> Numbers | None:
-        """The difference; None if it is not of this form."""
+        """The difference of both; None if it is not of this form."""
         negative = other.times(Numbers(-1, -1))
         return None if negative is None else self.plus(negative)
 
     def times(self, other: Numbers) -> Numbers | None:
-        """The product, if `other` is a single known number, else None."""
+        """The product of both; None unless `other` is a single known number."""
         if other.least != other.most or other.step or self.base or other.base:
             return None
         factor = other.least
@@ -100,19 +104,21 @@ class Numbers:
         return Numbers(min(ends), max(ends), factor * self.step)
 
     def stay_in_their_row(self, rows: Rows) -> bool:
-        """True if each number, used as an index of `rows`, points into its own row."""
+        """Return whether each number, used as an index along `rows`, points into its own row."""
         begins_at_its_row = rows.outer == 1 and self.step == rows.inner and self.base is None
         return begins_at_its_row and 0 <= self.least <= self.most < rows.inner
 
 
 @dataclass(frozen=True)
 class Value:
-    """Known facts of a tensor. Without `rows` it depends neither on rows nor on their number.
+    """What is known of a tensor. If `rows` is None, it depends neither on rows nor on their number.
 
-    `padded`: a matrix with padding after the rows in use; only a slice of it has rows.
-    `below`: for a bool tensor, a node of indices. True means: the index is an item of its row.
-    `own`: for a tensor of indices, the symbol of a number of items m. Each index is an item of its
-    row, or is at least m.
+    `numbers`: what is known of the elements, if they are integers.
+    `padded`: the tensor is a matrix with padding after the rows in use; only a slice has rows.
+    `below`: of a tensor of bools, the node of a tensor of indices. Where the bool is true, the
+    index is that of an item that belongs to the row.
+    `own`: of a tensor of indices, the symbol of the number of items m. Each index is that of an
+    item that belongs to the row, or is at least m.
     """
 
     rows: Rows | None = None
@@ -123,69 +129,82 @@ class Value:
 
     @property
     def numbered(self) -> bool:
-        """True if the values depend on the number of the row."""
+        """True if the elements depend on which number a row has."""
         return self.numbers is not None and self.numbers.step != 0
 
-    def placed(self, rows: Rows | None) -> Value:
-        """The same elements with other `rows`, in other places than those that `below` knows."""
+    def with_rows(self, rows: Rows | None) -> Value:
+        """The facts once the elements are moved so that their rows lie at `rows`.
+
+        `below` is dropped, since its indices belong to the places before.
+        """
         return replace(self, rows=rows, below=None)
 
     def moved_rows(self, by: int) -> Rows | None:
-        """The rows after `by` dimensions are put in front of them; None if there are no rows."""
+        """The rows once `by` dimensions are put in front of them; None if there are no rows."""
         return None if self.rows is None else self.rows.moved(by)
 
 
-def uniform(shape: Sequence[Any]) -> Rows | None:
-    """The rows of a tensor with this shape, taken from its one symbolic size; None if it has none.
-    Raises Mixed if the sizes are no multiple of a single symbol."""
-    counts = [dim for dim, size in enumerate(shape) if not isinstance(size, int)]
-    if not counts:
+def rows_of_shape(shape: Sequence[Any]) -> Rows | None:
+    """Find the rows of a tensor from its shape: `(n, 4)` has them in dimension 0.
+
+    A size such as `3 * n` counts as n rows of 3 places each. None if every size is a number. Raises
+    Mixed if two sizes are expressions, or one is no multiple of a symbol.
+    """
+    row_dims = [dim for dim, size in enumerate(shape) if not isinstance(size, int)]
+    if not row_dims:
         return None
-    factor, symbol = shape[counts[0]].as_coeff_Mul()
-    if len(counts) > 1 or not symbol.is_Symbol or not factor.is_Integer:
+    factor, symbol = shape[row_dims[0]].as_coeff_Mul()
+    if len(row_dims) > 1 or not symbol.is_Symbol or not factor.is_Integer:
         raise Mixed("makes a size of the number of rows")
-    return Rows(symbol, counts[0], inner=int(factor))
+    return Rows(symbol, row_dims[0], inner=int(factor))
 
 
-def viewed(rows: Rows, before: Sequence[Any], after: Sequence[Any]) -> Rows:
-    """The rows after a reshape. Raises Mixed if the new shape splits rows in another way."""
+def follow_view(rows: Rows, before: Sequence[Any], after: Sequence[Any]) -> Rows:
+    """Find where the rows lie after a reshape from shape `before` to shape `after`.
+
+    Raises Mixed if the new shape divides the rows differently.
+    """
     if tuple(before) == tuple(after):
         return rows
-    counts = [dim for dim, size in enumerate(after) if not isinstance(size, int)]
-    if len(counts) == 1 and not rows.tail:
-        (dim,) = counts
+    row_dims = [dim for dim, size in enumerate(after) if not isinstance(size, int)]
+    if len(row_dims) == 1 and not rows.tail:
+        (dim,) = row_dims
         # The elements keep their order. Sizes in front of n that are no dimensions of the new
         # shape are joined with it as `outer`, those behind it as `inner`.
-        outer = _quotient([*before[: rows.dim], rows.outer], after[:dim])
-        inner = _quotient([rows.inner, *before[rows.dim + 1 :]], after[dim + 1 :])
+        outer = _divide_products([*before[: rows.dim], rows.outer], after[:dim])
+        inner = _divide_products([rows.inner, *before[rows.dim + 1 :]], after[dim + 1 :])
         if outer and inner:
             return Rows(rows.n, dim, outer, inner)
     raise Mixed("cuts rows into other pieces")
 
 
-def _quotient(sizes: Sequence[int], others: Sequence[int]) -> int:
-    """The product of `sizes` divided by the product of `others`; 0 if it is no integer."""
+def _divide_products(sizes: Sequence[int], others: Sequence[int]) -> int:
+    """Divide the product of `sizes` by the product of `others`; return 0 if this is no integer."""
     product, divisor = math.prod(sizes), math.prod(others)
     return product // divisor if divisor and product % divisor == 0 else 0
 
 
-def together(rows_of_each: Iterable[Rows | None]) -> Rows | None:
-    """The common rows of all tensors that have rows; None if none has. Raises Mixed if they
-    differ."""
-    places = {rows for rows in rows_of_each if rows is not None}
-    if len(places) > 1:
+def common_rows(rows_of_each: Iterable[Rows | None]) -> Rows | None:
+    """Return the rows that several tensors have in common.
+
+    A tensor without rows (None) does not count; None if no tensor has rows. Raises Mixed if the
+    rows of two tensors lie differently.
+    """
+    different = {rows for rows in rows_of_each if rows is not None}
+    if len(different) > 1:
         raise Mixed(WITH_OTHERS)
-    return next(iter(places), None)
+    return next(iter(different), None)
 
 
-def picked(
+def follow_indexing(
     tensor: Value, rank: int, indices: Mapping[int, Value], into: Rows | None, index_rank: int
 ) -> Value:
-    """The facts of `tensor[indices]`, for a tensor of this rank. Raises Mixed.
+    """Find the facts of `tensor[indices]`, where `tensor` has `rank` dimensions.
 
-    `indices` maps a dimension to its index tensor. `into`: the rows of the index tensors after
-    broadcasting to `index_rank` dimensions. These dimensions replace the indexed dimensions if
-    those are adjacent, else they come first.
+    `indices` maps a dimension to the facts of its index tensor. `into` says where the rows of the
+    index tensors lie once these are broadcast to `index_rank` dimensions. In the result, these
+    dimensions replace the indexed dimensions if those are adjacent, else they come first.
+    Raises Mixed if a row may get elements of another row, or its own number as a value.
     """
     dims = sorted(indices)
     adjacent = dims[-1] - dims[0] == len(dims) - 1
@@ -199,17 +218,17 @@ def picked(
     if rows is None:
         return Value(into)
     if rows.dim in indices:
-        _require_own(rows, indices[rows.dim])
+        _require_own_places(rows, indices[rows.dim])
         return Value(into)
     kept_dims = [dim for dim in range(rank) if dim not in indices]
-    place = kept_dims.index(rows.dim)
-    if place >= first:  # behind the dimensions of the index tensors
-        place += index_rank
-    return Value(together([rows.at(place), into]))
+    new_dim = kept_dims.index(rows.dim)
+    if new_dim >= first:  # behind the dimensions of the index tensors
+        new_dim += index_rank
+    return Value(common_rows([rows.at(new_dim), into]))
 
 
-def _require_own(rows: Rows, index: Value) -> None:
-    """Raises Mixed unless each row picks only its own places or its own items."""
+def _require_own_places(rows: Rows, index: Value) -> None:
+    """Raise Mixed unless an index along `rows` picks only places, or items, of its own row."""
     own = False
     if index.rows is not None and not index.rows.tail:
         if index.rows.n == rows.n:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from engines import EngineError, NotApplicableError, Portable, Target, engine
 from engines.exported import load_program, row_rules
 from engines.lanes import why_dependent
-from engines.lanes.operators.registry import has_rule
+from engines.lanes.operators.registry import register_rule
 from engines.target import host_runs
 from runtime.session.session import Session
 from soa import Block, Layout, RowRange, Signature, column
@@ -135,7 +135,7 @@ def test_a_model_whose_rows_see_each_other_is_refused(model: nn.Module, tmp_path
 def test_an_operator_has_one_rule_for_rows(operator: str) -> None:
     """These have a rule; another one is refused."""
     with pytest.raises(ValueError, match=operator):
-        has_rule(row_rules.along, operator)
+        register_rule(row_rules.follow_along_dims, operator)
 
 
 class Noisy(nn.Module):
