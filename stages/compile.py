@@ -25,8 +25,10 @@ TO_READ_PROGRAMS = ("torch._export.serde.serialize", "torch._inductor.sizevars",
 
 @dataclass(frozen=True)
 class Compiled:
-    """A candidate: its files relative to `folder`, and how the compilation ended. A candidate
-    without files runs the portable file."""
+    """A compiled candidate: its files relative to `folder`, and how the compilation ended.
+
+    If the engine wrote no files, the candidate runs the portable program or TorchScript file.
+    """
 
     engine: str
     folder: Path
@@ -66,7 +68,11 @@ def compile_candidate(
     folder: Path,
     timeout_s: float,
 ) -> Compiled:
-    """Compile in a child process under a time limit; a crash there is this candidate's failure."""
+    """Compile the captured model with the engine `name`, in a child process with a time limit.
+
+    Nothing is raised if the compiler fails, crashes or takes too long: the `outcome` of what is
+    returned says so. Its artifact is written to `folder`/artifact, its log to `folder`/compile.
+    """
     artifact = folder / "artifact"
     artifact.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
@@ -102,11 +108,13 @@ def compile_here(
     precision: Precision = "fp32",
     signature: dict[str, Any] | None = None,
 ) -> list[str]:
-    """Run the engine's own `compile`, then every `Step`, in the child process.
+    """Run the engine's own `compile`, then every `Step`. This runs in the child process.
 
-    The arguments are plain data, since they come from another process. Returns the files in the
-    folder `out`, first the one to open. The facts of the steps are added to those that the engine
-    wrote into its facts file. Raises EngineError, TargetError, or what the engine raises.
+    The arguments are plain data, since they come from another process; `program`, `torchscript` and
+    `out` are paths. Returns the names of the files in the folder `out`; the first one is the one to
+    open. The facts of the steps are added to those in the engine's facts file. Raises EngineError
+    if the engine lists a file that it did not write, TargetError if this host cannot compile for
+    the target, or what the engine raises.
     """
     parsed_target = Target.parse(target)
     check_precision(precision, parsed_target)
@@ -131,15 +139,19 @@ def compile_here(
 
 
 def _add_facts(files: list[str], folder: Path, facts: Mapping[str, Any]) -> list[str]:
-    """Add facts to those that the engine wrote into its facts file. Returns the files with this
-    one. No files stay no files, since the first file is the one to open."""
+    """Write `facts` into the facts file, beside those of the engine.
+
+    Returns `files` with the facts file added at the end. An empty list stays empty: the facts file
+    would become the first file, which is the one to open.
+    """
     of_engine = json.loads((folder / FACTS).read_text()) if FACTS in files else {}  # ours
     (folder / FACTS).write_text(json.dumps({**of_engine, **facts}))
     return [*files, FACTS] if files and FACTS not in files else files
 
 
 def artifact_file(name: str, files: tuple[str, ...], folder: Path, capture: Capture) -> Path:
-    """The file that the engine opens: its own, or the portable one if it wrote none."""
+    """The path of the file that the engine `name` opens: the first of its own `files` in `folder`,
+    else the captured program or TorchScript file. Raises EngineError if there is none of them."""
     if files:
         return folder / files[0]
     portable = engine(name).portable_file(Portable(capture.program, capture.script))

@@ -12,13 +12,14 @@ class SourceError(SoaPipelineError):
 
 
 class CaptureError(SoaPipelineError):
-    """A model that cannot become a program in the calling convention."""
+    """A model that cannot be exported as a program in the calling convention."""
 
     code = "capture"
 
 
 class ReferenceDataError(SoaPipelineError):
-    """A reference that does not fit the signature, or that proves nothing."""
+    """A reference that does not fit the signature, or with which a wrong artifact
+    would pass."""
 
     code = "reference-data"
 
@@ -30,13 +31,14 @@ class StageError(SoaPipelineError):
 
 
 class NotMeasuredError(SoaPipelineError):
-    """A measurement that would judge a version ended for want of memory or time: nothing was
-    decided."""
+    """A measurement ended because memory or time ran out, so nothing was decided about the
+    version."""
 
     code = "not-measured"
 
 
 class MetricError(SoaPipelineError):
-    """A metric without a value, because of its labelled data, its function or the result."""
+    """A metric that gives no finite number: its labelled data, its function or the result is at
+    fault."""
 
     code = "metric"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 BINS = 40
-_AT_ONCE = 1 << 18
+_AT_ONCE = 1 << 18  # values that are counted at once, which bounds the memory for their copies
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,11 @@ class Histogram:
 
     @classmethod
     def over(cls, values: npt.NDArray[Any], tail: float = 0.0) -> Histogram:
-        """An empty histogram with edges for values like these: their quantiles `tail`, 1 - `tail`.
+        """An empty histogram whose bins suit `values`; the values themselves are not counted.
 
-        If these lie in 0 to 1, more than 0.5 apart, as for scores, the edges are 0 and 1.
+        The edges are the quantiles `tail` and 1 - `tail` of the finite values. If both quantiles
+        lie between 0 and 1 and are more than 0.5 apart, as those of scores are, the edges are 0 and
+        1 instead.
         """
         import numpy as np
 
@@ -56,15 +58,15 @@ class Histogram:
         return cls(low, high, (0,) * BINS)
 
     def plus(self, values: npt.NDArray[Any]) -> Histogram:
-        """This histogram with more values counted, of any shape."""
+        """A new histogram that also counts `values`, an array of any shape."""
         counted = self
         flat = values.reshape(-1)
         for start in range(0, len(flat), _AT_ONCE):
-            counted = counted._plus(flat[start : start + _AT_ONCE])
+            counted = counted._plus_piece(flat[start : start + _AT_ONCE])
         return counted
 
-    def _plus(self, values: npt.NDArray[Any]) -> Histogram:
-        """This histogram with as many more values as fit into memory at once."""
+    def _plus_piece(self, values: npt.NDArray[Any]) -> Histogram:
+        """A new histogram that also counts at most `_AT_ONCE` values, `(n,)`."""
         import numpy as np
 
         wide = values.astype(np.float64)
@@ -88,7 +90,7 @@ class Histogram:
 
     @property
     def finite(self) -> int:
-        """How many finite values were counted, also outside the bins."""
+        """The number of finite values that were counted, including those outside the bins."""
         return sum(self.counts) + self.below + self.above
 
     @property
@@ -102,7 +104,8 @@ class Histogram:
         return [self.low + i * width for i in range(len(self.counts) + 1)]
 
     def notes(self) -> Iterator[str]:
-        """Notes on values that the bins do not show."""
+        """Yield a sentence for each group of values that lies in no bin: those below, those above,
+        and those that are not finite."""
         for count, where in (
             (self.below, f"below {number(self.low)}"),
             (self.above, f"above {number(self.high)}"),

@@ -26,7 +26,8 @@ _POINTS = 100
 
 
 class Form(Enum):
-    """What a function takes besides labels. OWN: a function of the user's, which takes anything."""
+    """The form in which a metric's function takes the model's outputs: as scores, as values of a
+    regression, or as classes. OWN is a function of the user's, which takes any outputs."""
 
     SCORE = auto()
     VALUE = auto()
@@ -53,9 +54,10 @@ class Metric:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def check(self, labels: Values) -> None:
-        """Refuse labels that would give every model the same value or no value.
+        """Refuse labels with which every model would get the same value or none.
 
-        Raises MetricError, SourceError.
+        Raises MetricError for labels that are NaN, and for labels of one class only if the metric
+        needs two; SourceError if the user's own function cannot be loaded.
         """
         _, form = self._find_function()
         if form is not Form.OWN and (missing := int(np.sum(np.isnan(labels)))):
@@ -70,8 +72,11 @@ class Metric:
             raise MetricError(f"metric {self.name!r}: {self.function} needs two classes, and {why}")
 
     def value(self, labels: Values, output: Values, column: Callable[[str], Values]) -> float:
-        """The metric's value. Raises MetricError if it is not a finite number, or the function
-        fails. `column(name)` returns another column, (rows,)."""
+        """Compute the metric of a model's `output`.
+
+        `column(name)` returns another column, (rows,); it is passed to functions of the user's
+        only. Raises MetricError if the function fails or returns no finite number.
+        """
         where = f"metric {self.name!r}: {self.function}"
         function, form = self._find_function()
         if len(output) != len(labels):
@@ -102,7 +107,8 @@ class Metric:
         return number
 
     def curve(self, labels: Values, output: Values) -> Curve:
-        """The ROC of a score, the residuals of a regression; or why no curve is drawn."""
+        """The curve to draw for this metric: the ROC of scores, or the residuals of a regression.
+        For any other form of output, returns a NotDrawn with the reason."""
         _, form = self._find_function()
         if form is Form.OWN:
             return NotDrawn("it is a function of your own, and only scores and residuals are drawn")
@@ -119,11 +125,14 @@ class Metric:
         return NotDrawn(f"{self.output} is a class, and only scores and residuals are drawn")
 
     def _with_signal(self, labels: Values) -> Values:
-        """The labels, as 1 for `signal` and 0 for others if the metric has a signal."""
+        """The labels. If the metric has a `signal`: 1 where the label is equal to it, else 0."""
         return labels if self.signal is None else (labels == self.signal).astype(np.int64)
 
     def _find_function(self) -> tuple[Callable[..., Any], Form]:
-        """The function, and the form of output that it takes."""
+        """Look up the metric's function, and the form in which it takes outputs.
+
+        Raises MetricError for an unknown name, SourceError if a callable cannot be loaded.
+        """
         if ":" in self.function:
             return load_callable(self.function), Form.OWN
         if self.function == "efficiency":
@@ -145,7 +154,7 @@ class Metric:
 
 
 def _read_only_copy(values: Values) -> Values:
-    """A read-only copy for one function, which can then not change the values for the others."""
+    """A read-only copy of the values, so that no metric's function can change them for the next."""
     copy = values.copy()
     copy.flags.writeable = False
     return copy
@@ -154,8 +163,11 @@ def _read_only_copy(values: Values) -> Values:
 def efficiency(
     labels: Values, scores: Values, background: float | None = None, threshold: float = math.nan
 ) -> float:
-    """The fraction of signal (label 1) with a score above `threshold`. With `background`, the
-    threshold is the lowest one above which at most this fraction of all other rows lies."""
+    """The fraction of signal rows (label 1) whose score is above `threshold`.
+
+    If `background` is given, `threshold` is not used: the lowest threshold is taken above which at
+    most the fraction `background` of all other rows lies.
+    """
     signal = labels == 1
     if background is not None:
         ascending = np.sort(scores[~signal])
@@ -165,10 +177,12 @@ def efficiency(
 
 
 def roc(signal: Values, scores: Values) -> Roc | NotDrawn:
-    """The ROC curve of scores (rows,); `signal`: a bool for each row.
+    """The ROC curve of scores, `(rows,)`, at no more than `_POINTS` points.
 
-    Half of the points are evenly spaced in the signal's efficiency, the others in the logarithm of
-    the background's, so that they suffice for a linear and for a logarithmic axis.
+    `signal` tells for each row whether it is signal; all others are background. Half of the points
+    are evenly spaced in the signal's efficiency, the others in the logarithm of the background's,
+    so that they suffice for a linear and for a logarithmic axis. Returns a NotDrawn if one of the
+    two classes has no row.
     """
     order = np.argsort(-scores.astype(np.float64), kind="stable")
     ranked, is_signal = scores[order], signal[order]
@@ -188,8 +202,10 @@ def roc(signal: Values, scores: Values) -> Roc | NotDrawn:
 
 
 def residual(labels: Values, values: Values, relative: bool) -> Residual:
-    """A histogram of the residuals from their 0.5 % to their 99.5 % quantile; others are
-    counted."""
+    """A histogram of the residuals, value - label; if `relative`, divided by the label.
+
+    Its bins go from the 0.5 % to the 99.5 % quantile. Residuals outside are only counted.
+    """
     difference = values.astype(np.float64) - labels
     if relative:
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -198,9 +214,9 @@ def residual(labels: Values, values: Values, relative: bool) -> Residual:
 
 
 def resolution(labels: Values, values: Values, relative: bool = False) -> float:
-    """Half the width of the central 68.27 % of value - label; `relative`: of (value - label) /
-    label.
-    """
+    """Half the width of the interval with the central 68.27 % of the residuals, value - label; if
+    `relative`, of the residuals divided by the label. For a normal distribution it is sigma."""
     difference = values.astype(np.float64) - labels
-    low, high = np.quantile(difference / labels if relative else difference, (0.15865, 0.84135))
+    residuals = difference / labels if relative else difference
+    low, high = np.quantile(residuals, (0.15865, 0.84135))
     return float(high - low) / 2

@@ -61,7 +61,8 @@ NO_BASELINE = (
 
 @dataclass(frozen=True)
 class Candidate:
-    """A compiled artifact and the verdict on it. `tile`: rows per tile; 0: all rows at once."""
+    """A compiled artifact and the verdict on it. `tile` is the number of rows that it runs at a
+    time; 0: all rows at once."""
 
     compiled: Compiled
     report: ValidationReport
@@ -90,8 +91,11 @@ class TargetResult:
 
     @property
     def chosen(self) -> str | None:
-        """The name of the fastest valid candidate. If there is none: of the candidates that only
-        need a device to be verified, the first with the best evidence. None if there is no such."""
+        """The name of the fastest valid candidate.
+
+        If no candidate is valid, it is one that no device here could run but that passed the tests
+        without it: the first with the best evidence. None if there is no such candidate either.
+        """
         if self.benchmark and self.benchmark.fastest:
             return self.benchmark.fastest
         unverified = [
@@ -101,15 +105,15 @@ class TargetResult:
 
     @property
     def status(self) -> Literal["verified", "failed"] | Evidence:
-        """`verified` if a valid artifact is chosen, the evidence for an unverified one, else
-        `failed`."""
+        """`verified` if the chosen artifact is valid. If it is unverified: the evidence for it.
+        `failed` if no artifact is chosen."""
         if self.chosen is None:
             return "failed"
         report = self.candidates[self.chosen].report
         return report.evidence if report.unverified else "verified"
 
     def _evidence_rank(self, name: str) -> int:
-        """How good the evidence for a candidate is: its place in `EVIDENCE`."""
+        """The place of a candidate's evidence in `EVIDENCE`: the larger, the better."""
         return EVIDENCE.index(self.candidates[name].report.evidence)
 
 
@@ -126,14 +130,13 @@ def package(
     labelled: tuple[LabelledData, Path] | None = None,
     own_rows: bool = False,
 ) -> Bundle:
-    """Write and seal the bundle at `dest`, which must not exist. Raises StageError, BundleError.
+    """Write and seal the bundle at `dest`, which must not exist, and open it.
 
-    `labelled`: the record of labelled rows, and the folder with the files that it names.
-    `own_rows`: the reference has rows of the user, so the bundle says how their columns are
-    distributed.
+    `labelled` is the record of labelled rows, and the folder with the files that it names. With
+    `own_rows` the reference has rows of the user, and a profile of their columns is written too.
 
-    A version must be verified on at least one target. Targets that wait for their device do not
-    count.
+    Raises StageError if no target is verified; a target whose device is not here does not count.
+    Raises BundleError if the bundle cannot be written.
     """
     if not any(result.status == "verified" for result in results.values()):
         reasons = "; ".join(_reasons_not_valid(result) for result in results.values())
@@ -189,9 +192,13 @@ def package_annex(
     *,
     replace: bool = False,
 ) -> Annex:
-    """Write and seal the annex at `dest`, whole or not at all. Raises StageError, BundleError.
+    """Write and seal an annex of `bundle` at `dest`, and open it.
 
-    Refuses a target without a valid artifact, and a target that no device here has run.
+    `result` is of the target that the annex adds. `tools` and `host` describe where it was built,
+    by name. With `replace`, an annex that is already at `dest` is replaced.
+
+    Raises StageError if the target has no valid artifact, or no device here has run it; BundleError
+    if the annex cannot be written.
     """
     if result.status != "verified" or result.benchmark is None:
         raise StageError(
@@ -220,15 +227,18 @@ def package_annex(
 
 
 def example_input(capture: Capture) -> dict[str, Any]:
-    """An input example for MLflow, by field: the inputs of the smallest reference case in which
-    every dimension has at least 2 rows."""
+    """An example of the inputs for MLflow, as arrays by field name.
+
+    They are those of the smallest reference case in which every dimension has at least 2 rows; if
+    there is no such case, of the smallest case.
+    """
     reference = Reference.load(capture.reference)
 
-    def small_first(case: Mapping[str, int]) -> tuple[bool, int]:
+    def preference(case: Mapping[str, int]) -> tuple[bool, int]:
         too_small = min(case.values()) < 2
         return too_small, sum(case.values())
 
-    case = min(reference.cases, key=small_first)
+    case = min(reference.cases, key=preference)
     inputs = inputs_at(capture.signature, reference.inputs, case)
     example: dict[str, Any] = {}
     for entry in fields(capture.signature, "input"):
@@ -238,7 +248,8 @@ def example_input(capture: Capture) -> dict[str, Any]:
 
 
 def _reasons_not_valid(result: TargetResult) -> str:
-    """The reason of every candidate, for a target without a valid one; equal reasons once."""
+    """Why no candidate of a target is valid, as text. Candidates with the same reason are named
+    together: `cpu/x86-64-v3 lanes, aoti: reason; cpu/x86-64-v3 onnx: another reason`."""
     reasons: dict[str, list[str]] = {}
     for name, candidate in result.candidates.items():
         reasons.setdefault(candidate.report.why, []).append(name)
@@ -248,7 +259,11 @@ def _reasons_not_valid(result: TargetResult) -> str:
 
 
 def _write_artifacts(folder: Path, result: TargetResult, signature: Signature) -> None:
-    """Copy each candidate's own files into a folder named after its engine."""
+    """Copy the files of each candidate that compiled into a folder named after its engine.
+
+    An artifact that programs without Python can load gets a card, a text about the calling
+    convention, which they read.
+    """
     for engine_name, candidate in result.candidates.items():
         compiled = candidate.compiled
         if not compiled.outcome.ok or not compiled.files:
@@ -263,8 +278,8 @@ def _write_artifacts(folder: Path, result: TargetResult, signature: Signature) -
 
 
 def _write_reports(folder: Path, results: Mapping[str, TargetResult]) -> None:
-    """Write the reports on validation and benchmark, and the curves if there are any: a JSON file
-    each, by target."""
+    """Write a JSON file of the validation, one of the benchmark and, if there are curves, one of
+    these. Each holds its reports by target."""
     validated: dict[str, Any] = {}
     timed: dict[str, Any] = {}
     curves: dict[str, Any] = {}
@@ -286,7 +301,7 @@ def _write_reports(folder: Path, results: Mapping[str, TargetResult]) -> None:
 
 
 def _target_record(result: TargetResult, place: str) -> TargetRecord:
-    """The manifest's record of a target whose artifacts are under `place` in the bundle."""
+    """The manifest's record of a target. `place` is the folder of its artifacts in the bundle."""
     return TargetRecord(
         status=result.status,
         chosen=result.chosen,
@@ -301,7 +316,7 @@ def _target_record(result: TargetResult, place: str) -> TargetRecord:
 
 
 def _candidate_record(result: TargetResult, engine_name: str, place: str) -> CandidateRecord:
-    """The manifest's record of one candidate of a target."""
+    """The manifest's record of the candidate of an engine. `place` as in `_target_record`."""
     candidate = result.candidates[engine_name]
     compiled, report = candidate.compiled, candidate.report
     timings = result.benchmark.timings if result.benchmark else {}
@@ -335,7 +350,8 @@ def _candidate_record(result: TargetResult, engine_name: str, place: str) -> Can
 
 
 def _bundle_files(place: str, engine_name: str, compiled: Compiled) -> list[str]:
-    """A candidate's files, relative to the bundle: its own, else the portable one that it runs."""
+    """The paths of a candidate's files, relative to the bundle: its own files, else the portable
+    file that it runs. The list is empty if the candidate did not compile."""
     if not compiled.outcome.ok:
         return []
     if compiled.files:

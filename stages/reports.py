@@ -21,7 +21,8 @@ _LOST = 1.05  # a chosen engine slower than this times the fastest is reported f
 
 @dataclass(frozen=True)
 class Timing:
-    """Microseconds of one call: median, 5th and 95th percentile over `rounds` turns."""
+    """The time of one call in microseconds: the median, the 5th and the 95th percentile over
+    `rounds` turns, each of which gave one time."""
 
     median_us: float
     p05_us: float
@@ -31,10 +32,11 @@ class Timing:
 
 @dataclass(frozen=True)
 class BenchmarkReport:
-    """`timings[case label][contestant]`; `fastest` is one of the candidates, None if there are
-    none.
+    """The times of the candidates, and of the eager model, as `timings[case label][contestant]`.
 
-    `below`: `(rows, candidate)`, ascending: this candidate is chosen for fewer than `rows` rows.
+    `fastest` is the candidate that is chosen; None if there are no candidates. `below` has pairs
+    `(rows, candidate)` with ascending `rows`: for fewer than `rows` rows this candidate is chosen
+    instead.
     """
 
     timings: dict[str, dict[str, Timing]]
@@ -43,12 +45,15 @@ class BenchmarkReport:
     below: tuple[tuple[int, str], ...] = ()
 
     def engine_at(self, n: int) -> str | None:
-        """The engine that runs n rows."""
+        """The name of the engine that is chosen for n rows; None if there are no candidates."""
         return next((name for rows, name in self.below if n < rows), self.fastest)
 
     def lines(self) -> list[str]:
-        """Lines that compare the chosen engine with the eager model, and name each size at which
-        another one is faster. There are none if no engine is chosen."""
+        """Sentences about the benchmark, for the user; none if no engine is chosen.
+
+        The first compares the chosen engine's speed with the eager model's, at each size at which
+        this was timed. One more follows for each size at which another contestant was faster.
+        """
         ratios: list[str] = []
         lost: list[str] = []
         for case, times in self.timings.items():
@@ -90,7 +95,8 @@ class Roc:
 
 @dataclass(frozen=True)
 class Residual:
-    """Output - label over the labelled rows; `relative`: divided by the label."""
+    """The distribution of output - label over the labelled rows; if `relative`, of this difference
+    divided by the label."""
 
     found: Histogram
     relative: bool = False
@@ -98,7 +104,7 @@ class Residual:
 
 @dataclass(frozen=True)
 class NotDrawn:
-    """No curve is drawn for the metric; `why` is the end of a sentence that says so."""
+    """Stands for a curve that is not drawn. `why` is the reason, as the end of a sentence."""
 
     why: str
 
@@ -113,7 +119,8 @@ _FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^\s/:,;'\"()\[\]]+/)+(?=[^\s/])")
 
 @dataclass(frozen=True)
 class CaseReport:
-    """One case: the deviation of every output from the reference, and other faults."""
+    """How an artifact ran one case (`rows`, by dimension): the deviation of each output from the
+    reference, and other faults as sentences."""
 
     rows: dict[str, int]
     outputs: dict[str, Deviation]
@@ -164,9 +171,12 @@ class ValidationReport:
     """The code of the refusal, see docs/reference/refusals.md. Empty if the artifact is valid."""
 
     def __post_init__(self) -> None:
-        """Set the verdict: `valid` for a valid artifact, `evidence` for an unverified one. For any
+        """Make `verdict` and `code` agree with the other fields.
+
+        The verdict is `valid` for a valid artifact, and the evidence for an unverified one. For any
         other, `failed` and `not applicable` are kept, and all else becomes `refused`. An artifact
-        that is not valid gets a code, if it has none."""
+        that is not valid gets the code of its verdict if it has none.
+        """
         verdict: Verdict = "refused"
         if self.valid:
             verdict = "valid"
@@ -181,29 +191,29 @@ class ValidationReport:
 
     @property
     def windows(self) -> bool:
-        """Whether windows that begin at any row may be bound."""
+        """Whether the artifact may be bound to windows of collections that begin at any row."""
         return self.valid and not self.window
 
     @property
     def ended_early(self) -> bool:
-        """Whether it ended for want of memory or time, which says nothing about the artifact."""
+        """Whether memory or time ran out, so that the report says nothing about the artifact."""
         return self.code in (NO_MEMORY, "candidate-timeout")
 
     @property
     def at_edges(self) -> str:
-        """The kinds of values for which it differs from eager, in words; empty if there are
-        none."""
+        """The kinds of extreme values for which the answers differ from the eager model's, as a
+        phrase; empty if there are none."""
         return f"differs from eager for {', '.join(self.edges)}" if self.edges else ""
 
     @property
     def why(self) -> str:
-        """The reason with its code, and where to look on this host."""
+        """The reason with its code and, if the report has a trace, where to look on this host."""
         reason = f"{self.reason} [{self.code}]"
         return f"{reason} ({self.trace})" if self.trace else reason
 
     def for_others(self) -> ValidationReport:
-        """The report without paths of this host: each path in its reason is cut to the last
-        part."""
+        """A copy of the report without paths of this host, for the bundle. Each absolute path in
+        the reason is cut to its last part, and the trace is left out."""
         reason = None if self.reason is None else _FOLDERS.sub("", self.reason)
         return replace(self, reason=reason, trace=None)
 
@@ -229,7 +239,8 @@ class ValidationReport:
         seconds: float = 0.0,
         bits: str | None = None,
     ) -> ValidationReport:
-        """A report for an artifact that is not refused; `evidence` says what was tried."""
+        """A report on an artifact that no device here could run; `evidence` says how it was tested
+        instead."""
         return cls(
             engine_name, False, reason, worst=dict(worst or {}), seconds=seconds, unverified=True,
             bits=bits, evidence=evidence,
@@ -239,15 +250,15 @@ class ValidationReport:
     def failed(
         cls, engine_name: str, reason: str, trace: str | None = None, code: str = ""
     ) -> ValidationReport:
-        """A report for a compiler or an artifact that broke."""
+        """A report on a candidate whose compiler or artifact failed."""
         return cls(engine_name, False, reason, verdict="failed", trace=trace, code=code)
 
     @classmethod
     def refused(cls, engine_name: str, reason: str, code: str = "") -> ValidationReport:
-        """A report for an artifact that runs, but must not be used."""
+        """A report on an artifact that runs, but whose answers or writes are wrong."""
         return cls(engine_name, False, reason, code=code)
 
     @classmethod
     def not_applicable(cls, engine_name: str, reason: str) -> ValidationReport:
-        """A report for an engine that cannot build this model or target."""
+        """A report on an engine that is not made for this model or target."""
         return cls(engine_name, False, reason, verdict="not applicable")

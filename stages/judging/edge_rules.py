@@ -25,8 +25,11 @@ _ROUNDING = 1e-12  # the rounding error of a fraction
 
 @dataclass(frozen=True)
 class EdgeVerdict:
-    """`refusal`: why an artifact is refused for these rows; empty if it is not. `differs`: whether
-    its answers differ from the eager model's."""
+    """The verdict on an artifact's answers to the rows of an edge.
+
+    `refusal` says why the artifact is refused for them; it is empty if it is not. `differs` tells
+    whether its answers differ from the eager model's by more than the tolerance.
+    """
 
     refusal: str = ""
     differs: bool = False
@@ -39,14 +42,20 @@ def judge_edge(
     program: Path | None = None,
     special_values: Special = "report",
 ) -> EdgeVerdict:
-    """Judge an artifact's answers to the rows of an edge.
+    """Judge an artifact's answers to the rows of an edge, by the kind of the edge.
 
-    Stress rows are judged as the reference's own, but a row in which the model itself is not sure
-    is no reason to refuse. At NaN, infinities and -0.0 an integer, a bool, or another finite number
-    for a finite one is a wrong decision of the network, and refused. A NaN or an infinity on one
-    side only is refused if `special_values` says so; if not, an integer or a bool of such a row is
-    not judged, since it may follow from that number, as a class from probabilities. At huge and
-    denormal numbers a difference is only reported: it is an overflow in another step than eager's.
+    stress: as the reference's own rows. But if the captured `program` is given, a row in which the
+    model's own rounding errors explain the difference is no reason to refuse.
+
+    integers: a difference is a reason to refuse, unless NaN or infinity is on one side.
+
+    special (NaN, infinities and -0.0): a wrong integer or bool, or a wrong finite number, is a
+    wrong decision of the network, and refused. A NaN or an infinity on one side only is refused if
+    `special_values` is "refuse". If it is "report", integers and bools in such a row are not
+    judged, since they may follow from that number, as a class follows from probabilities.
+
+    extreme (huge and denormal numbers): a difference is only reported, since it comes from an
+    overflow in another step than eager's.
     """
     try:
         run = run_poisoned(session, edge.inputs, edge.case, _POISON, _POISON, guard="back")
@@ -79,7 +88,8 @@ def judge_edge(
 
 
 def _widen_for_large(expected: torch.Tensor, allowed: Tolerance) -> Tolerance:
-    """For large numbers, sums in another order differ by a fraction of the largest one."""
+    """The tolerance, with `atol` raised to `rtol` times the largest finite answer: sums of large
+    numbers in another order differ by a fraction of the largest one."""
     if not expected.is_floating_point() or not expected.numel():
         return allowed
     largest = expected.double().nan_to_num(0.0, 0.0, 0.0).abs().max()
@@ -87,12 +97,14 @@ def _widen_for_large(expected: torch.Tensor, allowed: Tolerance) -> Tolerance:
 
 
 def _fraction_true(elements: torch.Tensor) -> float:
-    """The fraction of bools that are true; 0 if there are none."""
+    """The fraction of the bools in `elements` that are true; 0 if it is empty."""
     return float(elements.double().mean()) if elements.numel() else 0.0
 
 
 def _wrong_elements(edge: Edge, answers: Answers, special: Special) -> torch.Tensor:
-    """The elements that are a reason to refuse an artifact."""
+    """Mark the elements that are a reason to refuse an artifact: none at extreme values, all that
+    are outside the tolerance in stress rows. In other rows, those of them that are finite on both
+    sides; but all of them at special values if `special` is "refuse"."""
     if edge.kind == "extreme":
         return torch.zeros_like(answers.outside)
     if edge.kind == "stress" or (edge.kind == "special" and special == "refuse"):
@@ -103,8 +115,11 @@ def _wrong_elements(edge: Edge, answers: Answers, special: Special) -> torch.Ten
 def _without_consequences(
     signature: Signature, answers: Mapping[str, Answers], bad: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """`bad`, by output, without the integers and bools of rows in which a float is NaN or infinite
-    on one side only. An output that has one value for all rows says nothing about a row."""
+    """Unmark the integers and bools in rows in which a float is NaN or infinite on one side only.
+
+    `bad` marks, by output, the elements that are a reason to refuse. An output that has one value
+    for all rows is left as it is, and does not count as a float of any row.
+    """
     unsure: dict[str, torch.Tensor] = {}  # the rows of each dimension, `(n,)`
     outputs_with_rows = [bound for bound in signature.outputs if not bound.rowless]
     for bound in outputs_with_rows:
@@ -120,7 +135,8 @@ def _without_consequences(
 
 
 def _advice(edge: Edge) -> str:
-    """What a user can do about a refusal, as the end of its sentence; empty if nothing."""
+    """What a user can do about a refusal, to be added to its sentence; empty if there is
+    nothing."""
     if edge.kind != "integers":
         return ""
     return (

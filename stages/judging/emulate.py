@@ -51,9 +51,11 @@ _FMA = {"x86_64": ("-mfma", "-mavx2")}
 
 @dataclass(frozen=True)
 class Emulator:
-    """Replaces a target's device: how `prove` is started, and for which machine and device.
+    """What runs a target's artifacts in place of its device.
 
-    `how`: a phrase for reports. `command`: what precedes the program; empty if it runs directly.
+    `how` is a phrase for reports, such as `under qemu-aarch64`. `machine` is the architecture for
+    which the program `prove` is compiled; `command` precedes it, and is empty if it runs directly.
+    `prove` opens the artifact on `device`, with the variables of `environment`.
     """
 
     how: str
@@ -64,13 +66,20 @@ class Emulator:
 
 
 def emulator_of(target: Target, artifact: Path, folder: Path) -> Emulator:
-    """The emulator of a target; files that it needs for the artifact are written into `folder`.
-    Raises EngineError with what is missing and the command that installs it."""
+    """The emulator of a target. If it needs files for the artifact, these are written into
+    `folder`.
+
+    Raises EngineError, which says what is missing on this host and how to install it.
+    """
     return _find_qemu(target) if target.device == "cpu" else _build_driver(target, artifact, folder)
 
 
 def _build_driver(target: Target, artifact: Path, folder: Path) -> Emulator:
-    """A driver on the CPU for a GPU's kernel, which is compiled as C++ for it."""
+    """Build the emulated driver and an artifact's kernel, both for the CPU, in `folder`.
+
+    The kernel's source is compiled as C++. The driver is linked under the name of the GPU's own
+    library, so that `prove` loads it instead. Raises EngineError if a compiler is missing.
+    """
     machine = family(target)
     compile_command = compiler(machine)
     options = [*_KERNEL, *_FMA.get(machine, ()), "-I", str(HEADERS), "-x", "c++"]
@@ -91,7 +100,8 @@ def _build_driver(target: Target, artifact: Path, folder: Path) -> Emulator:
 
 
 def _architecture_number(arch: str) -> int:
-    """The number that drivers give: 90 for sm_90, 94 for gfx942, 110 for gfx1100."""
+    """The number by which a driver names an architecture: `sm_90 -> 90`, `gfx942 -> 94`,
+    `gfx1100 -> 110`. It is ten times the major version, plus the minor version."""
     if arch.startswith("sm_"):
         return int(arch[3:].rstrip("abcdefgh"))
     # gfx<major><minor><stepping>, the last two of one hexadecimal digit each.
@@ -99,7 +109,8 @@ def _architecture_number(arch: str) -> int:
 
 
 def _find_qemu(target: Target) -> Emulator:
-    """qemu for a processor, with a C library of that processor. Raises EngineError."""
+    """Find qemu for a CPU target and, if it is another machine than this host, a C library for it.
+    Raises EngineError if one of them is missing, or qemu cannot emulate the target."""
     machine = family(target)
     qemu = shutil.which(f"qemu-{machine}")
     if qemu is None:
@@ -116,7 +127,8 @@ def _find_qemu(target: Target) -> Emulator:
 
 
 def how_cpu_target_runs(target: Target) -> str:
-    """How a CPU target runs here, or what is missing for it; empty for the targets of GPUs."""
+    """How a CPU target is emulated on this host, or a sentence about what is missing for that.
+    Empty if this host runs the target itself, and for targets of GPUs."""
     if target.device != "cpu" or torch_runs(target):
         return ""
     try:
@@ -133,10 +145,11 @@ def emulate_candidate(
     *,
     emulator: Emulator | None = None,
 ) -> ValidationReport:
-    """Run an artifact on the whole reference in a separate process. `folder` is for scratch files.
+    """Validate an artifact on an emulator, with all cases of the reference, in a separate process.
 
-    If there is no emulator for the target, the report says that the artifact compiles, and what is
-    missing. `emulator`: use this one instead of the target's.
+    `folder` is for scratch files. `emulator` is used instead of the target's own, if it is given.
+    If the target has no emulator here, the report says that the artifact compiles, and what is
+    missing.
     """
     begun = time.monotonic()
     name = trial.engine
@@ -182,15 +195,16 @@ def emulate_candidate(
 
 
 def emulator_on_this_gpu(target: Target) -> Emulator:
-    """Use a GPU of this host through its driver, in place of an emulator: for GPUs that the
-    installed torch does not support. Raises EngineError if the C++ compiler is missing."""
+    """An Emulator that runs artifacts on this host's own GPU, through its driver. It is for GPUs
+    that the installed torch does not support. Raises EngineError if there is no C++ compiler."""
     machine = family(target)
     _build_prove(machine)
     return Emulator("on this GPU", machine, device="cuda:0")
 
 
 def _copy_with_card(trial: Trial, scratch: Path) -> Path:
-    """A copy of an artifact with the card that packaging will give it."""
+    """Copy an artifact into the folder `scratch`, and add the card that packaging will give it. The
+    card describes the calling convention to `prove`. Returns the folder of the copy."""
     artifact = scratch / "artifact"
     artifact.mkdir()
     for file in trial.file.parent.iterdir():
@@ -203,7 +217,8 @@ def _copy_with_card(trial: Trial, scratch: Path) -> Path:
 def _report_failed_run(
     name: str, emulator: Emulator, done: subprocess.CompletedProcess[str]
 ) -> ValidationReport:
-    """The report of a run of `prove` that did not end well, from its exit status and message."""
+    """The report of a run of `prove` that failed, from its exit status and the last line that it
+    printed: the artifact is refused for its answers, or it failed or crashed."""
     line = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
     if done.returncode == 1:
         text, _, error_code = line.removesuffix("]").rpartition(" [")
@@ -225,7 +240,8 @@ def _report_failed_run(
 
 
 def _parse_worst(lines: Sequence[str]) -> dict[str, Deviation]:
-    """The worst deviation of each output, from the lines that `prove` prints."""
+    """Read the worst deviation of each output from the lines that `prove` prints, one an output:
+    `output NAME ELEMENTS OUTSIDE MAX_ABS MAX_REL`, where ELEMENTS and OUTSIDE are counts."""
     worst: dict[str, Deviation] = {}
     for line in lines:
         word, output, elements, outside, largest, relative = line.split(" ")
@@ -240,7 +256,8 @@ def _parse_worst(lines: Sequence[str]) -> dict[str, Deviation]:
 
 
 def _build_prove(machine: str) -> Path:
-    """The program `prove` for a machine, built if needed. Raises EngineError."""
+    """Build the program `prove` for a machine, unless this host's cache has it. Returns its path.
+    Raises EngineError if it cannot be compiled."""
     flags = ("-ldl", "-lpthread")
     return _build_once(f"prove-{machine}", compiler(machine), _SOURCES, flags)
 
@@ -248,8 +265,11 @@ def _build_prove(machine: str) -> Path:
 def _build_once(
     name: str, compile_command: Sequence[str], sources: Sequence[str], flags: Sequence[str]
 ) -> Path:
-    """A program or a library, built from our own sources once and kept in this host's cache.
-    `sources` are relative to engines/native; all files there and the compiler make the key."""
+    """Compile a program or a library from `sources`, unless this host's cache has it already.
+
+    `sources` are relative to engines/native. The path that is returned contains a digest of the
+    compiler's command and of all files there, so that a change of one of them builds it again.
+    """
     key = hashlib.sha256(" ".join(compile_command).encode())
     for path in sorted((*_NATIVE.rglob("*.h"), *_NATIVE.rglob("*.hpp"), *_NATIVE.rglob("*.cpp"))):
         key.update(path.read_bytes())  # ours
@@ -272,8 +292,10 @@ def _build_once(
 
 @contextlib.contextmanager
 def _lock_build(place: Path) -> Iterator[None]:
-    """Inside, no other process builds the file `place`. Several targets are emulated at the same
-    time, and need the same program: one builds it."""
+    """Hold a lock, so that no other process builds the file `place` meanwhile.
+
+    Several targets may be emulated at the same time and need the same program: the first builds it.
+    """
     with (place.parent / f".{place.name}.lock").open("w") as lock:
         with contextlib.suppress(OSError):  # a file system without locks: each builds it
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -17,14 +17,15 @@ from stages.judging.sensitivity import Answers, compare_in_float64, distance, ro
 from stages.reference import Arrays, Case, Edge, session_answers
 
 _CONFIDENCE = 0.95
-_LOOKED_AT = 256  # rows outside that are compared with the float64 model
-_PIECES_LOOKED_AT = 4  # if a row needs the other rows of its piece
-_NEARER = 0.5  # nearer: at most so many times the distance of the other
+_LOOKED_AT = 256  # rows outside the tolerance that are compared with the float64 model at most
+_PIECES_LOOKED_AT = 4  # pieces that are compared at most, if rows are not independent
+_NEARER = 0.5  # answers are nearer to float64 if they have less than this part of the distance
 
 
 def upper_limit_of_share(outside: int, tried: int) -> float:
-    """The upper end of the one-sided interval of 95 % for a share, of which `outside` of `tried`
-    were seen (C. J. Clopper and E. S. Pearson, 1934)."""
+    """The share of rows outside that is not exceeded with 95 % confidence, if `outside` of `tried`
+    rows were seen outside: `(0, 1000) -> 0.003`. It is the upper end of the one-sided interval of
+    C. J. Clopper and E. S. Pearson (1934)."""
     if outside >= tried:
         return 1.0
     # It is the share at which the chance to see at most `outside` is 5 %: a sum of the binomial
@@ -45,7 +46,11 @@ def upper_limit_of_share(outside: int, tried: int) -> float:
 
 @dataclass(frozen=True)
 class _Piece:
-    """A piece of rows: inputs, answers, and by dimension the rows outside the tolerance, `(n,)`."""
+    """Some of the many rows, which run together.
+
+    `answers` are by output. `outside` tells for each row of a dimension, `(n,)`, whether any of its
+    answers is outside the tolerance.
+    """
 
     inputs: Arrays
     case: Case
@@ -54,14 +59,18 @@ class _Piece:
 
     @property
     def count(self) -> int:
-        """The number of rows outside."""
+        """The number of rows outside the tolerance."""
         return sum(int(rows.sum()) for rows in self.outside.values())
 
 
 @dataclass(frozen=True)
 class _BesideFloat64:
-    """Of the rows outside: how many have the artifact, the eager model, or neither nearer to
-    float64; and the elements, by output, that rounding does not explain."""
+    """The rows outside the tolerance, compared with the float64 model.
+
+    `artifact`, `eager` and `neither` count the rows in which the artifact, the eager model or none
+    of them is clearly nearer to it. `unexplained` marks, by output, the elements that rounding
+    errors do not explain.
+    """
 
     artifact: int
     eager: int
@@ -71,7 +80,8 @@ class _BesideFloat64:
 
 @dataclass(frozen=True)
 class Tried:
-    """How often an artifact differs from the eager model, and why it is refused; empty if not."""
+    """How often an artifact differs from the eager model. `refusal`: why it is refused for that;
+    empty if it is not."""
 
     record: ManyRows
     refusal: str = ""
@@ -80,10 +90,10 @@ class Tried:
 def compare_on_many_rows(
     session: Session, pieces: Sequence[Edge], tolerances: Mapping[str, Tolerance], program: Path
 ) -> Tried:
-    """Compare an artifact with the eager model on many rows.
+    """Compare an artifact's answers with the eager model's on many rows.
 
-    A row that differs is a reason to refuse if rounding errors of the model, run as `program`, do
-    not explain it.
+    `pieces` hold the rows with the eager answers. The artifact is refused for rows that differ, if
+    rounding errors do not explain them; the captured `program` is run to find this out.
     """
     signature = session.signature
     tried = 0
@@ -109,8 +119,11 @@ def compare_on_many_rows(
 def _largest_by_dim(
     signature: Signature, values: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """The largest value over the outputs, for each row of each dimension. An output without rows
-    is one row of its own. `values`: `(n,)` for each output."""
+    """The largest value over the outputs, for each row of each dimension.
+
+    `values` has `(n,)` for each output. An output without rows counts as a dimension of its own,
+    with one row.
+    """
     largest: dict[str, torch.Tensor] = {}
     for bound in signature.outputs:
         own, dim = values[bound.name], bound.rows
@@ -127,8 +140,11 @@ def _judge_by_float64(
     tolerances: Mapping[str, Tolerance],
     program: Path,
 ) -> Tried:
-    """Compare rows outside, or the first of them, with the float64 model. If rows are independent,
-    only they are run, else their whole pieces."""
+    """Compare the first rows outside the tolerance with the float64 model, and judge by it.
+
+    If rows are independent, only these rows are run, else the whole pieces that they are in.
+    Returns `record` with the counts of the comparison, and the refusal if there is one.
+    """
     plain_rows = len(signature.dims) == 1 and not signature.jagged
     plain_rows = plain_rows and not any(bound.rowless for bound in signature.outputs)
     if plain_rows and dependence_of(None, program) is None:
@@ -138,9 +154,9 @@ def _judge_by_float64(
     compared = [_compare_with_float64(signature, piece, program) for piece in pieces]
     record = replace(
         record,
-        artifact=sum(each.artifact for each in compared),
-        eager=sum(each.eager for each in compared),
-        neither=sum(each.neither for each in compared),
+        artifact=sum(beside.artifact for beside in compared),
+        eager=sum(beside.eager for beside in compared),
+        neither=sum(beside.neither for beside in compared),
     )
     for piece, beside in zip(pieces, compared, strict=True):
         for name, bad in beside.unexplained.items():
@@ -150,8 +166,8 @@ def _judge_by_float64(
 
 
 def _join_rows_outside(signature: Signature, differing: Sequence[_Piece]) -> _Piece:
-    """One piece of the first `_LOOKED_AT` rows outside; repeated if the model takes no such few
-    rows. The signature has one row dimension."""
+    """Make one piece of the first `_LOOKED_AT` rows outside the tolerance. If the model does not
+    take so few rows, they are repeated, but count once. The signature has one row dimension."""
     (dim,) = signature.dims
     indices = [piece.outside[dim].nonzero()[:, 0] for piece in differing]
     count = min(sum(map(len, indices)), _LOOKED_AT)
@@ -182,9 +198,11 @@ def _join_rows_outside(signature: Signature, differing: Sequence[_Piece]) -> _Pi
 
 
 def _compare_with_float64(signature: Signature, piece: _Piece, program: Path) -> _BesideFloat64:
-    """Compare both answers with the float64 model's. If the program does not run in float64,
-    nothing is nearer, and nothing is explained. A row counts by its largest deviation in
-    tolerances."""
+    """Compare the artifact's and the eager model's answers with those of the float64 model.
+
+    The distance of a row is the largest of its elements, in units of their tolerance. If the
+    program does not run in float64, no row is nearer, and no row is explained.
+    """
     answers = piece.answers
     model = compare_in_float64(signature, program, piece.inputs, piece.case, answers)
     if model is None:

@@ -33,8 +33,12 @@ _LIMIT_S = 600.0
 
 
 def reproduce(opened: Opened, target: str, engine_name: str, folder: Path) -> Iterator[Bits]:
-    """A digest of an artifact's answers for each way to run it. `folder` is for scratch files.
-    Raises NotMeasuredError if a run ends for want of memory or time."""
+    """Run an artifact in each way, and yield the digest of its answers for each.
+
+    The ways are: where it was built, with several numbers of threads here, in tiles, and on each of
+    the emulated `PROCESSORS`. An artifact for GPUs is not run. `folder` is for scratch files.
+    Raises NotMeasuredError if memory or time runs out.
+    """
     manifest = opened.bundle.manifest
     if Target.parse(target).device != "cpu":
         yield Bits(target, engine_name, "on a GPU", None, "only CPUs are compared")
@@ -66,8 +70,8 @@ def reproduce(opened: Opened, target: str, engine_name: str, folder: Path) -> It
 
 @dataclass(frozen=True)
 class Way:
-    """A way to run an artifact, and the digest of its answers; or why there is none. `every`:
-    whether all cases of the reference ran."""
+    """A way to run an artifact, and the digest of its answers. `every` tells whether all cases of
+    the reference ran, or only some rows. If `digest` is None, `why` says why there is none."""
 
     how: str
     digest: str | None
@@ -78,9 +82,11 @@ class Way:
 def bits_here(
     engine: str, file: str, signature: dict[str, Any], reference: str, tile: int
 ) -> list[dict[str, Any]]:
-    """Runs in the child process. Returns the fields of a `Way` for each way, at least one.
+    """Run an artifact in each way on this host. This runs in a child process.
 
-    `file` and `reference` are paths. Unbounded rows run in tiles only; `tile` 0: no tiles.
+    `file` and `reference` are paths. `tile` is the number of rows of a tile; 0: no tiles are tried.
+    A signature with unbounded rows runs all cases in tiles only. Returns the fields of a `Way` for
+    each way; there is at least one.
     """
     parsed, reference_file = Signature.from_dict(signature), Path(reference)
     bounded = not any(rows.unbounded for rows in parsed.ranges.values())
@@ -103,8 +109,8 @@ def bits_here(
 
 
 def _run_under_qemu(processor: str, job: dict[str, Any]) -> Way:
-    """The digest on a processor that qemu emulates, or why there is none. `job`: the input of
-    runtime/opening/same_bits.py. Raises NotMeasuredError for want of memory or time."""
+    """Run an artifact on a processor that qemu emulates. `job` is the input of the program that
+    runs there, runtime/opening/same_bits.py. Raises NotMeasuredError if memory or time runs out."""
     how = f"on qemu's {processor}"
     qemu = shutil.which("qemu-x86_64")
     if qemu is None:

@@ -39,8 +39,12 @@ _NARROW = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class _InDouble(TorchDispatchMode):
-    """Runs each operation in float64. With `seed`, numbers from outside are changed, and each
-    result is rounded to float32 at random; what is exact in float32 stays as it is."""
+    """A mode in which torch runs each operation in float64.
+
+    With a `seed`, inputs and weights are changed a little, and each result is rounded to float32,
+    up or down at random; a result that is exact in float32 stays as it is. With None nothing is
+    changed.
+    """
 
     def __init__(self, seed: int | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -59,7 +63,8 @@ class _InDouble(TorchDispatchMode):
         return result
 
     def _widen(self, value: Any) -> Any:
-        """An argument of an operation, with float64 for narrower floats: a tensor's or a dtype."""
+        """An argument of an operation, in float64 if it is a tensor of narrower floats. A narrower
+        dtype becomes float64; any other argument is returned as it is."""
         if isinstance(value, torch.Tensor) and value.dtype in _NARROW:
             if id(value) not in self._seen:
                 self._seen[id(value)] = value, self._change_if_seeded(value.double())
@@ -68,13 +73,15 @@ class _InDouble(TorchDispatchMode):
         return torch.float64 if value in _NARROW else value
 
     def _change_if_seeded(self, wide: torch.Tensor) -> torch.Tensor:
-        """An input or a weight, changed if there is a seed."""
+        """The values of an input or a weight, which come from outside the program. If there is a
+        seed, those with many digits are changed at random; short ones may be categories."""
         if self._generator is None:
             return wide
         return torch.where(has_few_digits(wide), wide, self._change_at_random(wide, CHANGE))
 
     def _round(self, result: Any) -> None:
-        """Round a result in place: an operation may have written it into another tensor."""
+        """Round a result in place, since an operation may have written it into a tensor that is
+        read again. Only float64 tensors are rounded."""
         if not isinstance(result, torch.Tensor) or result.dtype != torch.float64:
             return
         exact = (result == result.float().double()) | result.isnan()
@@ -82,16 +89,18 @@ class _InDouble(TorchDispatchMode):
             result.copy_(torch.where(exact, result, self._change_at_random(result, _ROUNDING)))
 
     def _change_at_random(self, wide: torch.Tensor, most: float) -> torch.Tensor:
-        """The values changed at random by at most the fraction `most`, and rounded to float32."""
+        """A copy of the values, each changed at random by at most the fraction `most`, and rounded
+        to float32."""
         share = torch.rand(wide.shape, generator=self._generator, dtype=torch.float64) * 2 - 1
         return (wide * (1 + most * share)).float().double()
 
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers of an artifact and of the eager model, of one output, in one shape.
+    """An artifact's and the eager model's answers for one output. All four tensors have one shape.
 
-    `band`: the tolerance of each element, > 0. `apart`: how far the answers are from each other.
+    `band` is the tolerance of each element, which is > 0. `apart` is the distance of the two
+    answers, see `distance`.
     """
 
     artifact: torch.Tensor
@@ -101,8 +110,8 @@ class Answers:
 
     @classmethod
     def of(cls, artifact: torch.Tensor, expected: torch.Tensor, allowed: Tolerance) -> Answers:
-        """Compare answers with those of the eager model, `expected`, which may have another shape
-        and dtype."""
+        """Compare an artifact's answers with the eager model's, `expected`, which may have another
+        shape and dtype. `allowed` is the tolerance of the output."""
         eager = expected.reshape(artifact.shape).to(artifact.dtype)
         apart = distance(artifact, eager)
         if not artifact.is_floating_point():  # different large int64 may be the same float64
@@ -114,16 +123,17 @@ class Answers:
 
     @property
     def outside(self) -> torch.Tensor:
-        """Where the answers are further apart than the tolerance."""
+        """For each element: whether the answers are further apart than the tolerance."""
         return self.apart > self.band
 
     @property
     def finite(self) -> torch.Tensor:
-        """Where both answers are finite. Integers and bools always are."""
+        """For each element: whether both answers are finite. Integers and bools always are."""
         return self.artifact.isfinite() & self.eager.isfinite()
 
     def describe_first(self, name: str, bad: torch.Tensor) -> str:
-        """How the output `name` differs at the first element for which `bad` is true."""
+        """A sentence about the first element that `bad` marks, with both answers. `name` is the
+        output's name."""
         row = int(row_maxima(bad).double().argmax())
         element = int(elements_by_row(bad)[row].double().argmax())
         artifact = number(float(elements_by_row(self.artifact)[row, element]))
@@ -133,8 +143,11 @@ class Answers:
 
 @dataclass(frozen=True)
 class InFloat64:
-    """The model's answers in float64, by output; and the elements outside the tolerance that its
-    rounding errors do not explain."""
+    """A comparison with the model in float64, by output.
+
+    `exact` are the model's answers in float64, `unexplained` marks the elements that are outside
+    the tolerance, and whose difference the model's rounding errors do not explain.
+    """
 
     exact: Mapping[str, torch.Tensor]
     unexplained: Mapping[str, torch.Tensor]
@@ -143,8 +156,11 @@ class InFloat64:
 def compare_in_float64(
     signature: Signature, program: Path, inputs: Arrays, case: Case, answers: Mapping[str, Answers]
 ) -> InFloat64 | None:
-    """Compare answers with the captured program in float64. None if it does not run so: then
-    nothing is explained, and the error is in the log."""
+    """Run the captured program in float64, as it is and with random rounding, and find the
+    differences in `answers` that rounding errors explain.
+
+    Returns None if the program does not run in float64; the error is then in the log.
+    """
     try:
         model = open_candidate("exported", program, torch.device("cpu"))
         exact = _run_in_double(model, signature, inputs, case, None)
@@ -163,8 +179,12 @@ def compare_in_float64(
 def _find_unexplained(
     answers: Answers, exact: torch.Tensor, others: Sequence[torch.Tensor]
 ) -> torch.Tensor:
-    """The elements outside the tolerance, except those of rows in which the other ways to compute
-    the answers are as far from the exact ones."""
+    """Mark the elements outside the tolerance whose difference rounding errors do not explain.
+
+    `others` are answers of the model itself that were computed in other ways, in float32 or with
+    random rounding. If in a row one of them is about as far from `exact` as the artifact is from
+    eager, the whole row is explained.
+    """
     moved = torch.stack([row_maxima(distance(other, exact) / answers.band) for other in others])
     most = moved.amax(0)  # by row, in tolerances
     deviation = row_maxima(answers.apart / answers.band)
@@ -176,10 +196,10 @@ def _find_unexplained(
 def _run_in_double(
     program: Executable, signature: Signature, inputs: Arrays, case: Case, seed: int | None
 ) -> dict[str, torch.Tensor]:
-    """The program's answers in float64 arithmetic, as float64. `seed`: see `_InDouble`.
+    """Run the program in float64 arithmetic. Returns its outputs by name. `seed`: see `_InDouble`.
 
-    The layouts may have columns of narrower floats. Two of them hold a double: in the collections
-    `high` the rounded number, in `low` what rounding took.
+    An output's columns may hold narrower floats only. So an answer is split over two collections:
+    `high` gets the rounded number, `low` what the rounding cut off, and their sum is returned.
     """
     cpu = torch.device("cpu")
     sources, high = filled_collections(signature, inputs, case, cpu)
@@ -210,18 +230,18 @@ def _run_in_double(
 
 
 def elements_by_row(values: torch.Tensor) -> torch.Tensor:
-    """The elements of each row: `(n, elements of a row)`."""
+    """The values as a matrix `(n, elements of a row)`. A scalar becomes `(1, 1)`."""
     return values.reshape(len(values), -1) if values.ndim else values.reshape(1, 1)
 
 
 def row_maxima(values: torch.Tensor) -> torch.Tensor:
-    """The largest of each row's elements, `(n,)`."""
+    """The largest element of each row, `(n,)`."""
     return elements_by_row(values).amax(1)
 
 
 def distance(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """|first - second|, as float64; 0 for equal infinities and for NaN in both, else infinity if
-    one is not finite."""
+    """|first - second| for each element, as float64. It is 0 if both are NaN or the same infinity,
+    and infinity for any other pair in which one is not finite."""
     first, second = first.double(), second.double()
     equal = (first == second) | (first.isnan() & second.isnan())
     finite = first.isfinite() & second.isfinite()

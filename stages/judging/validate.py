@@ -93,7 +93,7 @@ class Trial:
     agrees with the captured program. At most this fraction of an output may be NaN or infinite."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The trial as JSON data, for another process."""
+        """The trial as JSON data, to pass it to another process."""
         data = {field.name: getattr(self, field.name) for field in fields(self)}
         # Links are not resolved: a held file (`Pinned`) is opened through its link.
         files = {
@@ -109,7 +109,7 @@ class Trial:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Trial:
-        """The trial from what `to_dict` returned."""
+        """The trial that `to_dict` turned into data."""
         names = ("file", "reference", "program", "more", "many")
         files = {name: Path(data[name]) for name in names if data.get(name) is not None}
         parsed = {
@@ -123,11 +123,12 @@ class Trial:
 def validate_candidate(
     trial: Trial, folder: Path, timeout_s: float, device: str = "cpu"
 ) -> ValidationReport:
-    """Open and validate in a child process: a segfault there refuses this candidate only.
+    """Open and validate an artifact in a child process, so that a crash there fails only this
+    candidate.
 
     With a tile, the artifact is refused if a row's answer depends on other rows. If memory runs
-    out, validation runs once more without keeping free memory. `folder` is for scratch files. A set
-    of inputs that does not fit raises ReferenceDataError here.
+    out, validation runs once more without keeping freed memory for reuse. `folder` is for scratch
+    files. Raises ReferenceDataError if a larger set of inputs does not fit the signature.
     """
     # Not this module: it loads the native runner, which then refuses threads in the child.
     imports: tuple[str, ...] = ("stages.compile",)
@@ -151,8 +152,8 @@ def validate_candidate(
 
 
 def _describe_last_case(log: Path) -> str:
-    """The case at which the child was killed, from the last such line of its log (see `say` in
-    `validate_session`)."""
+    """A phrase that says at which case the child process was killed. It is read from the log, into
+    which the child writes a line `at n=33` before each case."""
     lines = log.read_text(errors="replace").splitlines()  # ours
     cases = [line for line in lines if line.startswith("at ")]
     if not cases:
@@ -163,8 +164,11 @@ def _describe_last_case(log: Path) -> str:
 def validate_here(
     trial: Mapping[str, Any], device: str = "cpu", keep_memory: bool = True
 ) -> dict[str, Any]:
-    """Validate in the child process. `trial` and the report are JSON data. Raises MemoryError if
-    memory ran out with `keep_memory`, so that the parent process tries again without it."""
+    """Validate in the child process. `trial` and the report that is returned are JSON data.
+
+    `keep_memory` keeps freed memory for reuse, which is faster. If memory runs out with it,
+    MemoryError is raised, and the parent process tries again without it.
+    """
     if keep_memory:
         keep_freed_memory()
     torch.set_num_threads(1)
@@ -184,8 +188,8 @@ def validate_here(
 
 
 def _validate_with_reference(session: Session, trial: Trial) -> ValidationReport:
-    """Compare a session with the references of a trial; many rows come last, since they take the
-    longest."""
+    """Compare a session with all references of a trial. The many rows, which take the longest, come
+    last, and only if all else is valid."""
     known = Reference.load(trial.reference, trial.signature)
     if trial.tile and not rows_are_independent(session, known.inputs, trial.tolerances):
         return ValidationReport.refused(trial.engine, SEE_EACH_OTHER, "candidate-rows")
@@ -225,12 +229,12 @@ def validate_session(
     program: Path | None = None,
     special_values: Special = "report",
 ) -> ValidationReport:
-    """Run every case of the reference, and the windows of `more`, in this process.
+    """Run every case of the reference, its edges, and the windows of `more`, in this process.
 
-    `name`: the engine in the report. `classifiers`: the outputs whose classes are compared too.
-    `say` gets a line before each case. `program`: the captured program. With it, an artifact is not
-    refused for stress rows in which the model's own answers move as far under changes as small as a
-    rounding.
+    `name` is the engine's name in the report. `classifiers` are the outputs whose classes are
+    compared too. `say` gets a line before each case. If the captured `program` is given, an
+    artifact is not refused for stress rows that are ill-conditioned: rows in which changes as small
+    as a rounding move the model's own answers as far.
     """
     begun = time.monotonic()
     cases: list[CaseReport] = []
@@ -261,8 +265,11 @@ def validate_session(
 
 
 def _validate_with_program(session: Session, trial: Trial) -> ValidationReport:
-    """Compare a session with the portable program, on one window of the inputs after the other. The
-    report is a failure if the program's answers prove nothing."""
+    """Compare a session with the captured program, on a larger set of inputs, window by window.
+
+    The report is a failure if too many of the program's own answers are NaN or infinite, so that
+    they prove nothing.
+    """
     assert trial.program is not None and trial.set_nonfinite is not None
     inputs = read_set(trial.signature, trial.reference)
     session = tiled(session, trial.tile)
@@ -283,8 +290,8 @@ def _validate_with_program(session: Session, trial: Trial) -> ValidationReport:
 
 
 def _why_unproven(counts: Sequence[Nonfinite], most: float) -> str:
-    """Which output of the portable program has a larger share than `most` of NaN or infinite
-    values; empty if none has. `counts`: of each output in each window."""
+    """A sentence about the first output of the portable program of which more than the fraction
+    `most` is NaN or infinite; empty if there is none. `counts` has each output in each window."""
     values, nonfinite = Counter[str](), Counter[str]()
     for window in counts:
         values[window.output] += window.values
@@ -302,7 +309,8 @@ def _why_unproven(counts: Sequence[Nonfinite], most: float) -> str:
 def _make_report(
     name: str, cases: Sequence[CaseReport], tolerances: Mapping[str, Tolerance], begun: float
 ) -> ValidationReport:
-    """The report on all cases. `begun`: when the first began, by the monotonic clock."""
+    """The report on the artifact of the engine `name`, from the reports on its cases. Validation
+    began at `begun`, by the monotonic clock."""
     deviations = {
         output: [case.outputs[output] for case in cases if output in case.outputs]
         for output in tolerances
@@ -322,7 +330,7 @@ def _make_report(
 
 @dataclass(frozen=True)
 class _Refusal:
-    """Why an artifact is refused, and the code of it (docs/reference/refusals.md)."""
+    """Why an artifact is refused, and the code of the reason (docs/reference/refusals.md)."""
 
     reason: str
     code: str
@@ -331,7 +339,8 @@ class _Refusal:
 def _find_refusal(
     cases: Sequence[CaseReport], tolerances: Mapping[str, Tolerance]
 ) -> _Refusal | None:
-    """The reason to refuse, if there is one: a fault, else the largest share outside."""
+    """The reason to refuse the artifact: the first fault of any case, else the output with the
+    largest share of elements outside the tolerance. None if there is no reason."""
     for case in cases:
         if case.faults:
             return _Refusal(f"at {label(case.rows)}: {case.faults[0]}", case.code)
@@ -347,7 +356,7 @@ def _find_refusal(
 
 
 def _describe_deviation(where: str, deviation: Deviation, allowed: Tolerance) -> str:
-    """A sentence about an output that deviates too much."""
+    """A sentence about an output that deviates too much. `where` names the output and the case."""
     how = f"max abs deviation {number(deviation.max_abs)}"
     if deviation.nonfinite_mismatches:
         how = f"{deviation.nonfinite_mismatches} NaN or Inf where the reference has none"
@@ -368,8 +377,8 @@ def _validate_case(
 ) -> CaseReport:
     """Run a case on poisoned memory in several ways, and compare the answers with `expected`.
 
-    All ways must give the same bits, apart from one in memory with spare rows: its columns have
-    other strides. Windows are tried last.
+    All runs must give the same bits, except the one in memory with spare rows, whose columns have
+    other strides. Windows that begin at an odd row are tried last, and only if nothing else failed.
     """
     signature = session.signature
     inputs = inputs_at(signature, inputs, case)
@@ -421,8 +430,8 @@ def _run_on_windows(
     case: Case,
     compared: Callable[[PoisonedRun], dict[str, Deviation]],
 ) -> CaseReport:
-    """The report of a run on windows of larger collections, which may start at any row. `compared`
-    returns the deviations of a run by output."""
+    """Run a case on windows of larger collections that begin at an odd row, and report on it.
+    `compared` returns the deviations of a run, by output."""
     try:
         free = Session(session.signature, session.executable, session.device, any_start=True)
         moved = run_poisoned(free, inputs, case, _ORDINARY, _NAN, moved=True)
@@ -432,7 +441,8 @@ def _run_on_windows(
 
 
 def _report_error(case: Case, error: Exception) -> CaseReport:
-    """The report of a case in which the artifact raised an error. Raises that of a full disk."""
+    """The report of a case in which the artifact raised `error`. The error is raised again if it is
+    that of a full disk, which says nothing about the artifact."""
     if full_disk(error):
         raise error
     reason = f"the artifact failed: {type(error).__name__}: {first_line(error)}"
@@ -441,9 +451,10 @@ def _report_error(case: Case, error: Exception) -> CaseReport:
 
 
 def _why_poison_shows(session: Session, inputs: Arrays, case: Case, first: PoisonedRun) -> _Refusal:
-    """Which pattern shows in the answers: the one in the inputs' padding, or in the outputs.
+    """Find out which poison changes the answers: that in the padding of the inputs, or that in the
+    outputs, which shows if an element is never written.
 
-    `first` had the same pattern in both. Another one in the padding alone tells which.
+    The run `first` had the same pattern in both places. Here only the padding gets another one.
     """
     padded = run_poisoned(session, inputs, case, pad=_ORDINARY, poison=_NAN)
     if not same_answers(first, padded):
