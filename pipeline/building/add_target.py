@@ -39,7 +39,8 @@ from stages.package import TargetResult, package_annex
 
 @dataclass(frozen=True)
 class Added:
-    """A version and the target that was added to it; `bundle` includes the new target."""
+    """The result of `build`: the version, the target that was added to it, and its new files
+    (`annex`). `bundle` is the version's bundle with the new target."""
 
     version: Version
     target: str
@@ -58,10 +59,10 @@ def build(
 ) -> Added:
     """Compile, validate and race candidates for `target` here, and add the result to the version.
 
-    `engines`: by default those that the target needs, else those of the version's config. `work`:
-    as for `run`. A target that is already verified in the version is refused before any work; an
-    unverified or failed target of the bundle can be replaced. Raises the error of the step that
-    failed; then nothing was added.
+    `engines`: by default, the engines that are made for this target only, or else those of the
+    version's config. `work`, `say` and `show` are as for `run`. A target that the version already
+    has verified is refused before any work; an unverified or failed one can be replaced. Raises the
+    error of the step that failed; then nothing was added.
     """
     version = registry.find(ref)
     wanted = Target.parse(target)
@@ -82,29 +83,31 @@ def build(
 
 
 def build_at_first_use(bundle: Bundle, target: Target) -> Annex:
-    """The artifact for `target` from this host's cache, built and validated now if it is not there.
+    """Return the artifact for `target` from this host's cache. If it is not there, build and
+    validate it first.
 
-    Its folder is `built/<digest of the bundle>/<target>/<key>`; the key is a digest of the tools
-    and of our code. The folder appears only when it is complete and has passed the same checks as
-    in `pipeline run`. Its digests are checked each time it is opened, and a damaged artifact is
-    built again. If several processes need it, one builds and the others wait.
+    Its folder is `built/<digest of the bundle>/<target>/<key>`, where the key is a digest of the
+    tools and of our code. The folder appears only when it is complete and has passed the same
+    checks as in `pipeline run`. Its digests are checked each time it is opened, and a damaged
+    artifact is built again. If several processes need it, one builds and the others wait. Raises
+    LoadError if the cache cannot be written, or the error of the step that failed.
     """
     check_torch_runs(target)
     key = content_key(
         {"tools": tools(), "code": code_digest(), "compiler": compiler_identity(target)}
     )
     root = cache_root() / "built"
-    place = root / bundle.digest / tag_of(str(target)) / key
+    folder = root / bundle.digest / tag_of(str(target)) / key
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{place}.lock"):
-            annex = _open_if_intact(place)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{folder}.lock"):
+            annex = _open_if_intact(folder)
             if annex is not None and annex.record.base == bundle.digest:
                 return annex
-            work = place.with_name(f"{place.name}.work")
+            work = folder.with_name(f"{folder.name}.work")
             result = _build_candidates(bundle, target, (), Work(work))
-            annex = package_annex(place, bundle, result, tools(), host(), replace=True)
-            shutil.rmtree(work, ignore_errors=True)  # kept after a failure: its logs say why
+            annex = package_annex(folder, bundle, result, tools(), host(), replace=True)
+            shutil.rmtree(work, ignore_errors=True)  # after a failure, its logs stay
             return annex
     except OSError as error:
         raise LoadError(
@@ -113,10 +116,10 @@ def build_at_first_use(bundle: Bundle, target: Target) -> Annex:
         ) from error
 
 
-def _open_if_intact(place: Path) -> Annex | None:
-    """The annex in a folder; None if there is none, or it is damaged."""
+def _open_if_intact(folder: Path) -> Annex | None:
+    """Open the annex in a folder. Returns None if there is none, or it is damaged."""
     try:
-        return Annex.open(place) if place.is_dir() else None
+        return Annex.open(folder) if folder.is_dir() else None
     except BundleError:
         return None
 
@@ -124,13 +127,15 @@ def _open_if_intact(place: Path) -> Annex | None:
 def _build_candidates(
     bundle: Bundle, target: Target, engines: Sequence[str], work: Work
 ) -> TargetResult:
-    """Build the candidates of one target like `pipeline run`, from a bundle, not from a config."""
+    """Build the candidates of one target as `pipeline run` does, but from a bundle, without the
+    model's source code. `engines`: empty for those of the target or of the version's config.
+    EngineError if the bundle's portable files do not have the names that a capture gives them."""
     manifest = bundle.manifest
-    names = ("program.pt2", "reference.safetensors", "model.ts")  # as `Capture` has them
+    names = ("program.pt2", "reference.safetensors", "model.ts")  # the names in a `Capture`
     recorded = (manifest.program, manifest.reference, manifest.torchscript or names[2])
     if recorded != names:
         raise EngineError(f"{bundle.path}: portable files {recorded} are not named {names}")
-    captured = Capture(  # its folder is the bundle: nothing is written there
+    captured = Capture(  # its folder is the bundle's, which is only read
         bundle.path,
         Signature.from_dict(manifest.signature),
         torchscript=manifest.capture.torchscript if manifest.torchscript else None,
@@ -144,7 +149,9 @@ def _build_candidates(
 
 
 def read_recipe(manifest: Manifest, engines: Sequence[str] = ()) -> Recipe:
-    """The recipe of a version: engines and options of its config, tolerances of its manifest."""
+    """Read the recipe of a version from its manifest: the options of its config, the tolerances,
+    and its engines unless `engines` names others. There is no eager model to race against.
+    EngineError if an engine is not known on this host."""
     recorded = BuiltFrom(manifest).compile
     chosen = tuple(dict.fromkeys(engines or BuiltFrom(manifest).engines))
     if unknown := [name for name in chosen if name not in known_engines()]:

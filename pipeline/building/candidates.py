@@ -1,4 +1,7 @@
-"""Compiles and validates the candidates of targets, and races those that are valid."""
+"""Compiles and validates the candidates of targets, and races those that are valid.
+
+A candidate is the artifact of one engine for one target.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,12 @@ Candidates = dict[Pair, Candidate]
 def build_targets(
     work: Work, captured: Capture, targets: Sequence[Target], recipe: Recipe
 ) -> dict[str, TargetResult]:
-    """Compile and validate every candidate of each target, and race the valid ones.
+    """Compile and validate every candidate of each target, race the valid ones, and return the
+    results by target.
 
-    Candidates are compiled and validated in parallel. Some engines only replace another engine. If
-    the config names no engines, these are built last, and only if the other engine gave no valid
-    artifact or they may be faster than it. The targets of one kind are raced together.
+    Candidates are compiled and validated in parallel. Some engines only stand in for another one.
+    Unless the config names engines, these are built last, and only if the other engine gave no
+    valid artifact or was slow. Targets of the same kind, such as CPUs, are raced together.
     """
     steps = Steps(work, captured, recipe)
     candidates = _choose_tiles(steps, _build_candidates(steps, targets))
@@ -56,12 +60,14 @@ def build_targets(
 
 
 def first_engines(engines: Sequence[str], by_default: bool) -> list[str]:
-    """The engines that are built in any case, not only if another engine fails or is slow."""
+    """Return the engines that are built in any case. Left out are those that stand in for another
+    engine, if `engines` are the defaults (`by_default`) and the user did not name them."""
     return [name for name in engines if not (by_default and engine(name).in_place_of)]
 
 
 def _build_candidates(steps: Steps, targets: Sequence[Target]) -> Candidates:
-    """The candidates of all targets, in the order of the recipe's engines."""
+    """Build the candidates of all targets, and return them in the order of the recipe's engines.
+    Engines that stand in for another one come after all others, since their results decide."""
     recipe = steps.recipe
     pairs = [
         (target, name)
@@ -83,17 +89,22 @@ def _build_candidates(steps: Steps, targets: Sequence[Target]) -> Candidates:
 
 
 def _is_wanted(steps: Steps, built: Candidates, target: Target, name: str) -> bool:
-    """Whether a candidate is built, given those that were built before."""
+    """Whether the engine `name` is built for a target, given the candidates that were built before.
+
+    An engine that stands in for another one is built if that one failed, or if the model is slow
+    per row and the engine is made for such models. Any other engine is built always.
+    """
     preferred = built.get((target, engine(name).in_place_of))
     if preferred is None:
         return True
     if not preferred.report.valid:
-        return not preferred.report.unverified  # else this one would be unverified too
+        return not preferred.report.unverified  # no device here: this one would not run either
     return engine(name).for_heavy_rows and steps.is_heavy(target, preferred.compiled)
 
 
 def _build_candidate(steps: Steps, target: Target, name: str) -> Candidate:
-    """Compile a candidate. If this host can run it, validate it; else emulate it if possible."""
+    """Compile a candidate, and validate it: on a device of this host, or in an emulator if the
+    engine allows it. Without either, it is returned as unverified; a failure is in its report."""
     captured = steps.captured
     compiled = steps.compile(target, name)
     unbounded = any(rows.unbounded for rows in captured.signature.ranges.values())
@@ -103,18 +114,19 @@ def _build_candidate(steps: Steps, target: Target, name: str) -> Candidate:
     elif unbounded and target.torch_device != "cpu":
         report = ValidationReport.not_applicable(name, "its rows are unbounded: that needs a CPU")
     elif unbounded and captured.why_dependent:
-        why = f"{SEE_EACH_OTHER}: {captured.why_dependent}"
-        report = ValidationReport.refused(name, why, "candidate-rows")
+        reason = f"{SEE_EACH_OTHER}: {captured.why_dependent}"
+        report = ValidationReport.refused(name, reason, "candidate-rows")
     elif torch_runs(target) or engine(name).crosses:
         report = steps.judge(target, compiled, tile)
     else:
-        why = f"no device here runs {target}: it was not validated"
-        report = ValidationReport.without_device(name, "unverified", why)
+        reason = f"no device here runs {target}: it was not validated"
+        report = ValidationReport.without_device(name, "unverified", reason)
     return Candidate(compiled, report, tile)
 
 
 def _report_not_compiled(compiled: Compiled) -> ValidationReport:
-    """The report on a candidate without an artifact: it failed, or the engine is not applicable."""
+    """Return the report on a candidate that did not compile: it failed, or the engine is not
+    applicable to the model or the target."""
     outcome = compiled.outcome
     error = str(outcome.error)
     if outcome.not_applicable:
@@ -123,12 +135,16 @@ def _report_not_compiled(compiled: Compiled) -> ValidationReport:
 
 
 def _choose_tiles(steps: Steps, candidates: Candidates) -> Candidates:
-    """Give each candidate its fastest tile, if it is valid with that tile. The tile of an engine is
-    measured on its first target, and used for its other targets."""
+    """Return the candidates with the tile, a number of rows computed at a time, that is fastest.
+
+    An engine's tile is measured on its first target, and used for its other targets too. Candidates
+    on GPUs, and of engines that cut the rows themselves, keep their tile; so does a candidate that
+    is not valid with the faster tile.
+    """
     if not tiles_of(steps.captured.signature) or steps.captured.why_dependent:
         return candidates
     tiles: dict[str, int] = {}
-    best = dict(candidates)
+    chosen = dict(candidates)
     for (target, name), candidate in candidates.items():
         if not candidate.report.valid or target.device != "cpu" or engine(name).cuts_rows:
             continue
@@ -140,5 +156,5 @@ def _choose_tiles(steps: Steps, candidates: Candidates) -> Candidates:
         tiled = steps.judge(target, candidate.compiled, tile)
         if tiled.valid:
             report = replace(candidate.report, window=tiled.window, bits=tiled.bits)
-            best[target, name] = replace(candidate, tile=tile, report=report)
-    return best
+            chosen[target, name] = replace(candidate, tile=tile, report=report)
+    return chosen

@@ -29,14 +29,17 @@ from soa.memory import Span
 from soa.signature import Signature
 
 Array = np.ndarray[Any, Any]
-_MOST_VALUES = 20_000  # of the self-test
+_MOST_VALUES = 20_000  # the largest number of values in a self-test
 _ENGINE = "lanes"
 
 
 @dataclass(frozen=True)
 class Written:
-    """A header that was written. `rows`: the number of rows of its self-test. `compared`: the
-    targets of the version whose artifacts give the same bits."""
+    """The result of `write_header`: a header in `file`, for the version `ref`.
+
+    `rows`: the number of rows in its self-test. `compared`: the other targets of the version whose
+    artifacts ran here and gave the same bits.
+    """
 
     ref: str
     target: str
@@ -55,12 +58,13 @@ def write_header(
     say: Say = silent,
     show: Show = show_nothing,
 ) -> Written:
-    """Write the header of a version to a file (default: `./MODEL.h`).
+    """Write the header of a version to the file `out` (default: `./MODEL.h`).
 
-    `language`: cpp, cuda or hip. If the version has no such artifact, it is built and added to it.
-    Its bits are compared with those of the version's artifacts of `lanes` for this host, on the
-    whole reference; then the text is compiled here, and its self-test run. EngineError if bits
-    differ; then no file is written.
+    `language`: cpp, cuda or hip. If the version has no artifact for that language, one is built and
+    added to the version. Its answers to the whole reference are compared with those of the
+    version's CPU artifacts that the engine `lanes` made, and which this host can run. Then the
+    header is compiled here, and its self-test runs. EngineError if any bit differs; then no file is
+    written.
     """
     if out is not None and not out.parent.is_dir():
         raise EngineError(
@@ -88,14 +92,15 @@ def write_header(
 
 @dataclass(frozen=True)
 class TestedHeader:
-    """A header in its namespace with its self-test, and the number of rows of the test."""
+    """The text of a header with its namespace and self-test, and the number of rows in the test."""
 
     text: str
     rows: int
 
 
 def _make_header(opened: Opened, target: str, namespace: str, session: Session) -> TestedHeader:
-    """The header of a version's artifact for `target`, with its origin in the first lines."""
+    """Make the header from a version's artifact for `target`: its origin in the first lines, then
+    the artifact's code in the namespace, with a self-test whose answers `session` computes."""
     bundle = opened.bundle
     files = bundle.manifest.targets[target].candidates[_ENGINE].files
     name = next(file for file in files if Path(file).name == HEADER)
@@ -108,8 +113,11 @@ def _make_header(opened: Opened, target: str, namespace: str, session: Session) 
 
 
 def add_self_test(text: str, namespace: str, session: Session, reference: Path) -> TestedHeader:
-    """An artifact's header in a namespace, with a self-test of some rows of a stored reference. The
-    answers are those of a session of the artifact."""
+    """Put an artifact's header `text` into a namespace, and add a self-test to it.
+
+    The test runs some rows of the stored `reference`. It expects the answers that `session`, a
+    session of the same artifact, gives to them.
+    """
     rows = _choose_test_rows(session, reference)
     named = named_header(text, namespace, members_of(session.signature), rows)
     return TestedHeader(named, rows.n)
@@ -125,32 +133,33 @@ _HEAD = """\
 
 
 def _require_same_bits(opened: Opened, session: Session, target: str) -> tuple[str, ...]:
-    """The targets of this host whose artifacts of `lanes` give the same bits. EngineError if one
-    gives others. Those without fma round twice, and are not compared."""
+    """Compare a header's answers to the reference with those of the version's CPU artifacts that
+    `lanes` made and this host can run. Returns the targets of those artifacts. EngineError if one
+    gives other bits. x86-64-v2 is left out: without fma, a product and a sum are rounded twice.
+    """
     manifest = opened.bundle.manifest
-    compared = []
+    same_bits = []
     reference = opened.bundle.file(manifest.reference)
     bits = digest_answers(session, reference, every=True)
     for level in host_cpu_levels():
         other = f"cpu/{level}"
         record = manifest.targets.get(other)
         candidate = record.candidates.get(_ENGINE) if record else None
-        if level == "x86-64-v2" or candidate is None or candidate.status != "valid":  # no fma
+        if level == "x86-64-v2" or candidate is None or candidate.status != "valid":
             continue
-        if (
-            digest_answers(open_measured_session(opened, other, _ENGINE), reference, every=True)
-            != bits
-        ):
+        other_session = open_measured_session(opened, other, _ENGINE)
+        if digest_answers(other_session, reference, every=True) != bits:
             raise EngineError(
                 f"{target} gives other bits than {other} for the reference: one of them was built "
                 "by other software: run the version's config again"
             )
-        compared.append(other)
-    return tuple(compared)
+        same_bits.append(other)
+    return tuple(same_bits)
 
 
 def _choose_test_rows(session: Session, reference: Path) -> Rows:
-    """Some rows of a stored reference with finite answers, and the answers of the session."""
+    """Choose rows of a stored reference to which `session` gives finite answers. Returns their
+    values and those answers, by column and component, as the C++ self-test needs them."""
     signature = session.signature
     trial = read_small_trial(signature, reference)
     session.run(trial.given, trial.written)
@@ -170,11 +179,12 @@ def _choose_test_rows(session: Session, reference: Path) -> Rows:
 
 
 def _keep_finite_rows(signature: Signature, values: dict[tuple[str, str], list[Array]]) -> Rows:
-    """Rows whose answers are finite: each twice and one three times, so that there is more than one
-    block of any vector; fewer, if rows are large.
+    """Keep only the rows with finite answers in `values`, which is changed in place, and return it
+    as the rows of a self-test.
 
-    `values`: by collection and column, the components. They are replaced by those of the rows,
-    except scalars and the items of jagged collections, which stay whole.
+    The rows are repeated, so that there is more than one block of any vector width: each is there
+    twice, and one three times. There are fewer if rows are large. `values` has a list of components
+    by collection and column. Scalars, and the items of jagged collections, stay whole.
     """
     answers = [
         component
@@ -194,6 +204,7 @@ def _keep_finite_rows(signature: Signature, values: dict[tuple[str, str], list[A
 
 
 def _copy_for_cpp(span: Span) -> Array:
-    """A copy of a column; of float16, the bits, because C++17 has no such type."""
+    """Return a copy of a column's values. float16 values are returned as their bits, in uint16,
+    because C++17 has no such type."""
     values: Array = span.numpy().copy()
     return values.view("uint16") if values.dtype == "float16" else values

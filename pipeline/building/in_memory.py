@@ -25,7 +25,7 @@ from pipeline.applying import Array, Source, from_awkward
 from pipeline.building.run_config import build_unregistered
 from pipeline.config import load_config, reference_inputs, source_of
 from pipeline.errors import InitError
-from pipeline.init import Request, Written, model_of, read_model, rewrite, written
+from pipeline.init import Request, Written, describe_model, read_model, rewrite, written
 from registry.bundle import Bundle
 from runtime.opening import Opening, open_artifact, open_version
 from runtime.session import Binding, Collections, Session
@@ -48,8 +48,8 @@ from stages.model import put_in_eval_mode, with_fronts
 from stages.reference import row_major_inputs
 
 _IN_HAND: dict[str, torch.nn.Module] = {}
-"""The modules that are compiled now. The children that run a user's model are forks of this
-process, so they find a module here."""
+"""The modules that are being compiled, by key. The child processes that run a user's model are
+forks of this process, so they find the module here."""
 _CONFIG, _ROWS, _PROGRAM = "config.yaml", "reference.npz", "model.pt2"
 
 _ARGUMENTS = (
@@ -60,18 +60,21 @@ _ARGUMENTS = (
     (r"--(rows|length) N\b", r"\1=N"),
     (r"--(rows|length|weights|kwargs|name)\b", r"\1"),
 )
-"""The options of `init` as regular expressions, and the arguments of `compile` in their place."""
+"""Pairs for `re.sub`: an option of `pipeline init` in a message, and the argument of `compile` that
+replaces it."""
 
 Words = Mapping[str, str | Sequence[str]]
+"""By name of an input or output: the value of an option of `init`, or a list of columns."""
 
 
 def in_hand(key: str) -> torch.nn.Module:
-    """The factory of a module in memory, for its config."""
+    """Return the module that is being compiled under this key. Its config names this function as
+    the factory of the model."""
     return _IN_HAND[key]
 
 
 class _Columns(Source):
-    """Columns in memory, read as a file is."""
+    """Columns in memory that `pipeline init` reads like those of a file."""
 
     def __init__(self, data: Any) -> None:
         super().__init__(Path("the data"))
@@ -83,7 +86,7 @@ class _Columns(Source):
 
 
 def _to_plain(name: str, column: Any) -> Any:
-    """A column as an array of NumPy or Arrow."""
+    """Convert a column of any library to an array of NumPy or Arrow."""
     library = library_of(column)
     if library == "pyarrow":
         return plain_arrow(column)
@@ -95,7 +98,7 @@ def _to_plain(name: str, column: Any) -> Any:
 
 
 def _zip_records(columns: Mapping[str, Any]) -> Any:
-    """Columns of lists as one Awkward array of records of lists."""
+    """Join columns of lists into one Awkward array, in which each row is a record of lists."""
     import awkward as ak
 
     lists = {
@@ -107,7 +110,7 @@ def _zip_records(columns: Mapping[str, Any]) -> Any:
 
 @dataclass(frozen=True)
 class _Result:
-    """A compiled model: its config, the bundle, and the temporary folder that holds both."""
+    """What `_build` makes: a config and its bundle, and the temporary `folder` that holds both."""
 
     folder: Path
     config: Written
@@ -117,9 +120,9 @@ class _Result:
 class Compiled:
     """A compiled model. `compiled(data)` computes the answers to the columns of `data`.
 
-    `session` is a session as of `pipeline.load`; `bind` and `collection` are the session's. Use it
-    in a `with` block, or call `close`, to free its memory and its temporary files at once; else
-    they are freed with the session.
+    `session` is a session like that of `pipeline.load`; `bind` and `collection` are its methods. To
+    free the memory and the temporary files at once, use the model in a `with` block, or call
+    `close`. Otherwise they are freed when nothing refers to the session any more.
     """
 
     def __init__(
@@ -129,16 +132,18 @@ class Compiled:
         net: torch.nn.Module | None,
         remove: Callable[[], None],
     ) -> None:
-        """`net`: the module, if it was in memory. `remove`: deletes the temporary files."""
+        """`net`: the module, or None if the model came from a file. `remove`: a function that
+        deletes the temporary files."""
         self.session = session
         self._result, self._net = result, net
         self._remove = weakref.finalize(session, remove)
 
     def __call__(self, data: Any) -> dict[str, Array]:
-        """The answers as new NumPy arrays, `(n,)` or `(n, ...)`, by the names of their columns.
+        """Run the model, and return its answers by column: new NumPy arrays, `(n,)` or `(n, ...)`.
 
-        `data`: as for `as_collection`, with the columns of the data that it was compiled with. They
-        are read where they lie if their memory can be bound. Raises CollectionError, BindError.
+        `data`: anything that `as_collection` takes, with the same columns as the data that the
+        model was compiled with. Columns are read in place if their memory can be bound. Raises
+        CollectionError or BindError if they do not fit the model.
         """
         signature = self.session.signature
         inputs = self._inputs(columns_of(data))
@@ -154,7 +159,8 @@ class Compiled:
         return answers
 
     def _inputs(self, columns: Mapping[str, Any]) -> dict[str, Collection]:
-        """The collections that the model reads, by name. `columns`: those of the user's data."""
+        """Make the collections that the model reads from the user's columns, and return them by
+        name. CollectionError if a column is missing."""
         signature = self.session.signature
         inputs: dict[str, Collection] = {}
         for name, user_names in self._result.config.columns.items():
@@ -169,20 +175,21 @@ class Compiled:
         return inputs
 
     def bind(self, inputs: Collections, outputs: Collections) -> Binding:
-        """As `Session.bind`."""
+        """Bind collections for repeated calls, as `Session.bind` does."""
         return self.session.bind(inputs, outputs)
 
     def collection(self, name: str, n: int) -> Collection:
-        """As `Session.collection`."""
+        """Make a collection of `n` rows with the layout `name`, as `Session.collection` does."""
         return self.session.collection(name, n)
 
     def save(self, path: str | Path) -> list[Path]:
-        """Write a config, the reference rows and the model, from which `pipeline run` makes a
-        version with the same answers. Returns the files. Existing files are replaced.
+        """Write a config to `path`, and the reference rows and the model beside it. `pipeline run`
+        makes a version with the same answers of them. Returns the files; existing ones are
+        replaced.
 
-        A module in memory is written as a program of `torch.export`, beside the config. Raises
-        SourceError if torch cannot export it with a free number of rows: then write a file with a
-        function that makes the module, and compile that. RunError after `close`.
+        A module in memory is written as a program of `torch.export`. Raises SourceError if torch
+        cannot export it with a free number of rows: then write a file with a function that makes
+        the module, and compile that. Raises RunError after `close`.
         """
         if not self._remove.alive:
             raise RunError("save: the compiled model is closed: save it before")
@@ -243,17 +250,17 @@ def compile(
 ) -> Compiled:
     """Compile a model for the columns of `data`, and compare its answers with the model's own.
 
-    `net`: a torch module on the CPU, or what `pipeline init` takes: `file.py:callable`, a program,
-    ONNX, or boosted trees. It is not changed. `data`: what `as_collection` takes. Its first rows,
-    and rows with other values in every column, are computed by both.
+    `net`: a torch module on the CPU, or anything that `pipeline init` takes: `file.py:callable`, a
+    program, ONNX, or boosted trees. It is not changed. `data`: anything that `as_collection` takes.
+    The answers are compared on its first rows, and on rows with other values in every column.
 
-    Which column goes where, and in which order of axes, is found as `pipeline init` does. Where
-    that is wrong, say it with the words of its options: `inputs={"x": "(n, items, features): a,b"}`
-    or a list of columns, `outputs={"p": "p_b,p_c"}`, `flatten`, `length` and `rows`.
+    `pipeline init` finds which column each input reads, and in which order of axes. Where that is
+    wrong, state it in the form of its options: `inputs={"x": "(n, items, features): a,b"}` or a
+    list of columns, `outputs={"p": "p_b,p_c"}`, `flatten`, `length` and `rows`.
 
-    `say` gets a few sentences: what was chosen, the largest difference, and the time beside the
-    model's own. Nothing is registered, and no file stays. Raises InitError, CaptureError, and the
-    error of the step that refuses the model: a model whose answers differ is never returned.
+    `say` gets a few sentences: what was chosen, the largest difference, and the speed compared with
+    the model's own. Nothing is registered, and no file stays. Raises InitError, CaptureError, or
+    the error of the step that refuses the model. A model whose answers differ is never returned.
 
     Examples
     --------
@@ -306,7 +313,12 @@ def _build(
     columns: Mapping[str, Any],
     say: Callable[[str], None],
 ) -> _Result:
-    """The config and the bundle of a model for these columns, in the folder of `request.out`."""
+    """Write the config of a model for these columns, and build its bundle, both in the folder of
+    `request.out`. `module`: the model, or None if the request names a file.
+
+    The first attempt requires that rows do not depend on each other. If the capture fails, a second
+    attempt allows it.
+    """
     folder = request.out.parent
     key = str(folder)
 
@@ -321,48 +333,55 @@ def _build(
             _IN_HAND[key] = module
         try:
             return build(replace(request, independent=True))
-        except CaptureError:  # it may be that its rows depend on each other
+        except CaptureError:  # perhaps because its rows depend on each other
             return build(replace(request, force=True))
     finally:
         _IN_HAND.pop(key, None)
 
 
 def _make_config(request: Request, module: torch.nn.Module | None, key: str, data: Any) -> Written:
-    """The config of a model and its data, as `pipeline init` writes it. `key`: of the module in
-    `_IN_HAND`. `data`: columns by name. Runs in a child."""
+    """Write the config of a model and its data, as `pipeline init` does, and return it.
+
+    `module`: the model, or None if the request names a file. `key`: the key of the module in
+    `_IN_HAND`. `data`: columns by name. Runs in a child process.
+    """
     if module is None:
         model = read_model(request.model, request.out.parent, request.weights, request.kwargs)
     else:
         source = {"factory": f"{__name__}:in_hand", "kwargs": {"key": key}}
         notes = put_in_eval_mode(module)
-        model = replace(model_of(module, source), notes=notes)
+        model = replace(describe_model(module, source), notes=notes)
     return written(model, _Columns(data), request, _take_default, request.out.parent / _ROWS)
 
 
 def _format_words(by_name: Words | None) -> tuple[str, ...]:
-    """Values of `inputs` or `outputs` as `pipeline init` takes them: `NAME=a,b`."""
-    return tuple(
-        f"{name}={words if isinstance(words, str) else ','.join(words)}"
-        for name, words in (by_name or {}).items()
-    )
+    """Format `inputs` or `outputs` as options of `pipeline init`: `{"x": ["a", "b"]}` becomes
+    `("x=a,b",)`."""
+    options = []
+    for name, words in (by_name or {}).items():
+        columns = words if isinstance(words, str) else ",".join(words)
+        options.append(f"{name}={columns}")
+    return tuple(options)
 
 
 def _name_arguments(text: str) -> str:
-    """A message of `init`, with the arguments of `compile` in place of its options."""
+    """Replace the options of `pipeline init` in a message by the arguments of `compile`: `--rows N`
+    becomes `rows=N`."""
     for option, argument in _ARGUMENTS:
         text = re.sub(option, argument, text)
     return text
 
 
 def _take_default(option: str, question: str, default: str | None) -> str:
-    """The default answer to a question of `init`. InitError if there is none: nobody is asked."""
+    """Answer a question of `pipeline init` by its default, since nobody can be asked. InitError if
+    there is none."""
     if default is None:
         raise InitError(f"nothing says {question}: give {option}")
     return default
 
 
 def _open_chosen(bundle: Bundle, threads: int | None) -> Session:
-    """A session of the artifact that was chosen."""
+    """Open a session of the artifact that the build has chosen. `threads`: None for the default."""
     opened = open_version(Opening(ref=bundle.path, mode="test", threads=threads))
     ((target, record),) = bundle.manifest.targets.items()
     device = torch.device("cpu")
@@ -371,8 +390,8 @@ def _open_chosen(bundle: Bundle, threads: int | None) -> Session:
 
 
 def _result_lines(bundle: Bundle, progress: Sequence[str]) -> list[str]:
-    """Lines about the engine, the largest difference from the model's own answers, and the speed:
-    those of `progress` that the race of the build wrote."""
+    """Return lines about the engine, the largest difference from the model's own answers, and the
+    speed. `progress`: the lines of the build; those about the speed are among them."""
     ((target, record),) = bundle.manifest.targets.items()
     worst = record.candidates[str(record.chosen)].worst.values()
     largest = number(max((deviation.max_abs for deviation in worst), default=0.0))
@@ -384,7 +403,12 @@ def _result_lines(bundle: Bundle, progress: Sequence[str]) -> list[str]:
 
 
 def _export_program(result: _Result, net: torch.nn.Module | None, path: Path) -> None:
-    """Write the module as a program with a free number of rows. Runs in a child."""
+    """Export the module with a free number of rows, and write the program to `path`. Runs in a
+    child process. SourceError if torch cannot export it.
+
+    The module may have a front that prepares its arguments. So the reference rows run through the
+    front, and a hook notes the arguments with which the module itself is called.
+    """
     assert net is not None
     config = load_config(result.folder / _CONFIG)
     signature = config.signature()
@@ -410,8 +434,11 @@ def _export_program(result: _Result, net: torch.nn.Module | None, path: Path) ->
 
 
 def _free_dimensions(value: Any, sizes: set[int]) -> Any:
-    """`dynamic_shapes` of torch.export for an argument: each dimension of one of these sizes is
-    free. If another dimension has such a size by chance, torch finds out that it is fixed (AUTO).
+    """Return the `dynamic_shapes` of torch.export for an argument, which is a tensor, or a mapping,
+    tuple or list of arguments. Each dimension whose size is in `sizes` is free.
+
+    A dimension may have such a size by chance, and be fixed in the model. torch finds that out,
+    because the dimensions are declared as AUTO.
     """
     if isinstance(value, Mapping):
         return {key: _free_dimensions(inner, sizes) for key, inner in value.items()}

@@ -1,4 +1,4 @@
-"""The origin of an artifact: tools, host, source revision, and a digest of our own code."""
+"""The origin of an artifact: tools, host, source revision, and a digest of soa-pipeline's code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from engines.kinds import host_cpu_levels
 from pipeline.config import Config
 from registry.bundle import Provenance
-from soa.declared import of_packages
+from soa.declared import find_installed
 from soa_pipeline import __version__
 
 _PACKAGES = (
@@ -35,10 +35,11 @@ _SUFFIXES = {".py", ".cpp", ".h", ".hpp"}
 
 @cache
 def tools() -> dict[str, str]:
-    """The versions of the packages and the compiler that a build uses, with those of engines."""
+    """The versions, by name, of soa-pipeline, of packages of engines, of the libraries that a build
+    uses, and of the compiler. What is not installed is left out."""
     versions = {"soa-pipeline": __version__}
-    packages = [declared.package for declared in of_packages("engines").values()]
-    versions |= dict(package.rsplit(" ", 1) for package in packages)  # by name: its version
+    packages = [declared.package for declared in find_installed("engines").values()]
+    versions |= dict(package.rsplit(" ", 1) for package in packages)  # each is "name version"
     for name in _PACKAGES:
         try:
             versions[name] = version(name)
@@ -52,7 +53,7 @@ def tools() -> dict[str, str]:
 
 @cache
 def host() -> dict[str, str]:
-    """The machine: processor, CPU levels, architecture and kernel."""
+    """A description of this machine: processor, CPU levels, architecture and kernel."""
     return {
         "cpu": _read_cpu_name(),
         "cpu_levels": ", ".join(host_cpu_levels()),
@@ -63,7 +64,7 @@ def host() -> dict[str, str]:
 
 @cache
 def code_digest() -> str:
-    """A digest of our code in the folders that an artifact depends on."""
+    """A digest of soa-pipeline's own code, in those of its folders that an artifact depends on."""
     root = Path(__file__).resolve().parents[2]
     digest = hashlib.sha256()
     for folder in _CODE:
@@ -75,9 +76,10 @@ def code_digest() -> str:
 
 
 def make_provenance(config: Config, config_path: Path, steps: Mapping[str, float]) -> Provenance:
-    """The record for a manifest. `steps`: the steps of the run, with the seconds of each.
+    """Make the record of origin for a manifest. `steps`: the seconds of each step of the run.
 
-    The source revision is the commit of the git repository that holds the config.
+    The seconds are added up by stage, the first word of a step's name. The source revision is the
+    commit of the git repository that holds the config; None if there is no such repository.
     """
     seconds: dict[str, float] = {}
     for step, took in steps.items():
@@ -100,7 +102,7 @@ def make_provenance(config: Config, config_path: Path, steps: Mapping[str, float
 
 
 def _read_cpu_name() -> str:
-    """The name of the processor, as Linux has it."""
+    """Read the name of the processor from Linux; elsewhere, ask Python for it."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []  # ours
     for line in lines:
@@ -110,7 +112,7 @@ def _read_cpu_name() -> str:
 
 
 def _run_command(*command: str) -> str | None:
-    """What a command prints; None if it does not exist or fails."""
+    """Run a command, and return what it prints. Returns None if it does not exist or fails."""
     if shutil.which(command[0]) is None:
         return None
     result = subprocess.run(

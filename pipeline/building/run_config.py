@@ -51,7 +51,8 @@ from stages.package import TargetResult, package
 
 @dataclass(frozen=True)
 class RunResult:
-    """The result of a run. `worked` names the steps that were not in the cache."""
+    """The result of `run`: the version, its bundle and the wall time in seconds. `worked` names the
+    steps that ran; the results of the others were kept from an earlier run."""
 
     version: Version
     bundle: Bundle
@@ -79,12 +80,12 @@ def run(
 ) -> RunResult:
     """Build, validate, package and register what a config describes.
 
-    `quick`, for work in progress: builds only one engine and times it briefly. It is the first of
+    `quick`, for work in progress, builds one engine only and times it briefly. It is the first of
     `QUICK_ENGINES` that is applicable, whatever engines the config names. `work` is the folder for
-    the results of the stages (by default `pipeline-work` in the working folder). Stages are cached
-    by content, so an unchanged run does nothing, and an interrupted run continues. `say` gets lines
-    about the progress; `show` gives a context that is open while a step runs. Raises the error of
-    the stage that failed.
+    the results of the stages (by default `pipeline-work` in the working folder). A result is used
+    again as long as nothing that it depends on changes. So an unchanged run does nothing, and an
+    interrupted run continues. `say` gets lines about the progress; `show` makes a context that is
+    open while a step runs. Raises the error of the stage that failed.
 
     Examples
     --------
@@ -98,19 +99,19 @@ def run(
     store = registry or Registry()
     folder = Path(work or "pipeline-work")
     progress = Work(folder, say, show, config.name, meanwhile=lambda: _import_early(store))
-    before: list[Version] = []
-    with suppress(NotFoundError):  # an unreachable registry ends the run before any work
-        before = list(store.versions(config.name))
+    earlier: list[Version] = []
+    with suppress(NotFoundError):  # an unreachable registry ends the run here, before any work
+        earlier = list(store.versions(config.name))
     bundle = _build_bundle(config, Path(config_path), progress)
-    version = next((known for known in before if known.digest == bundle.digest), None)
+    version = next((known for known in earlier if known.digest == bundle.digest), None)
     if version is not None:
         page = page_file(progress.root / "reports", version)
         report = page if page.is_file() else None
     else:
         with progress.step("register"):
             version = store.register(bundle)
-            with suppress(BundleError):  # the version before is damaged
-                if difference := _describe_difference(store, before, bundle):
+            with suppress(BundleError):  # the previous version is damaged
+                if difference := _describe_difference(store, earlier, bundle):
                     say(difference)
             report = write_page(store, version, bundle, progress.root / "reports", say)
     progress.keep_seconds()
@@ -119,7 +120,8 @@ def run(
 
 
 def build_unregistered(config_path: Path, work: Path, say: Say = silent) -> Bundle:
-    """The bundle that `run` with `quick` would make, for this host only. No registry gets it."""
+    """Build the bundle that `run` with `quick` would make, but only for this host's CPU. Nothing is
+    registered."""
     only_here = {"targets": (str(host_targets("cpu")[0]),)}
     config = load_config(config_path).model_copy(update=only_here).quick()
     return _build_bundle(config, config_path, Work(work, say))
@@ -128,8 +130,8 @@ def build_unregistered(config_path: Path, work: Path, say: Say = silent) -> Bund
 def write_page(
     store: Registry, version: Version, bundle: Bundle, folder: Path, say: Say
 ) -> Path | None:
-    """Write the page about a version into a folder. If libraries for pages are missing, say so;
-    return None."""
+    """Write the page about a version into a folder, and return its path. If that is impossible, for
+    example because a library is missing, pass the reason to `say`, and return None."""
     try:
         return publish(store, version, bundle, folder)
     except ReportError as error:
@@ -138,39 +140,42 @@ def write_page(
 
 
 def _import_early(store: Registry) -> None:
-    """Import what the end of a run needs, while compilers run. If a library is missing, the run
-    says so at its end."""
+    """Import the libraries that registering and the page need. Runs while compilers run in other
+    processes. A missing library is no error here: `write_page` reports it at the end."""
     store.get_ready()
     with suppress(ReportError):
         require_libraries()
 
 
+_SHOWN = 8  # the largest number of differences that a line lists
 _MEASURED = ("manifest.json", "MLmodel", "reports/")
 """The files of a bundle that hold times, and so differ from run to run."""
 
 
-def _describe_difference(store: Registry, before: list[Version], bundle: Bundle) -> str:
-    """A line on what differs from the last version before this one; empty if that is not on this
-    host."""
-    folder = store.local_path(before[-1]) if before else None
+def _describe_difference(store: Registry, earlier: list[Version], bundle: Bundle) -> str:
+    """Return a line that lists in which fields of its origin, and in which files, a bundle differs
+    from the last of the earlier versions. Returns "" if that one is not on this host."""
+    folder = store.local_path(earlier[-1]) if earlier else None
     if folder is None:
         return ""
     last = Bundle.open(folder, verify=False)
     names = sorted({*last.files, *bundle.files})
     files = [
-        "/".join(name.split("/")[:4])  # of an artifact, its folder: targets/cpu/x86-64-v3/aoti
+        "/".join(name.split("/")[:4])  # an artifact's folder, as targets/cpu/x86-64-v3/aoti
         for name in names
         if last.files.get(name) != bundle.files.get(name) and not name.startswith(_MEASURED)
     ]
     new, old = asdict(bundle.manifest.provenance), asdict(last.manifest.provenance)
     keys = new.keys() - {"created", "seconds", "config"}  # config_sha256 stands for the config
     different = list(dict.fromkeys([*sorted(k for k in keys if new[k] != old[k]), *files]))
-    listed = ", ".join([*different[:8], "…"] if len(different) > 8 else different)
-    return f"  differs from {before[-1].ref} in {listed or 'nothing'}, apart from measured times"
+    shown = [*different[:_SHOWN], "…"] if len(different) > _SHOWN else different
+    listed = ", ".join(shown) or "nothing"
+    return f"  differs from {earlier[-1].ref} in {listed}, apart from measured times"
 
 
 def _build_bundle(config: Config, path: Path, work: Work) -> Bundle:
-    """The bundle of a config. An identical earlier run has made it already: then its bundle."""
+    """Build the bundle of a config in the work folder. If an earlier run with the same inputs has
+    made it already, nothing is built, and that bundle is returned."""
     labelled = _load_labelled(config)
     targets = _list_targets(config)
     captured = _capture_model(config, targets, work)
@@ -180,7 +185,7 @@ def _build_bundle(config: Config, path: Path, work: Work) -> Bundle:
         "every engine": config.names_engines,
         "metrics": metrics_fingerprint(config),
         "targets": {str(target): compiler_identity(target) for target in targets},
-        # The processor, or the emulator: qemu may be installed later.
+        # What runs a target here: the processor, or an emulator, which may be installed later.
         "processors": {str(target): how_cpu_target_runs(target) for target in targets},
         "host": host(),
     }
@@ -188,9 +193,10 @@ def _build_bundle(config: Config, path: Path, work: Work) -> Bundle:
     def build(folder: Path) -> str:
         recipe = _make_recipe(config, captured)
         results = build_targets(work, captured, targets, recipe)
-        # A candidate that failed for lack of time is tried again, and may become valid.
+        # The verdicts belong to the key: a candidate that failed for lack of time is tried again by
+        # the next run, and may then be valid.
         verdicts = {
-            target: {name: made.report.valid for name, made in result.candidates.items()}
+            target: {name: candidate.report.valid for name, candidate in result.candidates.items()}
             for target, result in results.items()
         }
         with_verdicts = {**dependencies, "verdicts": verdicts}
@@ -205,7 +211,8 @@ def _build_bundle(config: Config, path: Path, work: Work) -> Bundle:
 
 
 def _load_labelled(config: Config) -> Labelled | None:
-    """The labelled rows for the config's metrics, checked; None if the config has no metrics."""
+    """Find and check the labelled rows for the config's metrics. Returns None if the config has no
+    metrics. Raises MetricError or DataError if the rows do not fit."""
     metrics = config.gates.metrics
     if metrics is None:
         return None
@@ -215,8 +222,11 @@ def _load_labelled(config: Config) -> Labelled | None:
 
 
 def _list_targets(config: Config) -> list[Target]:
-    """The targets of the config, each once. `cpu` is x86-64-v3, and also this host's level if that
-    is higher; but only one target if the artifacts of all engines run on any CPU."""
+    """Return the targets that the config names, each once.
+
+    The name `cpu` stands for x86-64-v3, and also for this host's level if that is higher. It stands
+    for one target only if the artifacts of all engines run on any CPU.
+    """
     if all(engine(name).anywhere for name in config.engines):
         return list(dict.fromkeys(map(Target.parse, config.targets)))
     targets = [target for name in config.targets for target in targets_called(name)]
@@ -224,13 +234,14 @@ def _list_targets(config: Config) -> list[Target]:
 
 
 def _capture_model(config: Config, targets: Sequence[Target], work: Work) -> Capture:
-    """Build and run the user's model in a child, and capture it, if that is not done already.
+    """Build and run the user's model in a child process, and capture it, unless the capture is in
+    the work folder already. Returns the capture.
 
-    Meanwhile the processes that compile the first candidates start and import. Each holds torch:
-    there are never more than two.
+    Meanwhile, processes that will compile the first candidates start and import torch. There are at
+    most two of them, because each needs the memory that torch takes.
     """
     signature = config.signature()
-    dependencies = {  # the modules that the user's code imports are known when it has run
+    dependencies = {  # modules that the user's code imports are noted after it ran, in the child
         "model": source_of(config).fingerprint(),
         "route": config.model.torchscript_route,
         "precision": config.precision,
@@ -257,7 +268,8 @@ def _capture_model(config: Config, targets: Sequence[Target], work: Work) -> Cap
 
 
 def _capture_in_child(config: Config, signature: Signature, folder: Path, say: Say) -> None:
-    """Build and capture the user's model. Runs in a child."""
+    """Build and capture the user's model, in the child process that calls this. `folder` gets the
+    capture. CaptureError if memory runs out."""
     try:
         capture(
             build_model(source_of(config), lambda note: say(f"note: {note}")),
@@ -284,7 +296,7 @@ def _capture_in_child(config: Config, signature: Signature, folder: Path, say: S
 
 
 def _make_recipe(config: Config, captured: Capture) -> Recipe:
-    """How the candidates of a config are made and judged."""
+    """Make the recipe that says how the candidates of a config are made and judged."""
     return Recipe(
         config.engines,
         {str(name): options for name, options in config.compile.options.items()},
@@ -308,7 +320,8 @@ def _write_bundle(
     labelled: Labelled | None,
     folder: Path,
 ) -> str:
-    """Write the bundle into `folder`, with the metrics; returns its digest."""
+    """Measure the metrics, and write the bundle of `results` into `folder / "bundle"`. Returns the
+    bundle's digest. `labelled`: None if the config has no metrics."""
     labelled_files = None
     if labelled is not None:
         results = {
@@ -330,15 +343,16 @@ def _write_bundle(
             labelled=labelled_files,
             own_rows=bool(config.reference.file or config.reference.factory),
         )
-    depends_on(folder, {str(bundle.path / SUMS): bundle.digest})  # it may be deleted
+    depends_on(folder, {str(bundle.path / SUMS): bundle.digest})  # the user may delete the bundle
     return bundle.digest
 
 
 def _add_metrics(
     config: Config, work: Work, captured: Capture, result: TargetResult, labelled: Labelled
 ) -> TargetResult:
-    """The result with the metrics of the chosen candidate on the labelled rows. A result without a
-    chosen candidate is returned as it is. MetricError if a metric cannot be computed."""
+    """Measure the metrics of a target's chosen candidate on the labelled rows. Returns the result
+    with these metrics, or unchanged if the target has no chosen candidate. MetricError if a metric
+    cannot be computed."""
     if result.status != "verified":
         return result
     with work.step(f"metrics on {result.target}"):

@@ -1,4 +1,6 @@
-"""The steps that make and judge candidates; each step is cached by its content."""
+"""The steps that make and judge candidates. The result of each step is kept in the work folder, and
+read from there if nothing that it depends on has changed (`Work.read_or_make`).
+"""
 
 from __future__ import annotations
 
@@ -68,13 +70,13 @@ class Steps:
 
     @cached_property
     def _common_dependencies(self) -> dict[str, Any]:
-        """All that a result depends on, except the recipe: the content of the capture, our code and
-        the tools."""
+        """What every result depends on: the content of the capture, soa-pipeline's code and the
+        tools. The recipe is left out: each step adds the parts of it that it uses."""
         return {"capture": self.captured.digest(), "code": code_digest(), "tools": tools()}
 
     def compile(self, target: Target, name: str) -> Compiled:
-        """Compile for a target, in a child process. A failure is in the result. `name`: the
-        engine's."""
+        """Compile the model for a target with the engine `name`, in a child process. A failure is
+        not raised: it is part of the result."""
         recipe, work, dependencies = self.recipe, self.work, self._dependencies_of(target, name)
 
         def make(folder: Path) -> Compiled:
@@ -88,8 +90,8 @@ class Steps:
             if outcome.not_applicable:
                 work.say(f"  {name} for {target} is not applicable: {outcome.error}")
             elif not outcome.ok:
-                why = f"{outcome.error} [{outcome.code}] ({outcome.trace})"
-                work.say(f"  {name} for {target} failed: {why}")
+                reason = f"{outcome.error} [{outcome.code}] ({outcome.trace})"
+                work.say(f"  {name} for {target} failed: {reason}")
             return compiled
 
         compiled = work.read_or_make(
@@ -99,8 +101,11 @@ class Steps:
         return replace(compiled, folder=work.folder("compile", dependencies) / compiled.folder.name)
 
     def judge(self, target: Target, compiled: Compiled, tile: int) -> ValidationReport:
-        """Compare an artifact with the reference: on a device of this host, or else in an emulator
-        of the target. `tile`: the rows of a tile; 0 for all rows at once."""
+        """Compare an artifact's answers with the reference, and return the report.
+
+        The artifact runs in a child process on a device of this host, or else in an emulator of the
+        target. `tile`: the number of rows that it computes at a time; 0 for all rows at once.
+        """
         runs_here = torch_runs(target)
         stage = "validate" if runs_here else "emulate"
         candidate = f"{compiled.engine} on {target}"
@@ -130,8 +135,11 @@ class Steps:
         return self.work.read_or_make(stage, dependencies, ValidationReport, make, _is_usable)
 
     def is_heavy(self, target: Target, compiled: Compiled) -> bool:
-        """True if a call with the fewest rows takes more than `HEAVY_S`. Vector lanes without a row
-        cost as much as the others, so an engine that computes single rows may be faster."""
+        """Measure a call with the fewest rows. Returns True if it takes longer than `HEAVY_S`.
+
+        Then an engine that computes single rows may be faster: an engine that fills vector lanes
+        with rows takes as long for a lane without a row as for any other.
+        """
 
         def measure(_: Path) -> bool:
             session = open_session(self.captured, target, compiled)
@@ -143,7 +151,8 @@ class Steps:
         return self.work.read_or_make("heavy", dependencies, bool, measure)
 
     def fastest_tile(self, target: Target, compiled: Compiled) -> int:
-        """The number of rows per tile with which a candidate is fastest; 0: all rows at once."""
+        """Measure with how many rows per tile a candidate is fastest. Returns that number, or 0 for
+        all rows at once."""
 
         def measure(_: Path) -> int:
             with self.work.step(f"tiles for {compiled.engine} on {target}"):
@@ -154,10 +163,11 @@ class Steps:
         return self.work.read_or_make("tile", dependencies, int, measure)
 
     def race(self, racing: Mapping[Pair, Candidate]) -> dict[str, BenchmarkReport]:
-        """Race valid candidates on one device. Returns the reports by target."""
+        """Race valid candidates, whose targets are all of one kind of device. Returns a report for
+        each target, by its name."""
         (device,) = {torch.device(target.torch_device) for target, _ in racing}
 
-        def timed(say: Callable[[str], None]) -> dict[str, BenchmarkReport]:
+        def run_race(say: Callable[[str], None]) -> dict[str, BenchmarkReport]:
             return benchmark_targets(
                 self.captured.signature,
                 self._open_sessions(racing),
@@ -169,9 +179,9 @@ class Steps:
         def make(_: Path) -> dict[str, BenchmarkReport]:
             with self.work.step(f"benchmark on {device}"), tf32_switches(self.captured.precision):
                 if device.type == "cpu":
-                    reports = in_fork("the race with the eager model", timed)
+                    reports = in_fork("the race with the eager model", run_race)
                 else:  # a GPU that this process uses does not work in its child
-                    reports = timed(self.work.say)
+                    reports = run_race(self.work.say)
             for target, report in reports.items():
                 for line in report.lines():
                     self.work.say(f"  {target}: {line}")
@@ -189,18 +199,20 @@ class Steps:
         return self.work.read_or_make("benchmark", dependencies, dict[str, BenchmarkReport], make)
 
     def _open_sessions(self, racing: Mapping[Pair, Candidate]) -> dict[str, dict[str, Session]]:
-        """The sessions of the race, by target and engine; an artifact is opened once."""
+        """Open the sessions of a race. Returns them by target and engine. An artifact that serves
+        several targets is opened once."""
         opened: dict[Path, Session] = {}
         sessions: dict[str, dict[str, Session]] = {}
         for (target, name), candidate in racing.items():
-            place = candidate.compiled.folder
-            if place not in opened:
-                opened[place] = open_session_in_tiles(self.captured, target, candidate)
-            sessions.setdefault(str(target), {})[name] = opened[place]
+            folder = candidate.compiled.folder
+            if folder not in opened:
+                opened[folder] = open_session_in_tiles(self.captured, target, candidate)
+            sessions.setdefault(str(target), {})[name] = opened[folder]
         return sessions
 
     def _dependencies_of(self, target: Target, name: str) -> dict[str, Any]:
-        """What identifies an artifact. One that runs on any CPU is the same for all CPU targets."""
+        """Return what identifies the artifact of the engine `name` for a target. An engine whose
+        artifact runs on any CPU has the same one for all CPU targets, so only "cpu" is in it."""
         return {
             **self._common_dependencies,
             "engine": name,
@@ -210,7 +222,8 @@ class Steps:
         }
 
     def _make_trial(self, compiled: Compiled, tile: int) -> Trial:
-        """A candidate beside the reference, for its validation."""
+        """Make the record with all that the validation of a candidate needs. `tile`: as in
+        `judge`."""
         captured = self.captured
         return Trial(
             compiled.engine,
@@ -229,12 +242,14 @@ class Steps:
 
 
 def _is_usable(report: ValidationReport) -> bool:
-    """Whether the verdict lets the candidate be used. Others are judged again by the next run."""
+    """Whether the verdict allows to use the candidate. Other verdicts are not kept: the next run
+    judges the candidate again."""
     return report.verdict in ("valid", "emulated")
 
 
 def _verdict_endings(report: ValidationReport) -> Iterator[str]:
-    """Yields the ends of the lines about a verdict; the lines begin with the candidate."""
+    """Yields the texts about a verdict, to be written after the candidate's name: for example
+    " is only compiled: no device here runs it". Yields none for a verdict without remarks."""
     if report.unverified and not _is_usable(report):
         yield f" is only compiled: {report.why}"
     elif not _is_usable(report):
@@ -247,12 +262,12 @@ def _verdict_endings(report: ValidationReport) -> Iterator[str]:
 
 
 def open_session(captured: Capture, target: Target, compiled: Compiled) -> Session:
-    """A session of a candidate. This host must run the target."""
+    """Open a session of a compiled candidate, on a device of this host, which must run `target`."""
     device = torch.device(target.torch_device)
     file = artifact_file(compiled.engine, compiled.files, compiled.folder, captured)
     return Session(captured.signature, open_candidate(compiled.engine, file, device), device)
 
 
 def open_session_in_tiles(captured: Capture, target: Target, candidate: Candidate) -> Session:
-    """A session of a candidate with its tile, as production runs it."""
+    """Open a session of a candidate that computes its tile of rows at a time, as in production."""
     return tiled(open_session(captured, target, candidate.compiled), candidate.tile)

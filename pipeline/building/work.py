@@ -1,8 +1,10 @@
 """The work folder of a run: the results of its stages, and the seconds that its steps took.
 
-A stage has a folder for each content key, which is valid once its last file is written. A stage
-interrupted by Ctrl-C, a crash or a full disk has no `done.json`. The next run clears the folder of
-that stage and repeats it; finished stages are not repeated.
+A stage is a part of a run whose result is kept, such as "capture" or "compile". The result depends
+on values such as options and digests; their digest, the content key, names the stage's folder. The
+last file written there is `done.json`. A stage interrupted by Ctrl-C, a crash or a full disk does
+not have it. The next run clears the folder of that stage and repeats it; finished stages are not
+repeated.
 """
 
 from __future__ import annotations
@@ -25,38 +27,41 @@ from soa.records import as_data, as_record, parse_json
 T = TypeVar("T")
 Say = Callable[[str], None]
 Show = Callable[[str, float | None], AbstractContextManager[object]]
-"""Shows a running step. Gets its name, and its seconds in the previous run, if known."""
+"""Makes a context that is open while a step runs. Gets the step's name, and the seconds that it
+took in the previous run, or None."""
 
 _DONE, _RECORD, _FILES = "done.json", "record.json", "files.json"
 
 
 def silent(text: str) -> None:
-    """Says nothing."""
+    """Say nothing: the default for `say`."""
 
 
 def show_nothing(name: str, before: float | None) -> AbstractContextManager[object]:
-    """Shows nothing."""
+    """Show nothing: the default for `show`."""
     return nullcontext()
 
 
 def content_key(dependencies: Mapping[str, Any]) -> str:
-    """A key that changes exactly when one of the dependencies does."""
+    """Return a key of 20 hexadecimal digits that changes if one of the dependencies changes."""
     text = json.dumps(dependencies, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
 @dataclass
 class Work:
-    """The work folder `root`, which is locked so that two runs do not build the same thing at once.
+    """The work folder `root`. Each stage in it is locked while it runs, so that two runs do not
+    build the same thing at once.
 
-    `worked`: the steps that were not in the cache, with their seconds.
+    `say` gets lines about the progress. `worked` collects the seconds of the steps that ran, since
+    their results were not in the folder.
     """
 
     root: Path
     say: Say = silent
     show: Show = show_nothing
     model: str = ""
-    """The name of the model. The seconds of its steps are kept for its next run."""
+    """The name of the model, under which the seconds of its steps are kept for its next run."""
     meanwhile: Callable[[], object] = lambda: None
     """Called in this process while compilers run in others."""
     worked: dict[str, float] = field(default_factory=dict)
@@ -72,7 +77,8 @@ class Work:
             self.before = _read_record(dict[str, float], self._seconds)
 
     def folder(self, stage: str, dependencies: Mapping[str, Any]) -> Path:
-        """Where a stage keeps its files. The work folder may be moved between two runs."""
+        """Return the folder of a stage with these dependencies. It changes if the work folder is
+        moved between two runs, so it must not be kept in records."""
         return self.root / stage / content_key(dependencies)
 
     def read_or_make(
@@ -83,11 +89,12 @@ class Work:
         make: Callable[[Path], T],
         keep: Callable[[T], bool] = lambda record: True,
     ) -> T:
-        """The record of a stage, of a type that `as_record` reads. `make` makes it, and may write
-        files into the stage's folder, which it gets; a later call reads the record there.
+        """Read the record of a stage if it is kept; else call `make`, and keep what it returns.
 
-        `dependencies`: all that the record depends on, except files that `depends_on` names in
-        `make`. A record for which `keep` is false is used now, and made again by the next run.
+        `kind`: the type of the record, one that `as_record` reads. `make` gets the stage's folder,
+        and may write files there. `dependencies`: all that the record depends on, except files, for
+        which `make` calls `depends_on`. A record for which `keep` is false is returned now, but
+        made again by the next run.
         """
         folder = self.folder(stage, dependencies)
         if _is_done(folder):
@@ -107,7 +114,7 @@ class Work:
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Announce a step when it begins; add it to `worked`, with its time, when it ends."""
+        """Announce a step when the `with` block begins; add its seconds to `worked` at its end."""
         self.say(f"{name} …")
         begun = time.monotonic()
         with self.show(name, self.before.get(name)):
@@ -116,8 +123,8 @@ class Work:
         self.say(f"{name}: {self.worked[name]} s")
 
     def keep_seconds(self) -> None:
-        """Keep the seconds of the steps, for the estimates of the next run. Does nothing without a
-        `model`, as for a build at first use."""
+        """Write the seconds of the steps to a file, for the estimates of the next run. Does nothing
+        if `model` is empty, as for a build at first use."""
         if self.model and self.worked:
             with suppress(OSError):
                 self._seconds.parent.mkdir(parents=True, exist_ok=True)
@@ -125,13 +132,13 @@ class Work:
 
 
 def depends_on(folder: Path, files: Mapping[str, str]) -> None:
-    """Note in a stage's folder that it used these files, by path, which had these digests. If one
-    of them has changed later, the stage is built again."""
+    """Write into a stage's folder which files it used. `files`: their digests by path. If a file
+    has another digest later, the stage is built again."""
     (folder / _FILES).write_text(json.dumps(dict(files)))
 
 
 def _is_done(folder: Path) -> bool:
-    """Whether a stage has ended, and the files that it used are as they were."""
+    """Whether the stage of this folder has ended, and the files that it used are unchanged."""
     if not (folder / _DONE).is_file():
         return False
     try:
@@ -143,5 +150,6 @@ def _is_done(folder: Path) -> bool:
 
 
 def _read_record(kind: type[T], file: Path) -> T:
-    """A record of this type from a file of JSON. Raises OSError, ValueError."""
+    """Read a record of type `kind` from a JSON file. OSError if it cannot be read, ValueError if it
+    holds something else."""
     return as_record(kind, parse_json(read_plain(file)))

@@ -132,7 +132,7 @@ PLANTED: dict[str, Plant] = {
         LOWERINGS, "mul", lambda build, step, x, factor, /: x
     ),
     "the divisor of a pool": lambda patch: patch.setattr(
-        pooling, "_inside", lambda windows, x, room=None: windows
+        pooling, "_clip_to_input", lambda windows, x, room=None: windows
     ),
     "a swallowed argument": lambda patch: patch.setitem(
         LOWERINGS, "scatter_reduce", partial(always_with_self, LOWERINGS["scatter_reduce"])
