@@ -52,7 +52,7 @@ _VALIDATION_LIMIT_S = 1800.0
 
 
 def open_to_measure(registry: Registry, version: Version) -> Opened:
-    """Open a version, promoted or not, with the later targets that this host runs."""
+    """Open a version, promoted or not, with the annexes of targets that this host runs."""
     opening = Opening(version.ref, mode="test", registry=registry)
     return open_version(opening, annexes=runnable(version.annexes))
 
@@ -67,8 +67,12 @@ def measure(
     shadows: Sequence[ShadowRecord] | None,
     say: Say,
 ) -> Findings:
-    """Measure all that the gates judge of an opened version. `replaced`: the version in place.
-    `shadows`: records beside those in the registry; None if the alias needs no shadow."""
+    """Measure on this host all that the gates judge of an opened version.
+
+    `replaced`: the version that has the alias now, or None. `needed`: what config and policies
+    require. `allow_unverified`: targets that may pass without having run. `shadows`: records of
+    shadows to add to those in the registry; None if the alias needs no shadow.
+    """
     manifest = opened.bundle.manifest
     served = _engines_by_target(manifest, needed)
     worst = {target: _validate_engines(opened, target, served[target], say) for target in served}
@@ -106,7 +110,7 @@ def measure(
 
 
 def _engines_by_target(manifest: Manifest, needed: Requirements) -> dict[str, list[str]]:
-    """By target that is needed, has an artifact and runs here: the engines that serve it."""
+    """Return the engines that serve each needed target that has an artifact and runs here."""
     served = {}
     for target in runnable(needed.targets):
         record = manifest.targets.get(target)
@@ -116,14 +120,18 @@ def _engines_by_target(manifest: Manifest, needed: Requirements) -> dict[str, li
 
 
 def runnable(targets: Sequence[str] | Mapping[str, object]) -> list[str]:
-    """The targets that this host can run with torch."""
+    """Return those of the targets that this host can run with torch, in their order."""
     return [target for target in targets if torch_runs(Target.parse(target))]
 
 
 def revalidate(
     opened: Opened, target: str, engine_name: str, say: Say = lambda text: None
 ) -> ValidationReport:
-    """Validate one artifact of a version again on this host, in a child process."""
+    """Validate one artifact of a version again on this host, in a child process.
+
+    An engine that has no artifact for the target gets a report that says why. An artifact that
+    should also run on windows, parts of larger collections, is refused if it fails there.
+    """
     manifest = opened.bundle.manifest
     candidate = manifest.targets[target].candidates[engine_name]
     if not candidate.files:
@@ -149,7 +157,9 @@ def _compare_on_set(
     opened: Opened, target: str, engine_name: str, inputs: Path, nonfinite: float, say: Say
 ) -> SetResult:
     """Compare one artifact with the portable program on a larger set of reference inputs.
-    `nonfinite`: the share of values of the set that may be NaN or infinite."""
+
+    `inputs`: the file of the set. `nonfinite`: the share of its values that may be NaN or infinite.
+    """
     say(f"comparing {engine_name} on {target} with the portable program on {inputs.name}")
     report = _validate(opened, target, engine_name, inputs.resolve(), nonfinite)
     worst = _worst_deviations(opened, target, report)
@@ -162,11 +172,14 @@ def _validate(
     opened: Opened,
     target: str,
     engine_name: str,
-    beside: Path | None = None,
+    inputs: Path | None = None,
     nonfinite: float = 0.0,
 ) -> ValidationReport:
-    """Validate one artifact on the reference of the version. With `beside`, a file of inputs:
-    compare it with the portable program on these inputs."""
+    """Validate one artifact on the reference of the version.
+
+    With `inputs`, a file, it is instead compared with the portable program on these inputs, of
+    whose values the share `nonfinite` may be NaN or infinite.
+    """
     manifest = opened.bundle.manifest
     candidate = manifest.targets[target].candidates[engine_name]
     with _open_trial(opened, target, engine_name) as (trial, folder):
@@ -177,15 +190,18 @@ def _validate(
             return ValidationReport.refused(
                 engine_name, f"{SEE_EACH_OTHER}: {dependence}", "candidate-rows"
             )
-        if beside is not None:
-            trial = replace(trial, reference=beside, set_nonfinite=nonfinite)
+        if inputs is not None:
+            trial = replace(trial, reference=inputs, set_nonfinite=nonfinite)
         device = Target.parse(target).torch_device
         return validate_candidate(trial, folder, _VALIDATION_LIMIT_S, device)
 
 
 @contextmanager
 def _open_trial(opened: Opened, target: str, engine_name: str) -> Iterator[tuple[Trial, Path]]:
-    """An artifact beside the reference, with their files held; and a folder for scratch files."""
+    """Yield what a validation needs to know of an artifact, and a folder for scratch files.
+
+    The files of the artifact and the reference are held: they cannot be replaced meanwhile.
+    """
     manifest = opened.bundle.manifest
     candidate = manifest.targets[target].candidates[engine_name]
     with (
@@ -208,8 +224,11 @@ def _open_trial(opened: Opened, target: str, engine_name: str) -> Iterator[tuple
 
 
 def _validate_by_driver(opened: Opened, target: str, engine_name: str) -> ValidationReport:
-    """Validate one artifact on a GPU that torch does not support. It counts as valid, although it
-    did not run in torch, because it ran on a device of the target and not in an emulator."""
+    """Validate one artifact on a GPU of this host that torch does not support.
+
+    An artifact that passes is valid and not merely `emulated`, since it ran on a device of its
+    target, although the code that runs it is that of emulators.
+    """
     parsed = Target.parse(target)
     with _open_trial(opened, target, engine_name) as (trial, folder):
         report = emulate_candidate(
@@ -221,7 +240,7 @@ def _validate_by_driver(opened: Opened, target: str, engine_name: str) -> Valida
 
 
 def _compare_bits(opened: Opened, target: str, engine_name: str, say: Say) -> list[Bits]:
-    """Run one artifact with other processors, threads and tiles, and compare the bits."""
+    """Run one artifact for other processors, with other threads and tiles; digest the outputs."""
     say(f"comparing the bits of {engine_name} on {target}")
     with tempfile.TemporaryDirectory(prefix="soa-reproduce-") as folder:
         return list(reproduce(opened, target, engine_name, Path(folder)))
@@ -230,8 +249,10 @@ def _compare_bits(opened: Opened, target: str, engine_name: str, say: Say) -> li
 def _validate_engines(
     opened: Opened, target: str, engines: Sequence[str], say: Say
 ) -> Mapping[str, Worst]:
-    """The worst deviation of each output over the engines of one target, from new validations. An
-    output that an engine lacks is left out."""
+    """Validate all engines of one target again; return the worst deviation of each output.
+
+    An output that the report of one engine lacks is left out.
+    """
     deviations = [
         _worst_deviations(opened, target, revalidate(opened, target, engine, say))
         for engine in engines
@@ -244,14 +265,17 @@ def _validate_engines(
 
 
 def _badness(deviation: Worst) -> tuple[float, float]:
-    """How bad a deviation is: first by the share of values that are out of tolerance."""
+    """Return a key that orders deviations: first by the share of values outside the tolerance."""
     return deviation.outside, deviation.max_abs
 
 
 def _worst_deviations(opened: Opened, target: str, report: ValidationReport) -> Mapping[str, Worst]:
-    """The worst deviations by output. If a run failed or a case has other faults, all values
-    count as outside the tolerance. Raises NotMeasuredError if it ended for want of memory or time,
-    which says nothing about the artifact."""
+    """Return the worst deviations in a report, by output.
+
+    If the run failed, or a case has faults of another kind, all values count as outside the
+    tolerance. Raises NotMeasuredError if the run ended for want of memory or time, which says
+    nothing about the artifact.
+    """
     if report.ended_early:
         raise NotMeasuredError(
             f"{opened.label}: {report.engine} on {target} could not be validated: {report.reason}"
@@ -268,8 +292,10 @@ def _worst_deviations(opened: Opened, target: str, report: ValidationReport) -> 
 def _check_signature(
     registry: Registry, version: Version, opened: Opened, needed: Requirements
 ) -> SignatureCheck | None:
-    """Check the signatures: each policy that names keys requires a signature by one of them. None
-    if no policy names keys."""
+    """Check that for each policy that names keys, one of these keys signed the version.
+
+    Returns None if no policy names keys.
+    """
     if not needed.signed_by:
         return None
     groups = [[parse_trusted(pem, "a policy") for pem in pems] for pems in needed.signed_by]
@@ -284,7 +310,7 @@ def _check_signature(
 def _open_in_place(
     registry: Registry, version: Version, replaced: Version | None, say: Say
 ) -> InPlace | None:
-    """The version that has the alias; None if there is no other."""
+    """Open `replaced`, the version that has the alias. None if there is none, or it is `version`."""
     if replaced is None or replaced.number == version.number:
         return None
     try:
@@ -297,12 +323,16 @@ def _open_in_place(
 def _compare_speed(
     opened: Opened, in_place: InPlace | None, targets: Sequence[str], say: Say
 ) -> SpeedComparison | None:
-    """Time both versions side by side in this process, each on its own reference inputs."""
+    """Time both versions side by side in this process, each on its own reference inputs.
+
+    Returns None if no other version has the alias. If that one cannot be opened, the comparison has
+    no points, and the gate refuses it.
+    """
     if in_place is None:
         return None
     other = in_place.opened
     if other is None:
-        return SpeedComparison(in_place.ref, ())  # without points, it is refused
+        return SpeedComparison(in_place.ref, ())
     points: list[SpeedPoint] = []
     for target in targets:
         record = other.bundle.manifest.targets.get(target)
@@ -314,7 +344,7 @@ def _compare_speed(
 
 
 def _race_versions(new: Opened, old: Opened, target: str) -> list[SpeedPoint]:
-    """The times of both versions at each size that both take."""
+    """Time both versions at each number of rows that both accept, on one thread."""
     points: list[SpeedPoint] = []
     with one_thread():
         versions = {"new": new, "old": old}
@@ -333,13 +363,13 @@ def _race_versions(new: Opened, old: Opened, target: str) -> list[SpeedPoint]:
 
 
 def _load_reference_inputs(opened: Opened) -> Arrays:
-    """The inputs of a version's reference."""
+    """Load the inputs of a version's reference, as arrays by collection and column."""
     path = opened.bundle.file(opened.bundle.manifest.reference)
     return Reference.load(path, opened.signature).inputs
 
 
 def _accepts_case(signature: Signature, case: Mapping[str, int]) -> bool:
-    """Whether the model has the row dimensions of a case, with ranges that contain its numbers."""
+    """Return whether a model takes the numbers of rows of a case, for just its row dimensions."""
     ranges = signature.ranges
     return set(signature.dims) == set(case) and all(
         ranges[dim].min <= n <= ranges[dim].max for dim, n in case.items()

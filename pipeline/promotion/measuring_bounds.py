@@ -29,8 +29,10 @@ _MEMORY_LIMIT_S = 600.0
 
 @dataclass(frozen=True)
 class InPlace:
-    """A different version that has the alias. If it cannot be opened, gates that compare with it
-    refuse, as nothing was measured."""
+    """The other version that has the alias now, which a promotion would replace.
+
+    `opened` is None if it cannot be opened: then gates that compare with it refuse.
+    """
 
     ref: str
     opened: Opened | None
@@ -39,7 +41,11 @@ class InPlace:
 def measure_bounds(
     opened: Opened, in_place: InPlace | None, targets: Sequence[str], say: Say
 ) -> Iterator[Measured]:
-    """Measure artifact size, latency, memory and metrics of `targets`, which this host must run."""
+    """Measure the artifact size, latency, memory and metrics for which the config sets bounds.
+
+    `targets`: those that this host runs. If it runs none, each bound gets a NaN, which no gate
+    lets pass.
+    """
     manifest = opened.bundle.manifest
     gates = BuiltFrom(manifest).gates
     if not targets:
@@ -66,7 +72,7 @@ def measure_bounds(
 
 
 def _measure_size(opened: Opened, target: str, limit_mb: float) -> Measured:
-    """The bytes of all files of a target's engines together, in MB."""
+    """Measure the size of all files of a target's engines together, in MB."""
     record = opened.bundle.manifest.targets[target]
     files = {name for engine in record.engines() for name in record.candidates[engine].files}
     size_mb = sum(opened.bundle.file(name).stat().st_size for name in files) / 1e6
@@ -74,17 +80,20 @@ def _measure_size(opened: Opened, target: str, limit_mb: float) -> Measured:
 
 
 def _judge_outside_share(record: TargetRecord, target: str, limit: float) -> Iterator[Measured]:
-    """The bound on the share of rows outside the tolerance, which the build recorded."""
+    """Compare the share of rows outside the tolerance, as the build recorded it, with its limit.
+
+    The build recorded a number that this share is below with a confidence of 95 %.
+    """
     for engine in record.engines():
-        many = record.candidates[engine].many_rows
+        tried = record.candidates[engine].many_rows
         what = f"share of rows of {engine} on {target} outside the tolerance, with 95 %,"
-        share = math.nan if many is None else many.below
-        why = "many rows were not tried" if many is None else many.text
+        share = math.nan if tried is None else tried.below
+        why = "many rows were not tried" if tried is None else tried.text
         yield Measured("outside share", what, share, max=limit, why=why)
 
 
 def _measure_latency(opened: Opened, target: str, limit: LimitConfig) -> Measured:
-    """The 99th percentile of the time of a call with this number of rows, on one thread."""
+    """Measure the 99th percentile of the time of a call with `limit.rows` rows, on one thread."""
     inputs = Reference.load(opened.bundle.file(opened.bundle.manifest.reference)).inputs
     with one_thread():
         p99 = p99_us(bound_call(open_measured_session(opened, target), inputs, limit.rows))
@@ -93,7 +102,10 @@ def _measure_latency(opened: Opened, target: str, limit: LimitConfig) -> Measure
 
 
 def _measure_memory(opened: Opened, target: str, limit: LimitConfig) -> Measured:
-    """The memory that the artifact takes at this number of rows, measured in a new process."""
+    """Measure the memory that the artifact takes at `limit.rows` rows, in a new process.
+
+    It is NaN for a target that is no CPU. Raises NotMeasuredError if the process was killed.
+    """
     what = f"MB that the artifact for {target} takes at {label(limit.rows)}"
     if Target.parse(target).torch_device != "cpu":
         return Measured("memory", what, math.nan, max=limit.max, why="measured on CPUs alone")
@@ -128,7 +140,7 @@ def _measure_metrics(
     asked: MetricsConfig,
     say: Say,
 ) -> Iterator[Measured]:
-    """The metrics of both versions on the labelled rows in the bundle of the new version."""
+    """Compute the metrics of both versions on the labelled rows in the new version's bundle."""
     stored = opened.bundle.manifest.labelled
     if stored is None:
         yield Measured("metrics", "metrics", math.nan, why="the version has no labelled rows")
@@ -155,7 +167,11 @@ def _measure_metrics(
 def _compute_metrics_in_place(
     labelled: Labelled, in_place: InPlace | None, target: str
 ) -> dict[str, Measurement]:
-    """Each metric of the version in place: on this target, else on another that this host runs."""
+    """Compute each metric of the version in place.
+
+    It runs on `target` if it can, else on another of its targets that this host runs. Without such
+    a target or such a version, each value is NaN.
+    """
     other = in_place.opened if in_place else None
     if other is not None:
         targets = other.bundle.manifest.targets
@@ -166,7 +182,7 @@ def _compute_metrics_in_place(
 
 
 def _compute_metrics(labelled: Labelled, opened: Opened, target: str) -> dict[str, Measurement]:
-    """Each metric of a version; NaN and the reason if it cannot be computed."""
+    """Compute each metric of a version on a target; NaN and the reason if that is not possible."""
     try:
         built = BuiltFrom(opened.bundle.manifest)
         session = open_measured_session(opened, target)
@@ -178,8 +194,12 @@ def _compute_metrics(labelled: Labelled, opened: Opened, target: str) -> dict[st
 def measure_shadow(
     opened: Opened, version: Version, replaced: Version | None, records: Sequence[ShadowRecord]
 ) -> Iterator[Measured]:
-    """The version's results as a shadow or a canary next to the version in production: from the
-    registry, and from `records`."""
+    """Yield what was counted while the version ran as a shadow or canary beside production.
+
+    `replaced`: the version in production. The counts in the registry and those in `records` are
+    added up. Nothing is yielded if the config sets no bounds for them, or no other version is in
+    production.
+    """
     gate = BuiltFrom(opened.bundle.manifest).gates.shadow
     if gate is None or replaced is None or replaced.number == version.number:
         return

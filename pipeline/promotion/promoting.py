@@ -46,6 +46,7 @@ class Assessment:
 
     @property
     def passed(self) -> bool:
+        """True if every gate passed, or its refusal was overridden."""
         return all(decision.lets_pass for decision in self.decisions)
 
 
@@ -135,7 +136,7 @@ def promote(
 
 
 def _version_in_place(registry: Registry, name: str, alias: str) -> Version | None:
-    """The version that has the alias now; None if none has it."""
+    """Return the version of the model `name` that has the alias now; None if none has it."""
     try:
         return registry.find(f"{name}@{alias}")
     except NotFoundError:
@@ -143,8 +144,10 @@ def _version_in_place(registry: Registry, name: str, alias: str) -> Version | No
 
 
 def _read_shadow_record(file: Path, version: Version, replaced: Version | None) -> ShadowRecord:
-    """Read the record of a shadow. RegistryError if it is not of this version beside the one in
-    place."""
+    """Read the record of a shadow from a file.
+
+    Raises RegistryError if it is not a record of `version` beside `replaced`, the one in place.
+    """
     try:
         record = ShadowRecord.from_json(read_plain(file, links=True), str(file))
     except OSError as error:
@@ -162,7 +165,10 @@ def _read_shadow_record(file: Path, version: Version, replaced: Version | None) 
 def join_requirements(
     bundle: Bundle, alias: str, max_slowdown: float | None, policies: Sequence[Asked]
 ) -> Requirements:
-    """The conditions of the version's config and of all policies together."""
+    """Return the conditions of the version's config and of all policies together.
+
+    `max_slowdown` replaces that of the config, unless it is None.
+    """
     gates = BuiltFrom(bundle.manifest).gates
     targets = [*(gates.required_targets or bundle.manifest.targets), *bundle.annexes]
     return strictest(
@@ -178,7 +184,7 @@ def join_requirements(
 
 @dataclass(frozen=True)
 class ImportedAliases:
-    """An import; by alias, the version that was promoted to it, or the refusal."""
+    """An import, and by alias either the version that was promoted to it or the refusal."""
 
     imported: Imported
     promoted: Mapping[str, str]

@@ -16,12 +16,12 @@ from runtime.opening import require_promoted, require_vouched, why_torch_is_need
 def pull(
     registry: Registry, ref: str, folder: Path, *, runtime: bool = False
 ) -> tuple[str, Bundle]:
-    """Copy the bundle of `ref` and its annexes into the new `folder`, and verify the digests. After
-    an error there is no folder. Returns the name of the version, `name/3`, and the bundle.
+    """Copy the bundle of `ref` and its annexes into the new `folder`, and verify the digests.
 
-    If the version was promoted to production, the folder gets a note of this, with the digest.
-    LoadError if the record of the promotion is not of this version; with `runtime` also if
-    soa-runtime alone cannot run the folder.
+    Returns the name of the version, such as `name/3`, and the bundle. After an error there is no
+    folder. If the version was promoted to production, the folder gets a note of this, with the
+    digest. Raises LoadError if the record of the promotion is not of this version, and with
+    `runtime` also if soa-runtime alone cannot run the folder.
 
     `ref` may be the address of an OCI registry, see `registry.housekeeping.oci.pull`: the note
     comes with the files, and the name is the address by digest.

@@ -17,8 +17,11 @@ from registry.bundle import SUMS, Bundle
 
 
 def bill_of_materials(bundle: Bundle) -> dict[str, Any]:
-    """The model with its card, its files with digests, and the libraries and compiler that built
-    it. `bundle`: as it was sealed."""
+    """Return the CycloneDX document of a bundle, as JSON data.
+
+    It lists the model with its card, the files with their digests, and the libraries and the
+    compiler that built the artifacts. `bundle` must have no annexes, which were never sealed in it.
+    """
     manifest, built = bundle.manifest, bundle.manifest.provenance
     data = {manifest.reference} | ({manifest.labelled.file} if manifest.labelled else set())
     files = []
@@ -50,7 +53,10 @@ def bill_of_materials(bundle: Bundle) -> dict[str, Any]:
 
 
 def build_provenance(bundle: Bundle) -> dict[str, Any]:
-    """An in-toto statement about every file of the bundle, as it was sealed: how it was built."""
+    """Return an in-toto statement, as JSON data, that says how every file of a bundle was built.
+
+    `bundle` must have no annexes, which were never sealed in it.
+    """
     built, labelled = bundle.manifest.provenance, bundle.manifest.labelled
     builder = _package_url("soa-pipeline", built.tools.get("soa-pipeline", "unknown"))
     tools = sorted(built.tools.items())
@@ -75,16 +81,16 @@ def build_provenance(bundle: Bundle) -> dict[str, Any]:
 
 
 def _component(kind: str, name: str, **fields: object) -> dict[str, Any]:
-    """A component of CycloneDX. Others refer to it by its kind and name."""
+    """Return a component of CycloneDX. Other components refer to it by its kind and name."""
     return {"type": kind, "bom-ref": f"{kind}/{name}", "name": name, **fields}
 
 
 def _sealed_files(bundle: Bundle) -> list[tuple[str, str]]:
-    """Each file with its digest, by name; the seal is one of them."""
+    """Return the name and sha256 of each file, sorted by name. The seal is one of these files."""
     return sorted({**bundle.files, SUMS: bundle.digest}.items())
 
 
 def _package_url(name: str, version: str) -> str:
-    """The tool as a package URL."""
+    """Return the package URL of a tool, such as `pkg:pypi/torch@2.9.1`. All but g++ are of PyPI."""
     package = "generic/g%2B%2B" if name == "g++" else f"pypi/{quote(name.lower(), safe='')}"
     return f"pkg:{package}@{quote(version, safe='')}"

@@ -27,8 +27,9 @@ from soa.text import microseconds, number
 if TYPE_CHECKING:
     from pipeline.report.tables import Part, Table
 
-_MOST_CHARACTERS = 80
-_MOST_ROWS = 40
+_MOST_CHARACTERS = 80  # of a value in a table
+_MOST_ROWS = 40  # of a table
+_MOST_FILES = 6  # whose names are shown
 _NUMBERS = ("max_abs", "norm_a", "norm_b", "norm_difference")
 
 
@@ -48,7 +49,7 @@ def diff(registry: Registry, a: str, b: str) -> dict[str, Any]:
 
 
 def compare(a: Bundle, b: Bundle, ref_a: str, ref_b: str) -> dict[str, Any]:
-    """Compare two bundles, which are called `ref_a` and `ref_b`. The result is as for `diff`."""
+    """Compare two bundles and return what `diff` returns. `ref_a`, `ref_b`: their names in it."""
     annexes_a, annexes_b = (
         {target: annex.digest for target, annex in bundle.annexes.items()} for bundle in (a, b)
     )
@@ -68,7 +69,11 @@ def compare(a: Bundle, b: Bundle, ref_a: str, ref_b: str) -> dict[str, Any]:
 
 
 def _compare_weights(a: Bundle, b: Bundle) -> dict[str, Any]:
-    """How many tensors are the same, the changes of the others, and why they cannot be read."""
+    """Compare the tensors of two bundles; the result is `weights` in that of `diff`.
+
+    `same` counts equal tensors, `changes` describes the others, and `unreadable` says why the
+    tensors could not be read, else is empty.
+    """
     try:
         tensors_a, tensors_b = _load_tensors(a), _load_tensors(b)
     except (EngineError, BundleError) as error:
@@ -80,7 +85,7 @@ def _compare_weights(a: Bundle, b: Bundle) -> dict[str, Any]:
 
 
 def _load_tensors(bundle: Bundle) -> dict[str, torch.Tensor]:
-    """Parameters, buffers and constants of the portable program."""
+    """Load the parameters, buffers and constants of a bundle's portable program, by name."""
     with quiet_torch():
         program = load_program(bundle.file(bundle.manifest.program))
     values = {**program.constants, **program.state_dict}
@@ -90,33 +95,35 @@ def _load_tensors(bundle: Bundle) -> dict[str, torch.Tensor]:
 def compare_tensor(
     name: str, a: torch.Tensor | None, b: torch.Tensor | None
 ) -> dict[str, Any] | None:
-    """How a tensor differs between two versions, None on the side that lacks it. The result is None
-    if all bits are equal: so NaN equals itself, and 0 differs from -0."""
+    """Describe how a tensor differs between two versions; None is given for a side that lacks it.
 
-    def kind(tensor: torch.Tensor | None) -> str | None:
+    Returns None if all bits are equal: so NaN equals itself, and 0 differs from -0.
+    """
+
+    def describe_type(tensor: torch.Tensor | None) -> str | None:
         if tensor is None:
             return None
         return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
-    def bits(tensor: torch.Tensor) -> torch.Tensor:
+    def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.contiguous().reshape(-1).view(torch.uint8)
 
-    change = {"name": name, "a": kind(a), "b": kind(b), "elements": None}
+    change = {"name": name, "a": describe_type(a), "b": describe_type(b), "elements": None}
     if a is None or b is None or a.shape != b.shape:
         return change | dict.fromkeys(_NUMBERS)
-    if a.dtype == b.dtype and torch.equal(bits(a), bits(b)):
+    if a.dtype == b.dtype and torch.equal(as_bytes(a), as_bytes(b)):
         return None
     widest = torch.complex128 if a.is_complex() or b.is_complex() else torch.float64
     wide_a, wide_b = a.to(widest), b.to(widest)
     difference = (wide_a - wide_b).abs()
     largest = float(difference.max()) if difference.numel() else 0.0
-    norms = (float(torch.linalg.vector_norm(each)) for each in (wide_a, wide_b, difference))
+    norms = (float(torch.linalg.vector_norm(values)) for values in (wide_a, wide_b, difference))
     numbers = dict(zip(_NUMBERS, (largest, *norms), strict=True))
     return change | {"elements": int((wide_a != wide_b).sum())} | numbers
 
 
 def _comparable_records(bundle: Bundle) -> dict[str, Any]:
-    """What is compared of a bundle, by subject."""
+    """Return the parts of a bundle that `diff` compares, as JSON data by subject."""
     manifest = bundle.manifest
     provenance = manifest.provenance
     return {
@@ -129,7 +136,7 @@ def _comparable_records(bundle: Bundle) -> dict[str, Any]:
         },
         "signature": manifest.signature,
         "config": provenance.config,
-        "tolerances": {name: asdict(each) for name, each in manifest.tolerances.items()},
+        "tolerances": {name: asdict(bound) for name, bound in manifest.tolerances.items()},
         "targets": {name: _comparable_target(bundle, name) for name in manifest.targets},
         "tools": {"python": provenance.python, **provenance.tools},
         "host": provenance.host,
@@ -139,7 +146,7 @@ def _comparable_records(bundle: Bundle) -> dict[str, Any]:
 
 
 def _comparable_target(bundle: Bundle, name: str) -> dict[str, Any]:
-    """What is compared of a target."""
+    """Return the parts of a target's record that `diff` compares, as JSON data."""
     record = bundle.manifest.targets[name]
     annex = bundle.annexes.get(name)
     return {
@@ -155,39 +162,45 @@ def _comparable_target(bundle: Bundle, name: str) -> dict[str, Any]:
     }
 
 
-def _find_changes(a: Any, b: Any, at: str = "") -> Iterator[dict[str, Any]]:
-    """Yields the values that differ, each with its path. If all items of a list have a name, they
-    are compared by name."""
-    left, right = _items_by_name(a), _items_by_name(b)
-    if left is None or right is None:
+def _find_changes(a: Any, b: Any, path: str = "") -> Iterator[dict[str, Any]]:
+    """Yield a record of each difference between two values of JSON data.
+
+    Mappings are compared key by key, and lists whose items have names are compared name by name.
+    `what` in a record is the path of the value, such as `jets.pt.dtype`; `path` is that of `a`
+    and `b` themselves.
+    """
+    items_a, items_b = _items_by_name(a), _items_by_name(b)
+    if items_a is None or items_b is None:
         if a != b:
-            yield {"what": at, "a": a, "b": b}
+            yield {"what": path, "a": a, "b": b}
         return
-    if isinstance(a, list) and left.keys() == right.keys() and list(left) != list(right):
-        yield {"what": f"{at}, order", "a": list(left), "b": list(right)}
-    for key in dict.fromkeys((*left, *right)):
-        place = f"{at}.{key}" if at else str(key)
-        if key in left and key in right:
-            yield from _find_changes(left[key], right[key], place)
+    if isinstance(a, list) and items_a.keys() == items_b.keys() and list(items_a) != list(items_b):
+        yield {"what": f"{path}, order", "a": list(items_a), "b": list(items_b)}
+    for key in dict.fromkeys((*items_a, *items_b)):
+        item_path = f"{path}.{key}" if path else str(key)
+        if key in items_a and key in items_b:
+            yield from _find_changes(items_a[key], items_b[key], item_path)
         else:
-            yield {"what": place, "a": left.get(key), "b": right.get(key)}
+            yield {"what": item_path, "a": items_a.get(key), "b": items_b.get(key)}
 
 
 def _items_by_name(value: Any) -> dict[str, Any] | None:
-    """The items of a mapping; or those of a list by their names, if each has another name. None for
-    a value without such items."""
+    """Return the items of a mapping, or those of a list by their names.
+
+    None for any other value, and for a list whose items do not all have different names.
+    """
     if isinstance(value, Mapping):
         return dict(value)
-    if isinstance(value, list) and all(isinstance(each, dict) for each in value):
+    if isinstance(value, list) and all(isinstance(item, dict) for item in value):
         named = {str(item["name"]): item for item in value if "name" in item}
         return named if value and len(named) == len(value) else None
     return None
 
 
 def _compare_measurements(a: Manifest, b: Manifest) -> dict[str, Any]:
-    """Median times of a call and largest deviations, for each target and engine of either side."""
+    """Compare the recorded times and deviations, for each target and engine of either manifest."""
     of_a, of_b = _candidates_by_engine(a), _candidates_by_engine(b)
-    none = Candidate(status="failed")
+    none = Candidate(status="failed")  # it has no times and no deviations
     speed, deviations = [], []
     for target, engine in dict.fromkeys((*of_a, *of_b)):
         whose = {"target": target, "engine": engine}
@@ -198,7 +211,7 @@ def _compare_measurements(a: Manifest, b: Manifest) -> dict[str, Any]:
 
 
 def _candidates_by_engine(manifest: Manifest) -> dict[tuple[str, str], Candidate]:
-    """All candidates of a version, by target and engine."""
+    """Return all candidates of a version, by target and engine."""
     return {
         (target, engine): candidate
         for target, record in manifest.targets.items()
@@ -207,7 +220,10 @@ def _candidates_by_engine(manifest: Manifest) -> dict[tuple[str, str], Candidate
 
 
 def _compare_times(a: Candidate, b: Candidate) -> Iterator[dict[str, Any]]:
-    """The median times of two candidates for each number of rows."""
+    """Yield the median times of a call of both candidates for each number of rows.
+
+    `ratio` is the time of `b` relative to that of `a`; None if one of them was not timed.
+    """
     for rows in dict.fromkeys((*a.benchmark, *b.benchmark)):
         a_us, b_us = (
             side.benchmark[rows].median_us if rows in side.benchmark else None for side in (a, b)
@@ -217,7 +233,7 @@ def _compare_times(a: Candidate, b: Candidate) -> Iterator[dict[str, Any]]:
 
 
 def _compare_deviations(a: Candidate, b: Candidate) -> Iterator[dict[str, Any]]:
-    """The worst deviations of two candidates for each output."""
+    """Yield the worst deviations of both candidates for each output; None where there is none."""
     for output in dict.fromkeys((*a.worst, *b.worst)):
         measured: dict[str, Any] = {"output": output}
         for side, worst in (("a", a.worst.get(output)), ("b", b.worst.get(output))):
@@ -227,18 +243,18 @@ def _compare_deviations(a: Candidate, b: Candidate) -> Iterator[dict[str, Any]]:
 
 
 def _without_nonfinite(value: Any) -> Any:
-    """The value with texts in place of numbers that JSON does not have: nan, inf and -inf."""
+    """Return JSON data in which texts replace the numbers that JSON lacks: nan, inf and -inf."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
-        return {key: _without_nonfinite(each) for key, each in value.items()}
+        return {key: _without_nonfinite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_nonfinite(each) for each in value]
+        return [_without_nonfinite(item) for item in value]
     return value
 
 
 def describe_difference(difference: Mapping[str, Any]) -> Iterator[Part]:
-    """The result of `diff` as lines and tables for people."""
+    """Describe the result of `diff` in lines and tables for people."""
     for side in ("a", "b"):
         yield f"{side.upper()} {difference[side]['ref']}  {difference[side]['digest'][:12]}"
     if difference["same"]:
@@ -254,10 +270,10 @@ def describe_difference(difference: Mapping[str, Any]) -> Iterator[Part]:
 
 
 def _describe_changes(subject: str, changes: Sequence[Mapping[str, Any]]) -> Iterator[Part]:
-    """The changes of one subject: a table, or of files only the names."""
+    """Describe the changes of one subject: in a table, or if these are files, only their names."""
     if subject == "files":
-        names = ", ".join(change["what"] for change in changes[:6])
-        more = f", … ({len(changes)})" if len(changes) > 6 else ""
+        names = ", ".join(change["what"] for change in changes[:_MOST_FILES])
+        more = f", … ({len(changes)})" if len(changes) > _MOST_FILES else ""
         yield f"files that differ: {names}{more}"
         return
     shown = changes[:_MOST_ROWS]
@@ -269,29 +285,32 @@ def _describe_changes(subject: str, changes: Sequence[Mapping[str, Any]]) -> Ite
 
 
 def _deviation_table(deviations: Iterable[Mapping[str, Any]]) -> Table:
-    """The largest deviations of each side from its model, by target, engine and output."""
+    """Return a table of each side's largest deviations from its model, a row for each output."""
     title = "deviation from the model's own answers: max abs (fraction outside the tolerance)"
     table = new_table(title, "target", "engine", "output", "A", "B")
-    for each in deviations:
-        cells = (_deviation_text(each[f"{side}_max_abs"], each[f"{side}_outside"]) for side in "ab")
-        table.add_row(each["target"], each["engine"], each["output"], *cells)
+    for row in deviations:
+        cells = (_deviation_text(row[f"{side}_max_abs"], row[f"{side}_outside"]) for side in "ab")
+        table.add_row(row["target"], row["engine"], row["output"], *cells)
     return table
 
 
 def _speed_table(speed: Iterable[Mapping[str, Any]]) -> Table:
-    """The median times of each side, by target, engine and number of rows."""
+    """Return a table of the median times of a call of each side, a row for each number of rows."""
     title = "median of a call, as measured when each was built"
     table = new_table(title, "target", "engine", "rows", "A", "B", "B / A")
-    for each in speed:
-        times = (each["a_us"], each["b_us"])
+    for row in speed:
+        times = (row["a_us"], row["b_us"])
         cells = ("—" if us is None else microseconds(float(us)) for us in times)
-        ratio = "" if each["ratio"] is None else number(float(each["ratio"]))
-        table.add_row(each["target"], each["engine"], each["rows"], *cells, ratio)
+        ratio = "" if row["ratio"] is None else number(float(row["ratio"]))
+        table.add_row(row["target"], row["engine"], row["rows"], *cells, ratio)
     return table
 
 
 def _describe_weights(same: int, changes: list[dict[str, Any]], unreadable: str) -> Iterator[Part]:
-    """The tensors that differ, with their norms; or that none does."""
+    """Describe the tensors that differ, in a table with their norms; or say that none differs.
+
+    The arguments are the fields of `weights` in the result of `diff`.
+    """
     if unreadable or not changes:
         state = f"not compared: {unreadable}" if unreadable else f"all {same} tensors are equal"
         yield f"weights: {state}"
@@ -315,23 +334,26 @@ def _describe_weights(same: int, changes: list[dict[str, Any]], unreadable: str)
 
 
 def _shape_text(kind: str | None) -> str:
-    """Dtype and shape as one word, such as `float32[48,6]`."""
+    """Write dtype and shape as one word: `float32 (48, 6)` gives `float32[48,6]`."""
     return "—" if kind is None else kind.replace(" (", "[").replace(", ", ",").replace(")", "]")
 
 
 def _deviation_text(largest: Any, outside: Any) -> str:
-    """A deviation as text. The arguments are numbers, or texts such as `nan` and `inf`."""
+    """Write a largest deviation, and the fraction that is outside the tolerance.
+
+    Both may be texts such as `nan`, since they come from JSON; None: it was not measured.
+    """
     return "—" if largest is None else f"{number(float(largest))} ({percent(float(outside))})"
 
 
 def _count_hidden_rows(count: int) -> Iterator[str]:
-    """A line that says how many of `count` changes the table before it does not show, if any."""
+    """Yield a line that says how many of `count` changes the table above it hides, if any."""
     if count > _MOST_ROWS:
         yield f"  … and {count - _MOST_ROWS} more: --json has all"
 
 
 def _value_text(value: Any) -> str:
-    """A value of a record as one text of at most `_MOST_CHARACTERS` characters."""
+    """Write a value of JSON data as text, which is cut to `_MOST_CHARACTERS` characters."""
     if value is None:
         return "—"
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 def describe_drift(moved: Sequence[Moved], most: int = 60) -> Iterator[Part]:
-    """How far columns moved from the reference: a table of at most `most`, farthest first."""
+    """Describe how far columns moved from the reference, in a table of at most `most` columns.
+
+    `moved`: the columns, farthest first. Nothing is yielded if it is empty.
+    """
     if not moved:
         return
     table = new_table("distance from the reference", "column", "index", "by chance",

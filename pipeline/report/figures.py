@@ -20,6 +20,7 @@ from stages.reports import COPIES, EAGER, BenchmarkReport, Curve, NotDrawn, Roc,
 if TYPE_CHECKING:
     from stages.timing import OperatorTime
 
+# Placeholders: `_prepare_svg` replaces each of these colours by one of the page's style sheet.
 _TEXT, _GRID = "#010203", "#010204"
 _SERIES = tuple(f"#0102{i:02x}" for i in range(16, 23))
 _MARKERS = "os^DvPX"
@@ -50,8 +51,11 @@ class Figure:
 
 @dataclass(frozen=True)
 class Line:
-    """A line through points; `low` and `high` are the limits of a band around it. `ours` is false
-    for references such as the eager model, which are drawn dashed."""
+    """A line through points; `low` and `high` are the limits of a band around it.
+
+    `ours` is False for a reference such as the eager model, whose line is dashed. `marked`: each
+    point has a marker.
+    """
 
     name: str
     points: Points
@@ -63,7 +67,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Steps:
-    """A histogram, with one value for each bin."""
+    """A histogram, with one value for each bin. `ours` is False for a reference: a dashed line."""
 
     name: str
     values: Sequence[float]
@@ -78,20 +82,22 @@ class Deviations:
     deviations: Sequence[Deviation]
     ours: bool = True
 
-    def summed(self, bins_of: Callable[[Deviation], Sequence[int]]) -> list[int]:
-        """The sum of each bin. A deviation may have fewer bins than others; those it lacks are
-        0."""
+    def sum_bins(self, bins_of: Callable[[Deviation], Sequence[int]]) -> list[int]:
+        """Add up the bins that `bins_of` takes from each deviation. Bins that one lacks are 0."""
         return list(map(sum, zip_longest(*map(bins_of, self.deviations), fillvalue=0)))
 
 
 def _rows_text(value: float) -> str:
-    """A number of rows as text."""
+    """Write a number of rows as text, such as `1,000`."""
     return f"{value:,.0f}"
 
 
 @dataclass(frozen=True)
 class Axis:
-    """The labels of both axes, and the functions that write their numbers."""
+    """The labels of both axes, and the functions that write their numbers as text.
+
+    `unit` writes those of the y axis.
+    """
 
     x: str
     y: str
@@ -100,14 +106,18 @@ class Axis:
 
 
 def speed_figure(caption: str, report: BenchmarkReport) -> Figure | None:
-    """The time of a call over the rows, by engine. Times of 0 are left out."""
+    """Draw the time of a call over the number of rows, with a line for each engine.
+
+    Times of 0 are left out. None if fewer than two numbers of rows were timed.
+    """
     names = dict.fromkeys(name for times in report.timings.values() for name in times)
     lines = []
     for name in names:
         timed = [
-            (largest_row_count(case), t[name]) for case, t in report.timings.items() if name in t
+            (largest_row_count(case), times[name])
+            for case, times in report.timings.items()
+            if name in times and times[name].median_us > 0
         ]
-        timed = [(rows, timing) for rows, timing in timed if timing.median_us > 0]
         if timed:
             points = [(rows, timing.median_us) for rows, timing in timed]
             low = [timing.p05_us for _, timing in timed]
@@ -119,7 +129,11 @@ def speed_figure(caption: str, report: BenchmarkReport) -> Figure | None:
 def deviation_figure(
     caption: str, output: str, reports: Iterable[ValidationReport], allowed: float
 ) -> Figure | None:
-    """The largest deviation of an output over the rows. Deviations of 0 or inf are left out."""
+    """Draw the largest deviation of an output over the number of rows, with a line for each engine.
+
+    Deviations of 0 or infinity are left out. `allowed`: the absolute tolerance, drawn as a line if
+    it is above 0. None if fewer than two numbers of rows are left.
+    """
     lines = []
     for report in reports:
         cases = ((largest_row_count(case.rows), case.outputs.get(output)) for case in report.cases)
@@ -135,14 +149,17 @@ def deviation_figure(
 
 
 def ulp_figure(caption: str, series: Iterable[Deviations]) -> Figure | None:
-    """A histogram of the deviations of values, in units in the last place."""
-    bins = [Steps(each.name, each.summed(lambda d: d.ulp_bins), each.ours) for each in series]
+    """Draw histograms of deviations in units in the last place. None if all values are equal.
+
+    The bins are powers of two: bin 0 counts equal values, bin i those from 2^(i-1) on.
+    """
+    bins = [Steps(part.name, part.sum_bins(lambda d: d.ulp_bins), part.ours) for part in series]
     return _deviation_histogram(caption, "ULP, from", bins, lambda i: f"{2 ** (i - 1):,}")
 
 
 def error_figure(caption: str, series: Iterable[Deviations]) -> Figure | None:
-    """A histogram of the absolute deviations of values, by powers of ten."""
-    bins = [Steps(each.name, each.summed(lambda d: d.error_bins), each.ours) for each in series]
+    """Draw histograms of absolute deviations by powers of ten. None if all values are equal."""
+    bins = [Steps(part.name, part.sum_bins(lambda d: d.error_bins), part.ours) for part in series]
     first = Deviation.FIRST_DECADE
 
     def edge_text(i: int) -> str:
@@ -154,8 +171,12 @@ def error_figure(caption: str, series: Iterable[Deviations]) -> Figure | None:
 def deviations_to_draw(
     output: str, reports: Sequence[ValidationReport], chosen: str | None
 ) -> list[Deviations]:
-    """The deviations of an output: for the chosen artifact at up to three sizes, the largest first;
-    for each other artifact over all sizes."""
+    """Return the deviations of an output that its histograms show.
+
+    For the artifact of the `chosen` engine: those at up to three sizes, the largest first. For each
+    other artifact: those over all sizes. If no size of the chosen one has values, it counts among
+    the others.
+    """
     by_rows: dict[int, list[Deviation]] = {}
     for case in (case for report in reports if report.engine == chosen for case in report.cases):
         deviation = case.outputs.get(output)
@@ -163,7 +184,7 @@ def deviations_to_draw(
             by_rows.setdefault(largest_row_count(case.rows), []).append(deviation)
     sizes = sorted(by_rows, reverse=True)
     sizes = [n for n in sizes if by_rows[n][0].elements >= _FEW] or sizes[:1]
-    last = len(sizes) - 1
+    last = len(sizes) - 1  # the largest, the middle and the smallest size are drawn
     drawn = [sizes[i] for i in sorted({0, last // 2, last})] if sizes else []
     of_sizes = [
         Deviations(f"{chosen}, {n:,} {'row' if n == 1 else 'rows'}", by_rows[n]) for n in drawn
@@ -177,7 +198,7 @@ def deviations_to_draw(
 
 
 def histogram_figure(caption: str, label: str, histogram: Histogram) -> Figure | None:
-    """Draw a histogram; None if it has no counts, or no finite width."""
+    """Draw a histogram of values, whose axis is called `label`. None if it cannot be drawn."""
     if not _has_bins(histogram):
         return None
     edges = histogram.edges()
@@ -186,12 +207,12 @@ def histogram_figure(caption: str, label: str, histogram: Histogram) -> Figure |
 
 
 def _has_bins(histogram: Histogram) -> bool:
-    """Whether a histogram has a count, and a finite width."""
+    """Return whether a histogram can be drawn: it counts values, and its width is finite."""
     return any(histogram.counts) and 0 < histogram.high - histogram.low < math.inf
 
 
 def why_not_drawn(curve: Curve) -> str:
-    """The reason why a curve is not drawn; empty if it can be drawn."""
+    """Return the reason why a curve cannot be drawn; an empty text if it can be drawn."""
     if isinstance(curve, NotDrawn):
         return curve.why
     if isinstance(curve, Roc):
@@ -201,7 +222,11 @@ def why_not_drawn(curve: Curve) -> str:
 
 
 def roc_figure(caption: str, curves: Mapping[str, Roc]) -> Figure | None:
-    """Background efficiency over signal efficiency, from which a working point is chosen."""
+    """Draw background efficiency over signal efficiency, with a line for each named curve.
+
+    From this plot a working point is chosen. None if fewer than two different
+    signal efficiencies can be drawn.
+    """
     lines = []
     for name, roc in curves.items():
         if points := _drawable_points(roc):
@@ -211,7 +236,7 @@ def roc_figure(caption: str, curves: Mapping[str, Roc]) -> Figure | None:
 
 
 def _drawable_points(roc: Roc) -> Points:
-    """The points with background above zero, which a logarithmic axis can show."""
+    """Return the points whose background is above zero: only these fit on a logarithmic axis."""
     pairs = zip(roc.signal, roc.background, strict=False)
     return [(signal, background) for signal, background in pairs if background > 0]
 
@@ -219,53 +244,62 @@ def _drawable_points(roc: Roc) -> Points:
 def _deviation_histogram(
     caption: str, label: str, bins: Sequence[Steps], edge_text: Callable[[int], str]
 ) -> Figure | None:
-    """Draw the shares of values over their deviation; the first bin has the equal values. None if
-    all values are equal.
+    """Draw the shares of values over their deviation. None if all values are equal.
 
-    Empty bins between the first and the others, and at the end, are left out. `edge_text`: the
-    smallest deviation of a bin as text, by its index.
+    The first bin has the equal values. Empty bins between it and the others, and at the end, are
+    left out. `edge_text(i)` writes the smallest deviation of bin `i`.
     """
-    cut = (replace(each, values=each.values[:_MOST_BINS]) for each in bins)
-    series = [each for each in cut if any(each.values)][: len(_SERIES)]
-    used = {i for each in series for i, count in enumerate(each.values) if count} - {0}
+    cut = (replace(steps, values=steps.values[:_MOST_BINS]) for steps in bins)
+    series = [steps for steps in cut if any(steps.values)][: len(_SERIES)]
+    used = {i for steps in series for i, count in enumerate(steps.values) if count} - {0}
     if not used:
         return None
     low, high = min(used), max(used)
     shares = []
-    for each in series:
-        total = sum(each.values)
-        padded = [*each.values, *[0] * (high + 1 - len(each.values))]
+    for steps in series:
+        total = sum(steps.values)
+        padded = [*steps.values, *[0] * (high + 1 - len(steps.values))]
         values = [count / total for count in (padded[0], *padded[low : high + 1])]
-        shares.append(replace(each, values=values))
+        shares.append(replace(steps, values=values))
     names = ["0", *(edge_text(i) for i in range(low, high + 1))]
     return _step_figure(caption, Axis(label, "share of values", _percent_text), shares, names)
 
 
 def drift_figure(caption: str, shares: Sequence[Share]) -> Figure:
-    """Draw a column's shares of the reference and of what was counted."""
+    """Draw how a column's values are distributed in the reference and in what was counted.
+
+    `shares`: for each bin, its share of the values in both.
+    """
     series = [
-        Steps("reference", [each.reference for each in shares], ours=False),
-        Steps("counted", [each.counted for each in shares]),
+        Steps("reference", [share.reference for share in shares], ours=False),
+        Steps("counted", [share.counted for share in shares]),
     ]
     axis = Axis("value", "share of values", _percent_text)
-    return _step_figure(caption, axis, series, [each.name.partition(" to ")[0] for each in shares])
+    edges = [share.name.partition(" to ")[0] for share in shares]  # names are `LOW to HIGH`
+    return _step_figure(caption, axis, series, edges)
 
 
 def operators_figure(caption: str, times: Sequence[OperatorTime]) -> Figure:
-    """Draw the share of a call that each operator takes, for each size."""
+    """Draw the share of a call's time that each operator takes, with one histogram for each size.
+
+    `times` must not be empty.
+    """
     sizes = [*times[0].shares][: len(_SERIES)]
-    series = [Steps(size, [each.shares[size] for each in times]) for size in sizes]
+    series = [Steps(size, [time.shares[size] for time in times]) for size in sizes]
     axis = Axis("operator", "share of a call", _percent_text)
-    return _step_figure(caption, axis, series, [each.operator for each in times])
+    return _step_figure(caption, axis, series, [time.operator for time in times])
 
 
 def _percent_text(value: float) -> str:
-    """A share as text, in percent."""
+    """Write a share in percent: 0.25 gives `25%`."""
     return f"{number(100 * value)}%"
 
 
 def largest_row_count(case: str | Mapping[str, int]) -> int:
-    """The number of rows of a case; of several row dimensions, the largest."""
+    """Return the number of rows of a case; if it has several row dimensions, the largest number.
+
+    A case is given as numbers by dimension, or as text: `nodes=5,edges=20` gives 20.
+    """
     counts = case.values() if not isinstance(case, str) else map(int, re.findall(r"=(\d+)", case))
     return max(counts, default=1)
 
@@ -273,7 +307,10 @@ def largest_row_count(case: str | Mapping[str, int]) -> int:
 def _line_figure(
     caption: str, lines: Sequence[Line], axis: Axis, limits: Sequence[float] = ()
 ) -> Figure | None:
-    """Draw lines over `axis.x`; None if there are fewer than two different x above zero."""
+    """Draw lines, and a dotted horizontal one at each of the `limits`; the y axis is logarithmic.
+
+    None if the points have fewer than two different x above zero.
+    """
     if len({x for line in lines for x, _ in line.points if x > 0}) < 2:
         return None
 
@@ -295,32 +332,37 @@ def _line_figure(
 def _step_figure(
     caption: str, axis: Axis, series: Sequence[Steps], edges: Sequence[str] | Sequence[float]
 ) -> Figure:
-    """Draw histograms. `edges`: numbers; or for bins of equal width, a text per lower edge."""
+    """Draw histograms over the same bins.
+
+    `edges`: the numbers at which bins begin and end; or for bins of equal width, a text for the
+    lower edge of each.
+    """
     named = isinstance(edges[0], str)
-    edge_text = [each if isinstance(each, str) else number(each) for each in edges]
+    edge_texts = [edge if isinstance(edge, str) else number(edge) for edge in edges]
 
     def draw(axes: Any) -> None:
+        # A bin with a text has width 1 and its text in the middle, at the bin's index.
         places = [i - 0.5 for i in range(len(edges) + 1)] if named else edges
-        for i, each in enumerate(series):
-            style = {"color": _SERIES[i], "label": plain(each.name)}
-            line = "-" if each.ours else "--"
-            axes.stairs(each.values, places, baseline=None, linestyle=line, linewidth=1.5, **style)
+        for i, steps in enumerate(series):
+            style = {"color": _SERIES[i], "label": plain(steps.name)}
+            line = "-" if steps.ours else "--"
+            axes.stairs(steps.values, places, baseline=None, linestyle=line, linewidth=1.5, **style)
             if i == 0:
-                axes.stairs(each.values, places, fill=True, alpha=0.15, color=_SERIES[i])
-        counts = [value for each in series for value in each.values if value]
+                axes.stairs(steps.values, places, fill=True, alpha=0.15, color=_SERIES[i])
+        counts = [value for steps in series for value in steps.values if value]
         if max(counts) > _WIDE * min(counts):
             axes.set_yscale("log")
             axes.set_ylim(bottom=min(counts) / 2)
         else:
             axes.set_ylim(bottom=0)
         if named:
-            step = math.ceil(len(edge_text) / 8)  # at most eight texts have room
-            axes.set_xticks(range(0, len(edge_text), step), edge_text[::step])
+            step = math.ceil(len(edge_texts) / 8)  # at most eight texts have room
+            axes.set_xticks(range(0, len(edge_texts), step), edge_texts[::step])
         else:
             axes.xaxis.set_major_formatter(lambda value, _: number(value))
 
     def in_words(steps: Steps) -> str:
-        pairs = zip(steps.values, edge_text, strict=False)
+        pairs = zip(steps.values, edge_texts, strict=False)
         bins = ", ".join(f"{axis.unit(value)} from {begin}" for value, begin in pairs if value)
         return f"{steps.name}: {bins}"
 
@@ -328,8 +370,10 @@ def _step_figure(
 
 
 def _figure(caption: str, axis: Axis, draw: Callable[[Any], None], words: Sequence[str]) -> Figure:
-    """Make an SVG with `draw`. `words`: the text alternative of each line or histogram, for screen
-    readers."""
+    """Make a figure by `draw`, which draws into the axes of matplotlib that it is given.
+
+    `words`: a text for each line or histogram, which screen readers speak.
+    """
     import matplotlib
     from markupsafe import Markup
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -351,7 +395,7 @@ def _figure(caption: str, axis: Axis, draw: Callable[[Any], None], words: Sequen
 
 
 def _draw_line(axes: Any, line: Line, color: str, marker: str) -> None:
-    """Draw a line, and its band if it has one, into the axes of matplotlib."""
+    """Draw a line into the axes of matplotlib, and the band around it if it has one."""
     places, values = zip(*line.points, strict=True)
     style = "-" if line.ours else "--"
     marker = marker if line.marked else ""

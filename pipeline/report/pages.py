@@ -65,16 +65,16 @@ if TYPE_CHECKING:
     from runtime.watch import Counts, Moved, Profile
     from stages.timing import OperatorTime
 
-REPORT = "report.html"
-_MOST_VALUES = 8
-_MOST_PLOTS = 24
-_MOST_OPERATORS = 8
+REPORT = "report.html"  # the name of the page in MLflow
+_MOST_VALUES = 8  # of a row
+_MOST_PLOTS = 24  # of a section
+_MOST_OPERATORS = 8  # of a plot
 _NOT_KEPT = NotDrawn("the release that built it kept nothing to draw")
 
 
 @dataclass(frozen=True)
 class Step:
-    """A box: its title, and lines of a name and what is said about it."""
+    """A box of a `Flow`. Each line is a name and the text behind it."""
 
     title: str
     lines: tuple[tuple[str, str], ...]
@@ -89,7 +89,7 @@ class Flow:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page. Parts that are None are left out."""
+    """A part of a page, with a heading. Its own parts that are None are left out."""
 
     title: str
     parts: list[Part | Figure | Flow | None] = field(default_factory=list)
@@ -101,7 +101,11 @@ def render_page(
     lead: Iterable[str] = (),
     links: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """Write a page as HTML; empty sections are left out. `links`: pairs of text and address."""
+    """Return a page as HTML. Empty sections, tables' empty columns and empty lines are left out.
+
+    `lead`: the lines below the title. `links`: pairs of text and address, shown above it. Raises
+    ReportError if a library is missing.
+    """
     with _explain_missing_library():
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -126,13 +130,13 @@ def render_page(
 
 
 def _without_empty_columns(part: Part | Figure | Flow) -> Part | Figure | Flow:
-    """The part; a table without its empty columns."""
-    return part.filled() if isinstance(part, Table) else part
+    """Return a part of a page; a table loses its empty columns."""
+    return part.without_empty_columns() if isinstance(part, Table) else part
 
 
 @contextmanager
 def _explain_missing_library() -> Iterator[None]:
-    """Inside, a library that is not installed is a ReportError that says what to install."""
+    """Turn an ImportError in the block into a ReportError that says what to install."""
     try:
         yield
     except ImportError as error:
@@ -155,7 +159,10 @@ def version_page(
     events: Sequence[Event] = (),
     links: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """The page about a version, or about a bundle in a folder."""
+    """Return the page about a version, or about a bundle in a folder if `version` is None.
+
+    `events`: those of the version's model. `links`: see `render_page`.
+    """
     manifest = bundle.manifest
     title = version.ref if version else f"{manifest.name}, bundle {bundle.digest[:12]}"
     targets = (
@@ -179,19 +186,21 @@ def version_page(
 
 
 def make_flow(name: str, signature: Signature) -> Flow:
-    """The boxes of a signature: input columns, blocks, the model, output columns."""
+    """Return the boxes of the model `name`: input columns, blocks, the model, output columns."""
 
-    def columns(bound: Sequence[BoundBlock]) -> tuple[tuple[str, str], ...]:
+    def columns(bound_blocks: Sequence[BoundBlock]) -> tuple[tuple[str, str], ...]:
+        """A line for each collection, with its columns."""
         by_collection: dict[str, dict[str, None]] = {}
-        for each in bound:
-            names = by_collection.setdefault(each.block.collection, {})
-            names |= dict.fromkeys(each.block.columns)
-        return tuple((place, ", ".join(names)) for place, names in by_collection.items())
+        for bound in bound_blocks:
+            names = by_collection.setdefault(bound.block.collection, {})
+            names |= dict.fromkeys(bound.block.columns)
+        return tuple((collection, ", ".join(names)) for collection, names in by_collection.items())
 
-    def blocks(bound: Sequence[BoundBlock]) -> tuple[tuple[str, str], ...]:
+    def blocks(bound_blocks: Sequence[BoundBlock]) -> tuple[tuple[str, str], ...]:
+        """A line for each block, with its dtype and the shape of a row."""
         return tuple(
-            (each.name, f"{each.plan.dtype} {' by '.join(map(str, each.plan.feature_shape))}")
-            for each in bound
+            (bound.name, f"{bound.plan.dtype} {' by '.join(map(str, bound.plan.feature_shape))}")
+            for bound in bound_blocks
         )
 
     return Flow(
@@ -207,7 +216,7 @@ def make_flow(name: str, signature: Signature) -> Flow:
 
 
 def _agreement_parts(bundle: Bundle) -> Iterator[Part | Figure | None]:
-    """How each target's artifacts agree with the reference: tables and figures."""
+    """Yield tables and figures that show how each target's artifacts agree with the reference."""
     for target, record in bundle.manifest.targets.items():
         reports = read_validation(bundle, target)
         yield from describe_validation(f"{target} ({record.status})", reports)
@@ -218,7 +227,7 @@ def _agreement_parts(bundle: Bundle) -> Iterator[Part | Figure | None]:
             series = deviations_to_draw(output, reports, record.chosen)
             yield error_figure(f"{target}: how far {output} is off", series)
             yield ulp_figure(f"{target}: how far {output} is off, in ULP", series)
-        if chosen := next((each for each in reports if each.engine == record.chosen), None):
+        if chosen := next((report for report in reports if report.engine == record.chosen), None):
             yield from _describe_equality(bundle, chosen)
         with suppress(ValueError, KeyError, IndexError):  # a report from others may not fit
             yield _worst_rows_table(bundle, reports, record.chosen)
@@ -226,8 +235,10 @@ def _agreement_parts(bundle: Bundle) -> Iterator[Part | Figure | None]:
 
 
 def _describe_equality(bundle: Bundle, chosen: ValidationReport) -> Iterator[Part]:
-    """Says for each output of the chosen artifact if all values are equal to the model's, or which
-    rows change their class."""
+    """Say for each output of the chosen artifact whether all its values equal the model's.
+
+    If they do not, and the output is a classifier's, say which rows change their class.
+    """
     signature = Signature.from_dict(bundle.manifest.signature)
     for bound in signature.outputs:
         deviation = chosen.worst.get(bound.name)
@@ -243,14 +254,15 @@ def _describe_equality(bundle: Bundle, chosen: ValidationReport) -> Iterator[Par
 
 
 def _confusion_table(bound: BoundBlock, engine: str, deviation: Deviation) -> Table:
-    """The number of rows by the model's class and the artifact's, if these differ."""
+    """Return a table that counts rows by the model's class and the artifact's, if these differ."""
     classes = [bound.plan.components[i] for i in bound.plan.order]
 
     def name_of(index: int) -> str:
+        """The column of a class, with the index of its element if the column is a vector."""
         if index >= len(classes):  # a report from others may not fit
             return f"{index}"
         column, element = classes[index]
-        is_vector = (column, 1) in classes
+        is_vector = (column, 1) in classes  # it has a second element
         return f"{column}[{element}]" if is_vector else column
 
     rows_of_pair = {(of_model, now): rows for of_model, now, rows in deviation.reclassified}
@@ -266,9 +278,12 @@ def _confusion_table(bound: BoundBlock, engine: str, deviation: Deviation) -> Ta
 def _worst_rows_table(
     bundle: Bundle, reports: Sequence[ValidationReport], chosen: str | None
 ) -> Table | None:
-    """For each output of the chosen artifact, the row that deviates most, with its inputs."""
+    """Return a table with the row of each output that deviates most, and the inputs of that row.
+
+    `chosen`: the engine of the artifact. None if no value of it deviates, or it has no report.
+    """
     signature = Signature.from_dict(bundle.manifest.signature)
-    report = next((each for each in reports if each.engine == chosen and each.cases), None)
+    report = next((one for one in reports if one.engine == chosen and one.cases), None)
     if report is None:
         return None
     inputs = Reference.load(bundle.file(bundle.manifest.reference), signature).inputs
@@ -288,7 +303,10 @@ def _worst_rows_table(
 
 
 def _row_text(signature: Signature, arrays: Arrays, dim: str, row: int | None) -> str:
-    """The first numbers that a model gets in a row of the row dimension `dim`, with their names."""
+    """Write the names and values of the first columns in a row of the row dimension `dim`.
+
+    `arrays`: the input columns by collection. The text is empty if `row` is None.
+    """
     if row is None:
         return ""
     values = [
@@ -303,7 +321,7 @@ def _row_text(signature: Signature, arrays: Arrays, dim: str, row: int | None) -
 
 
 def _curve_parts(bundle: Bundle) -> Iterator[Part | Figure | None]:
-    """The curves of the metrics on each target. Older releases recorded metrics without curves."""
+    """Yield the curves of each target's metrics; a note for those that an older release lost."""
     recorded = dict(read_curves(bundle))
     for target, record in bundle.manifest.targets.items():
         curves = dict.fromkeys(record.metrics, _NOT_KEPT) | recorded.get(target, {})
@@ -313,8 +331,11 @@ def _curve_parts(bundle: Bundle) -> Iterator[Part | Figure | None]:
 def _curve_parts_of_target(
     target: str, curves: Mapping[str, Curve]
 ) -> Iterator[Part | Figure | None]:
-    """One ROC plot with a line per score, named by its metrics; the residuals of each regression;
-    and the reason for each curve that is not drawn."""
+    """Yield the plots of a target's metrics, and the reason for each curve that is not drawn.
+
+    All ROC curves are in one plot, and equal ones are one line with the names of all its metrics.
+    The residuals of each regression are a plot of their own. `curves`: by metric.
+    """
     scores: dict[Roc, list[str]] = {}
     for name, curve in curves.items():
         if why := why_not_drawn(curve):
@@ -330,27 +351,30 @@ def _curve_parts_of_target(
 
 
 def speed_parts(target: str, timed: BenchmarkReport) -> Iterator[Part | Figure | None]:
-    """The times of a target as a plot and a table; nothing if none was measured."""
+    """Yield the times of a target as a plot and a table; nothing if none was measured."""
     if timed.timings:
         yield speed_figure(f"{target}: time of a call by rows, median with 5 … 95 %", timed)
         yield describe_benchmark(f"{target}: one call from SoA to SoA, {SPREAD}", timed)
 
 
 def _provenance_parts(bundle: Bundle, version: Version | None) -> Iterator[Part]:
-    """Where a version is from, and its targets that were built later."""
+    """Yield where a version is from, and where its targets that were built later are from."""
     yield new_table("", "", "", rows=collect_facts(bundle, version).items())
     for target in bundle.manifest.targets:
         yield from describe_annex(bundle, target)
 
 
 def _history_parts(version: Version | None, events: Sequence[Event]) -> Iterator[Part]:
-    """The events of a version, and the decisions of its promotions."""
+    """Yield the events that concern a version, and the decisions that let it have its aliases.
+
+    `events`: those of its model. Nothing is yielded if `version` is None.
+    """
     if version is None:
         return
-    n = version.number
-    about_it = [event for event in events if event.version == n or n in event.after.values()]
-    if about_it:
-        yield describe_history(version.name, about_it)
+    number = version.number
+    own = [event for event in events if number in (event.version, *event.after.values())]
+    if own:
+        yield describe_history(version.name, own)
     for alias in version.aliases:
         promotion = version.promotion(alias)
         if promotion is not None:
@@ -359,7 +383,7 @@ def _history_parts(version: Version | None, events: Sequence[Event]) -> Iterator
 
 
 def bench_page(ref: str, reports: Mapping[str, BenchmarkReport]) -> str:
-    """The page of `pipeline check --times`. `reports`: by target."""
+    """Return the page of `pipeline check --times` about a version. `reports`: by target."""
     sections = [
         Section(target, list(speed_parts(target, timed))) for target, timed in reports.items()
     ]
@@ -367,14 +391,17 @@ def bench_page(ref: str, reports: Mapping[str, BenchmarkReport]) -> str:
 
 
 def operators_page(ref: str, table: Table, times: Sequence[OperatorTime]) -> str:
-    """The page of `pipeline check --operators`. `table`: all of `times`, the longest first."""
+    """Return the page of `pipeline check --operators`. `table`: all `times`, the longest first."""
     figure = operators_figure("The operators that take most", times[:_MOST_OPERATORS])
     sections = [Section("Shares of a call of lanes", [table, figure])]
     return render_page(f"Operators of {ref}", sections, ["Measured on this host, in one thread."])
 
 
 def apply_page(report: Report, about: Sequence[About]) -> str:
-    """The page about a job of `pipeline apply`. `about`: records of its first outputs, in order."""
+    """Return the page about a job of `pipeline apply`.
+
+    `about`: the records of its first outputs, at least one, in the order of `report.outputs`.
+    """
     scored = report.spent.rows
     now = "" if scored == report.rows else f", {f'{scored:,}' if scored else 'none'} of them now"
     facts_table = new_table("", "", "", rows=_nonempty_facts(_facts_of_job(report, about)))
@@ -391,12 +418,15 @@ def apply_page(report: Report, about: Sequence[About]) -> str:
 
 
 def _scorer_name(about: About) -> str:
-    """The version that made an output; the name of its model if it was a bundle in a folder."""
+    """Name the version that made an output, or its model if that was a bundle in a folder."""
     return f"{about.model}/{about.version}" if about.version else about.model
 
 
 def _facts_of_job(report: Report, about: Sequence[About]) -> dict[str, str]:
-    """Facts about a job, by name. A text may be empty. The version is the same for all outputs."""
+    """Return facts about a job as texts, by name; a text may be empty.
+
+    Facts that are the same for all outputs are taken from the first one.
+    """
     first, scored = about[0], report.spent.rows
     took = report.seconds - report.start
     times = {name: seconds for name, seconds in report.spent.times.items() if seconds}
@@ -417,18 +447,22 @@ def _facts_of_job(report: Report, about: Sequence[About]) -> dict[str, str]:
 
 
 def _outputs_table(report: Report, about: Sequence[About]) -> Table:
-    """The outputs of a job, as far as there are records about them."""
+    """Return a table of the first outputs of a job, those to which `about` has records."""
     table = new_table("", "output", "rows", "state", "input")
-    for path, each in zip(report.outputs, about, strict=False):
+    for path, output in zip(report.outputs, about, strict=False):
         state = "written now" if path in report.written else "already complete"
-        inputs = ", ".join(Path(scored.path).name for scored in each.inputs)
-        table.add_row(Path(path).name, f"{each.rows:,}", state, inputs)
+        inputs = ", ".join(Path(scored.path).name for scored in output.inputs)
+        table.add_row(Path(path).name, f"{output.rows:,}", state, inputs)
     return table
 
 
 def drift_page(profile: Profile, counts: Counts, moved: Sequence[Moved], limit: float) -> str:
-    """The page of `pipeline drift`."""
-    beyond = [each.column for each in moved if each.beyond(limit)]
+    """Return the page of `pipeline drift`.
+
+    `profile`: the distributions of the reference. `moved`: the columns, farthest first. `limit`:
+    the index beyond which a column counts as moved.
+    """
+    beyond = [distance.column for distance in moved if distance.beyond(limit)]
     facts = {
         "version": f"{counts.label}, bundle {counts.digest[:12]}",
         "calls counted": f"{counts.calls:,}",
@@ -442,22 +476,22 @@ def drift_page(profile: Profile, counts: Counts, moved: Sequence[Moved], limit: 
             Section("Against the reference", list(describe_drift(moved, len(moved)))),
             Section("The columns that moved most", [
                 drift_figure(
-                    f"{each.column}: index {number(each.psi)}",
-                    shares_of(profile.columns[each.column], counts.columns[each.column]),
+                    f"{distance.column}: index {number(distance.psi)}",
+                    shares_of(profile.columns[distance.column], counts.columns[distance.column]),
                 )
-                for each in moved[:_MOST_PLOTS] if each.significant
+                for distance in moved[:_MOST_PLOTS] if distance.significant
             ]),
         ],
     )  # fmt: skip
 
 
 def _nonempty_facts(facts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The facts that have a text."""
+    """Yield the facts whose text is not empty."""
     return ((name, text) for name, text in facts.items() if text)
 
 
 def _answer_parts(report: Report) -> Iterator[Part | Figure | None]:
-    """Histograms of the outputs that a run wrote."""
+    """Yield a table and histograms of the values that a run wrote, by output column."""
     if not report.histograms:
         yield "This run wrote no row, so there is nothing to count."
         return
@@ -477,7 +511,7 @@ def _answer_parts(report: Report) -> Iterator[Part | Figure | None]:
 
 
 def difference_page(difference: Mapping[str, Any], links: Sequence[tuple[str, str]] = ()) -> str:
-    """The page about the result of `diff`. `links`: see `page`."""
+    """Return the page about a result of `diff`. `links`: see `render_page`."""
     sides = {side: difference[side] | {"ref": _shareable_name(difference[side])} for side in "ab"}
     title = f"{sides['a']['ref']} and {sides['b']['ref']}"
     changes = describe_difference({**difference, **sides})
@@ -485,16 +519,16 @@ def difference_page(difference: Mapping[str, Any], links: Sequence[tuple[str, st
 
 
 def _shareable_name(side: Mapping[str, Any]) -> str:
-    """The name of a bundle on a page for others, without paths of this host."""
+    """Name a side of a comparison on a page for others, without paths of this host."""
     ref = str(side["ref"])
     return f"bundle {side['digest'][:12]}" if ref.startswith("/") else ref
 
 
 def models_page(models: Mapping[str, Sequence[Version]], registry: str) -> str:
-    """The page with all models of a registry."""
+    """Return the page of all models. `models`: their versions by name. `registry`: its URI."""
     table = new_table("", "model", "versions", "aliases", "targets of the latest")
     for name, versions in models.items():
-        newest = max(versions, key=lambda v: v.number, default=None)
+        newest = max(versions, key=lambda version: version.number, default=None)
         aliases = (f"@{alias} {v.number}" for v in versions for alias in v.aliases)
         targets = newest.targets if newest else {}
         statuses = (f"{target} {status}" for target, status in targets.items())
@@ -504,7 +538,7 @@ def models_page(models: Mapping[str, Sequence[Version]], registry: str) -> str:
 
 
 def model_page(name: str, versions: Sequence[Version], events: Sequence[Event]) -> str:
-    """The page with the versions of a model, the newest first, and their history."""
+    """Return the page of a model: its versions and its events, both with the newest first."""
     table = describe_versions(sorted(versions, key=lambda v: -v.number))
     table.links.update({v.ref: f"/models/{name}/{v.number}" for v in versions})
     history = [describe_history(name, list(reversed(events)))] if events else []
@@ -521,9 +555,10 @@ def model_page(name: str, versions: Sequence[Version], events: Sequence[Event]) 
 def publish(
     registry: Registry, version: Version, bundle: Bundle, folder: Path | None = None
 ) -> Path | None:
-    """Write a version's page next to MLflow's tags, and into `folder` if given. Returns the file.
+    """Write the page of a version into its MLflow run, and into `folder` unless that is None.
 
-    Raises ReportError if a library is missing.
+    Returns the file in `folder`, or None. A failure of MLflow is ignored. Raises ReportError if a
+    library is missing.
     """
     text = version_page(bundle, version)
     registry.keep_report(version, REPORT, text)
@@ -536,5 +571,5 @@ def publish(
 
 
 def page_file(folder: Path, version: Version) -> Path:
-    """The file that `publish` writes for a version."""
+    """Return the file that `publish` writes for a version."""
     return folder / f"{version.name}-{version.number}.html"

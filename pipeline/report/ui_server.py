@@ -37,8 +37,11 @@ _one_at_a_time = threading.Lock()  # matplotlib has one set of settings per proc
 
 
 def make_site(registry: Registry, host: str = _THIS_HOST[0]) -> Any:
-    """The application, for an ASGI server. On localhost, it refuses requests that name another
-    host."""
+    """Return the pages of a registry as an application for an ASGI server.
+
+    If `host`, where it will listen, is this computer, the application refuses requests that name
+    another host. Raises ReportError if a library is missing.
+    """
     try:
         from fastapi import FastAPI, Request
         from fastapi.responses import HTMLResponse
@@ -98,7 +101,11 @@ HOME = ("all models", "/")
 
 
 def _version_links(registry: Registry, version: Version) -> list[tuple[str, str]]:
-    """Links from a version's page: home, the model, the version before it, MLflow."""
+    """Return the links from a version's page, as pairs of text and address.
+
+    They lead to the first page, the model, the comparison with the version before, and MLflow's
+    page if the registry is a tracking server.
+    """
     name, number = version.name, version.number
     links = [HOME, (name, f"/models/{name}")]
     older = [v.number for v in registry.versions(name) if v.number < number]
@@ -112,7 +119,7 @@ def _version_links(registry: Registry, version: Version) -> list[tuple[str, str]
 
 
 def open_listener(host: str, port: int) -> socket.socket:
-    """Open the open_listener socket. Raises ReportError if the address is not available."""
+    """Open a socket that listens at an address. Raises ReportError if that is not available."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family)
@@ -124,7 +131,7 @@ def open_listener(host: str, port: int) -> socket.socket:
 
 
 def serve_site(registry: Registry, host: str, listener: socket.socket) -> None:
-    """Serve the pages until Ctrl-C."""
+    """Serve the pages of a registry at `listener` until Ctrl-C. `host`: see `make_site`."""
     app = make_site(registry, host)
     import uvicorn
 

@@ -33,13 +33,14 @@ from soa.text import microseconds, number, time_unit
 from stages.reports import BenchmarkReport, Curve, Timing, ValidationReport
 
 T = TypeVar("T")
+_MOST_NAMES = 6
 SPREAD = "one thread; below each median its 5th … 95th percentile"
 
 
 def describe_build(bundle: Bundle, only: str | None = None) -> Iterator[Part]:
-    """The results of a build: deviations of every candidate from the reference, and times.
+    """Describe the results of a build: each candidate's deviations from the reference, and times.
 
-    `only`: report this target alone, without the reference and the metrics.
+    `only`: the one target to report, without the reference and the metrics; None: all targets.
     """
     if only is None:
         yield from describe_reference(bundle)
@@ -56,8 +57,11 @@ def describe_build(bundle: Bundle, only: str | None = None) -> Iterator[Part]:
 
 
 def describe_failures(bundle: Bundle) -> Iterator[str]:
-    """For each target for which an engine failed: why, and how fast the artifact is that was chosen
-    instead. Such a target may be better after the cause is mended."""
+    """Yield a line for each engine that failed for a target, with the reason.
+
+    Another line tells how fast the artifact is that was chosen instead, since the target may become
+    faster once the cause is mended.
+    """
     for target, record in bundle.manifest.targets.items():
         failed = {e: c.reason for e, c in record.candidates.items() if c.status == "failed"}
         yield from (f"{target}: {engine} failed: {reason}" for engine, reason in failed.items())
@@ -66,7 +70,7 @@ def describe_failures(bundle: Bundle) -> Iterator[str]:
 
 
 def read_validation(bundle: Bundle, target: str) -> list[ValidationReport]:
-    """The stored validation reports, by engine in their order."""
+    """Read the stored validation reports on a target, one for each engine; none if none exists."""
     stored = bundle.report(VALIDATION)
     if target not in stored:
         return []
@@ -74,8 +78,10 @@ def read_validation(bundle: Bundle, target: str) -> list[ValidationReport]:
 
 
 def read_benchmark(bundle: Bundle, target: str) -> BenchmarkReport:
-    """The stored benchmark report, with the times of eager torch and copies to compare with; an
-    empty one for a target that no device here could run."""
+    """Read the stored benchmark report on a target, which also has times of eager torch and copies.
+
+    Returns an empty report for a target that no device of the building host could run.
+    """
     stored = bundle.report(BENCHMARK)
     if target not in stored:
         return BenchmarkReport({}, None)
@@ -83,7 +89,7 @@ def read_benchmark(bundle: Bundle, target: str) -> BenchmarkReport:
 
 
 def read_curves(bundle: Bundle) -> Iterator[tuple[str, dict[str, Curve]]]:
-    """Yields, for each target, the curve of each metric."""
+    """Yield each target that has stored curves, and its curves by metric."""
     recorded = bundle.report(CURVES)
     for target in bundle.manifest.targets:
         if target in recorded:
@@ -91,7 +97,7 @@ def read_curves(bundle: Bundle) -> Iterator[tuple[str, dict[str, Curve]]]:
 
 
 def _read_report(kind: type[T], bundle: Bundle, reports: Mapping[str, Any], target: str) -> T:
-    """The report on a target, as a record of `kind`. Raises BundleError if it does not fit."""
+    """Return the report on a target as a record of `kind`. BundleError: it does not fit."""
     try:
         return as_record(kind, reports.get(target))
     except ValueError as error:
@@ -99,7 +105,10 @@ def _read_report(kind: type[T], bundle: Bundle, reports: Mapping[str, Any], targ
 
 
 def describe_reference(bundle: Bundle) -> Iterator[Part]:
-    """How far the reference tests a model: its NaN or infinite values, and notes on its limits."""
+    """Describe how well the reference tests a model.
+
+    A table counts NaN and infinite values of each output; lines below it note other limits.
+    """
     from stages.reference import read_proof  # here: it needs NumPy, a list of versions does not
 
     counts, notes = read_proof(bundle)
@@ -116,7 +125,7 @@ def describe_reference(bundle: Bundle) -> Iterator[Part]:
 
 
 def describe_metrics(bundle: Bundle) -> Iterator[Part]:
-    """The metrics on the labelled rows, if the config has any."""
+    """Describe the metrics on the labelled rows; yields nothing if the bundle has no such rows."""
     stored, targets = bundle.manifest.labelled, bundle.manifest.targets
     if stored is not None:
         rows = [
@@ -129,7 +138,7 @@ def describe_metrics(bundle: Bundle) -> Iterator[Part]:
 
 
 def describe_validation(title: str, reports: Sequence[ValidationReport]) -> Iterator[Part]:
-    """The worst deviations of each candidate by output, and the verdicts."""
+    """Describe validations: each candidate's worst deviation of each output, and the verdicts."""
     table = new_table(
         title, "engine", "output", "max abs", "max rel", "ULP p50/p99/max", "outside", "arg-max"
     )
@@ -145,7 +154,10 @@ def describe_validation(title: str, reports: Sequence[ValidationReport]) -> Iter
 
 
 def _ulp_text(deviation: Deviation) -> str:
-    """The 50th and 99th percentile and the largest deviation in ULP, which integers do not have."""
+    """Write the 50th and 99th percentile and the largest deviation in units in the last place.
+
+    Integers have no such deviations: the text is `exact` if all values are equal, else a dash.
+    """
     quantiles = (deviation.ulp_p50, deviation.ulp_p99, deviation.ulp_max)
     if None not in quantiles:
         return "/".join(number(ulp) for ulp in quantiles if ulp is not None)
@@ -153,7 +165,7 @@ def _ulp_text(deviation: Deviation) -> str:
 
 
 def _describe_verdicts(reports: Iterable[ValidationReport]) -> Iterator[str]:
-    """Says which engines are valid, and why the others are not."""
+    """Say which engines are valid, why the others are not, and what was found beside the cases."""
     if valid := [report.engine for report in reports if report.valid]:
         yield f"valid: {', '.join(valid)}"
     for report in reports:
@@ -167,7 +179,7 @@ def _describe_verdicts(reports: Iterable[ValidationReport]) -> Iterator[str]:
 
 
 def describe_benchmark(title: str, report: BenchmarkReport) -> Part:
-    """A table of times: each median, and below it the spread in the same unit."""
+    """Return a table of times: each median, and below it the spread in the same unit."""
     table = new_table(title, "", *report.timings)
     spans = spans_of(report.below, report.fastest)
     for name in dict.fromkeys(name for times in report.timings.values() for name in times):
@@ -179,7 +191,10 @@ def describe_benchmark(title: str, report: BenchmarkReport) -> Part:
 
 
 def time_and_spread(timing: Timing) -> Cell:
-    """A cell: the median of a call, and below it the 5th and 95th percentile, if they differ."""
+    """Return a cell with the median of a call and, if they differ, its percentiles below.
+
+    Those are the 5th and the 95th: `("12 us", "11…14")`.
+    """
     scale, _ = time_unit(timing.median_us)
     low, high = number(timing.p05_us / scale), number(timing.p95_us / scale)
     median = microseconds(timing.median_us)
@@ -187,14 +202,14 @@ def time_and_spread(timing: Timing) -> Cell:
 
 
 def percent(share: float) -> str:
-    """A share as text: `0%` or `100%` only if exact, else such as `99.87%` or `<0.01%`."""
+    """Write a share in percent, as `99.87%` or `<0.01%`. `0%` and `100%` mean exactly that."""
     if share in (0, 1):
         return f"{share:.0%}"
     return "<0.01%" if 0 < share < 1e-4 else f"{min(share, 0.9999):.2%}"
 
 
 def describe_bundle(bundle: Bundle, version: Version | None) -> Iterator[Part]:
-    """Everything about a version, or about a bundle in a folder, as `pipeline show` shows it."""
+    """Describe a bundle as `pipeline show` does. `version`: None if it is not from a registry."""
     yield version.ref if version else str(bundle.path)
     yield new_table("", "", "", rows=collect_facts(bundle, version).items())
     yield blocks_table(bundle.manifest)
@@ -202,7 +217,10 @@ def describe_bundle(bundle: Bundle, version: Version | None) -> Iterator[Part]:
 
 
 def collect_facts(bundle: Bundle, version: Version | None) -> dict[str, str]:
-    """Facts about a version and its origin, by name."""
+    """Return facts about a bundle and its origin as texts, by name; unknown ones are left out.
+
+    `version`: the version that it is in the registry, or None.
+    """
     manifest, provenance = bundle.manifest, bundle.manifest.provenance
     signature = Signature.from_dict(manifest.signature)
     source = "not in a git repository"
@@ -229,7 +247,7 @@ def collect_facts(bundle: Bundle, version: Version | None) -> dict[str, str]:
 
 
 def _shadow_text(shadow: ShadowRecord) -> str:
-    """The record of a shadow or canary as text."""
+    """Write the record of a shadow or canary as one line."""
     largest = ", ".join(f"{name} {number(most)}" for name, most in shadow.max_abs.items())
     withdrawn = f", withdrawn at {shadow.withdrawn}" if shadow.withdrawals else ""
     return (
@@ -240,7 +258,7 @@ def _shadow_text(shadow: ShadowRecord) -> str:
 
 
 def row_ranges_text(signature: Signature) -> str:
-    """How many rows a call may have, by row dimension."""
+    """Write how many rows a call may have, such as `n: 1 … 1,000` for each row dimension."""
     return ", ".join(
         f"{dim}: {rows.min:,} {'or more' if rows.unbounded else f'… {rows.max:,}'}"
         for dim, rows in signature.ranges.items()
@@ -248,7 +266,10 @@ def row_ranges_text(signature: Signature) -> str:
 
 
 def _dependence_text(capture: Capture) -> str:
-    """What is known about rows that depend on other rows, and how."""
+    """Write whether a row's outputs depend on other rows, and how this is known.
+
+    The text is empty if an older release recorded nothing.
+    """
     if capture.tried:
         return f"none found, tried: {capture.tried}"
     if capture.shown:
@@ -257,7 +278,7 @@ def _dependence_text(capture: Capture) -> str:
 
 
 def blocks_table(manifest: Manifest) -> Table:
-    """A table of the blocks that the model reads and writes."""
+    """Return a table of the blocks that the model reads (`→`) and writes (`←`)."""
     signature = Signature.from_dict(manifest.signature)
     blocks = new_table("blocks", "block", "collection", "columns", "plan", "tolerance")
     for arrow, bound_blocks in (("→", signature.inputs), ("←", signature.outputs)):
@@ -275,19 +296,23 @@ def blocks_table(manifest: Manifest) -> Table:
 
 
 def _tolerance_text(tolerance: Tolerance) -> str:
-    """The largest deviation from a reference value that is allowed, as text."""
+    """Write the largest deviation from a reference value `ref` that is allowed."""
     if not tolerance.atol and not tolerance.rtol:
         return "exact"
     return f"{number(tolerance.atol)} + {number(tolerance.rtol)}·|ref|"
 
 
 def _first_names(names: Sequence[str]) -> str:
-    """The first six names; if there are more, also their number."""
-    return ", ".join(names[:6]) + (f", … ({len(names)})" if len(names) > 6 else "")
+    """Join the first `_MOST_NAMES` names; if there are more, add the number of all."""
+    more = f", … ({len(names)})" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more
 
 
 def _origin_text(origin: Mapping[str, Any]) -> str:
-    """The registry and version from which a version was pushed, as text."""
+    """Write who pushed a version, when, and from which version of which registry.
+
+    `origin`: the version's tag; the text is empty if it has none.
+    """
     if not origin:
         return ""
     was = f", was {origin['version']}" if "version" in origin else ""
@@ -296,7 +321,7 @@ def _origin_text(origin: Mapping[str, Any]) -> str:
 
 
 def describe_artifact_facts(record: TargetRecord) -> Iterator[str]:
-    """The facts that engines record about artifacts, as `name value` pairs without empty lists."""
+    """Yield a line for each engine that recorded facts about its artifact, without empty lists."""
     for engine, candidate in record.candidates.items():
         texts = []
         for name, value in candidate.facts.items():
@@ -308,7 +333,7 @@ def describe_artifact_facts(record: TargetRecord) -> Iterator[str]:
 
 
 def describe_annex(bundle: Bundle, target: str) -> Iterator[str]:
-    """The origin of a target that was built later; nothing for other targets."""
+    """Describe where a target that was built later is from; yields nothing for other targets."""
     annex = bundle.annexes.get(target)
     if annex is not None:
         record = annex.record
@@ -318,7 +343,7 @@ def describe_annex(bundle: Bundle, target: str) -> Iterator[str]:
 
 
 def describe_decisions(title: str, decisions: Sequence[Decision]) -> Iterator[Part]:
-    """The decisions of gates as a table, and the details of those that did not pass."""
+    """Describe decisions of gates: a table of all, then the details of those that did not pass."""
     rows = ((_gate_text(d), d.answer, d.found, d.limit) for d in decisions)
     yield new_table(title, "gate", "answer", "found", "limit", rows=rows)
     for decision in decisions:
@@ -328,8 +353,11 @@ def describe_decisions(title: str, decisions: Sequence[Decision]) -> Iterator[Pa
 
 
 def _gate_text(decision: Decision) -> str:
-    """The name of the gate and, if the gate decides several times, the target or quantity: these
-    begin its detail."""
+    """Return the name of a decision's gate, and what the decision is about if that can be read.
+
+    A gate may decide several times, about targets or quantities. Such a detail begins with one:
+    `latency: p99 of a call on cpu/x86-64-v3 at n=1 in us` or `verified: cpu/x86-64-v3`.
+    """
     quantity, limit, _ = decision.detail.partition(f" is {decision.found}, limit ")
     if limit and quantity:
         return f"{decision.gate}: {quantity}"
@@ -338,7 +366,7 @@ def _gate_text(decision: Decision) -> str:
 
 
 def describe_history(name: str, events: Iterable[Event]) -> Part:
-    """A table of a model's events."""
+    """Return a table of the events of the model `name`, in the order of `events`."""
     table = new_table(f"history of {name}, times in UTC", "", "time", "what", "by", "why")
     for event in events:
         time = event.time.strftime("%Y-%m-%d %H:%M:%S")
@@ -348,7 +376,7 @@ def describe_history(name: str, events: Iterable[Event]) -> Part:
 
 
 def _event_text(name: str, event: Event) -> str:
-    """What happened to the model `name`, in a few words."""
+    """Say in a few words what happened to a model, such as `promotion of jets/3 to @production`."""
     text = event.kind if event.state == "done" else f"{event.kind} (void)"
     if event.version is not None:
         text += f" of {name}/{event.version}"
@@ -361,7 +389,10 @@ def _event_text(name: str, event: Event) -> str:
 
 
 def _reasons_text(event: Event) -> str:
-    """The reasons for an event, or against it, in a few words."""
+    """Say in a few words why an event happened, which gates refused it, and what it added.
+
+    The text may be empty.
+    """
     if event.kind == "found":
         aliases = ", ".join(f"@{alias} {number}" for alias, number in event.after.items())
         return f"aliases moved by other means: {aliases or 'none left'}"
@@ -382,7 +413,7 @@ def _reasons_text(event: Event) -> str:
 
 
 def describe_versions(versions: Iterable[Version]) -> Table:
-    """A table of versions with aliases and targets."""
+    """Return a table of versions, in their order, with aliases, targets and digests."""
     table = new_table("", "version", "aliases", "targets", "created", "digest")
     for version in versions:
         chosen = {target: f" ({engine})" for target, engine in version.chosen.items()}
