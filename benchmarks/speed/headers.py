@@ -18,7 +18,12 @@ from benchmarks.speed.unseen import SHAPES, network
 from benchmarks.subject import CPU, Subject, subject
 from benchmarks.table import print_machine
 from engines import Portable, Target, engine
-from engines.lanes.compiling.devices import amd_image, clang, number_in, nvrtc_image
+from engines.lanes.compiling.devices import (
+    compile_by_clang,
+    compile_by_nvrtc,
+    find_clang,
+    number_in,
+)
 from pipeline.building.header import add_self_test
 from pipeline.report.tables import new_table, show
 from runtime.opening import digest_answers
@@ -58,7 +63,9 @@ def measured(name: str) -> list[str]:
         (folder / "main.cpp").write_text(
             '#include "net.h"\nint main() { return net::self_test(); }\n'
         )
-        times = [_compile_seconds(f"{compiler} {_CPU}", folder) for compiler in ("g++", clang())]
+        times = [
+            _compile_seconds(f"{compiler} {_CPU}", folder) for compiler in ("g++", find_clang())
+        ]
         passed = subprocess.run([str(folder / "main")], check=False).returncode == 0
         calls = {"own": _call(session, captured), "library": _call(library, captured)}
         timed = race(calls, _SECONDS)
@@ -93,11 +100,11 @@ def _on_gpus(captured: Subject) -> list[str]:
         folder = Path(scratch)
         written_header_of(captured, "cuda", folder)
         begun = time.monotonic()
-        image = nvrtc_image(_KERNEL.encode(), "sm_80", folder, fmad=True)
+        image = compile_by_nvrtc(_KERNEL.encode(), "sm_80", folder, fmad=True)
         nvidia_s = time.monotonic() - begun
         (folder / "kernel.hip").write_text(_KERNEL)
         begun = time.monotonic()
-        log = amd_image("kernel.hip", "gfx90a", folder, folder)
+        log = compile_by_clang("kernel.hip", "gfx90a", folder, folder)
         amd_s = time.monotonic() - begun
     registers = number_in(image.log, r"Used (\d+) registers")
     vector_registers = number_in(log, r"VGPRs: (\d+)")
@@ -111,7 +118,9 @@ def _call(session: Session, captured: Subject) -> Callable[[], None]:
 
 
 def _clang_version() -> str:
-    process = subprocess.run([clang(), "-dumpversion"], capture_output=True, text=True, check=True)
+    process = subprocess.run(
+        [find_clang(), "-dumpversion"], capture_output=True, text=True, check=True
+    )
     return process.stdout.strip()
 
 

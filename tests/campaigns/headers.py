@@ -22,7 +22,7 @@ from pathlib import Path
 
 from benchmarks.speed.trees import trained
 from benchmarks.speed.unseen import write_configs
-from engines.lanes.compiling.devices import amd_image, clang, nvrtc_image
+from engines.lanes.compiling.devices import compile_by_clang, compile_by_nvrtc, find_clang
 from pipeline.building.header import write_header
 from pipeline.building.run_config import run
 from pipeline.report.tables import new_table, show
@@ -128,7 +128,7 @@ def _written(config: Path, folder: Path) -> Written:
 
 
 def _compilers(python: str | None) -> dict[str, Compiler]:
-    found = {"g++": _cpp("g++", _V3), "clang": _cpp(clang(), _V3)}
+    found = {"g++": _cpp("g++", _V3), "clang": _cpp(find_clang(), _V3)}
     if python is not None:
         found["zig"] = _cpp(python, "-m", "ziglang", "c++", _ZIGS_V3)
         found["ROOT"] = _root(python)
@@ -162,7 +162,7 @@ def _root(python: str) -> Compiler:
 
 def _nvidia(arch: str) -> Compiler:
     def take(made: Written) -> None:
-        nvrtc_image(_KERNEL.replace("NAME", made.name).encode(), arch, made.folders["cuda"])
+        compile_by_nvrtc(_KERNEL.replace("NAME", made.name).encode(), arch, made.folders["cuda"])
 
     return take
 
@@ -170,7 +170,7 @@ def _nvidia(arch: str) -> Compiler:
 def _amd(arch: str) -> Compiler:
     def take(made: Written) -> None:
         folder = made.beside(_KERNEL, "kernel.hip", "hip")
-        amd_image("kernel.hip", arch, folder, folder)
+        compile_by_clang("kernel.hip", arch, folder, folder)
 
     return take
 

@@ -28,7 +28,8 @@ _TIMEOUT_S = 1800.0
 
 
 def family(target: Target) -> str:
-    """The processor family that runs a target's code, as in `uname -m`. For a GPU: this host's."""
+    """The processor family that runs a target's host code, as `uname -m` names it. For a GPU target
+    this is the family of this host."""
     if target.device != "cpu":
         return platform.machine()
     return "x86_64" if target.arch.startswith("x86-64") else "aarch64"
@@ -44,8 +45,8 @@ _HARMLESS = re.compile(
 def named_compiler() -> tuple[str, ...]:
     """The words of the environment variable CXX; empty if it is not set.
 
-    EngineError if there is no such program, or if it has an option that is not known to be
-    harmless: `-ffast-math` changes numbers, and also how the host's own threads compute.
+    Raises EngineError if it names no program, or has an option that is not known to be harmless:
+    `-ffast-math`, for example, changes numbers, and also how this process's own threads compute.
     """
     try:
         words = tuple(shlex.split(os.environ.get("CXX", "")))
@@ -65,19 +66,21 @@ def named_compiler() -> tuple[str, ...]:
 
 
 def compilers(machine: str) -> Iterator[tuple[str, ...]]:
-    """The installed compilers for a processor family, best first. For this host's: $CXX first."""
-    here = machine == platform.machine()
-    ours = [named_compiler(), ("g++",), ("clang++",)]
-    for words in ours if here else [(f"{machine}-linux-gnu-g++",)]:
+    """Yield the commands of the installed compilers for a processor family, best first. For this
+    host's own family, the compiler that $CXX names comes first."""
+    is_ours = machine == platform.machine()
+    native = [named_compiler(), ("g++",), ("clang++",)]
+    for words in native if is_ours else [(f"{machine}-linux-gnu-g++",)]:
         if words and shutil.which(words[0]):
             yield words
     if find_spec("ziglang") is not None:
-        crossing = () if here else ("-target", f"{machine}-linux-gnu.2.28")
+        crossing = () if is_ours else ("-target", f"{machine}-linux-gnu.2.28")
         yield (sys.executable, "-m", "ziglang", "c++", *crossing)
 
 
 def compiler(machine: str) -> tuple[str, ...]:
-    """The first of `compilers`; EngineError says how to install one."""
+    """The command of the best compiler for a processor family. Raises EngineError if there is none;
+    the message says how to install one."""
     if (best := next(compilers(machine), None)) is not None:
         return best
     if machine == platform.machine():
@@ -89,7 +92,8 @@ def compiler(machine: str) -> tuple[str, ...]:
 
 
 def compiler_identity(target: Target) -> str:
-    """The compiler of a target and its version, for the keys of what it builds."""
+    """The command of a target's compiler with its version, for the keys of what it builds. If there
+    is no compiler, a text that says so."""
     try:
         words = next(compilers(family(target)), ())
     except EngineError as error:
@@ -99,7 +103,8 @@ def compiler_identity(target: Target) -> str:
 
 @cache
 def version_of(words: tuple[str, ...]) -> str:
-    """The first line that a compiler says about itself; `unknown` if it says nothing."""
+    """The first line that a compiler prints for `--version`; `unknown` if it prints nothing or
+    cannot be run."""
     try:
         done = subprocess.run([*words, "--version"], capture_output=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
@@ -109,10 +114,11 @@ def version_of(words: tuple[str, ...]) -> str:
 
 
 def compile_library(source: Path, include: Path, target: Target, out: Path, parts: int) -> None:
-    """Compile `source` to the shared library `out`. EngineError has the compiler's message.
+    """Compile `source` to the shared library `out`. `include` is the folder of header files.
 
-    Its `parts` are compiled at the same time, as far as this process has cores, and then linked;
-    with 0 parts it is compiled as a whole.
+    The parts 0 to `parts` - 1 are compiled at the same time, as far as this process has cores, and
+    then linked. If `parts` is 0, the source is compiled as a whole. Raises EngineError with the
+    compiler's message.
     """
     command = [*compiler(family(target)), *_FLAGS, *machine_flags(target), "-I", str(include)]
     folder = source.parent
@@ -132,7 +138,8 @@ def compile_library(source: Path, include: Path, target: Target, out: Path, part
 
 
 def run_compiler(command: Sequence[str], folder: Path, out: Path) -> str:
-    """Run a compiler in a folder; returns its stderr. EngineError if it failed or made no `out`."""
+    """Run a compiler in a folder. Returns what it wrote to stderr. Raises EngineError if it failed
+    or did not make the file `out`."""
     name = Path(command[0]).name
     try:
         done = subprocess.run(
@@ -153,7 +160,7 @@ def run_compiler(command: Sequence[str], folder: Path, out: Path) -> str:
 
 
 def machine_flags(target: Target) -> list[str]:
-    """The options that name a CPU target."""
+    """The compiler's options that select a CPU target."""
     if target.arch == "aarch64":
         return ["-march=armv8-a"]
     wide = ["-mprefer-vector-width=512"] if target.arch == "x86-64-v4" else []
@@ -161,6 +168,6 @@ def machine_flags(target: Target) -> list[str]:
 
 
 def _first_error(lines: Sequence[str]) -> str:
-    """The first line with an error, or else the first line."""
+    """The first line of a compiler's output that reports an error, or else the first line."""
     errors = [line for line in lines if "error" in line.lower() or "killed" in line.lower()]
     return [*errors, *lines, "it said nothing"][0].strip()

@@ -40,14 +40,16 @@ from engines.lanes.planning import (
 from engines.lanes.tensors import Leaves, Product, Program, Reduction
 from engines.target import Target
 
-THREADS = 128  # of a block
+THREADS = 128  # the number of threads of a block
 _UNROLLED = 6000  # the most steps of a row's program for which all loops are unrolled
-_A_NODE = 10  # steps that take a compiler as long as a node of a tree: 2,480 nodes took 30 s
+_STEPS_OF_A_NODE = (
+    10  # steps that take a compiler as long as a node of a tree: 2,480 nodes took 30 s
+)
 _MOST_STORED = 400  # the most intermediate values to try in registers; not all exist at once
 _MOST_SPILLED = 512  # bytes a thread may spill if the intermediate values are in registers
 _MOST_SHARED = 48 << 10  # bytes of shared memory for a block, which every GPU has
 _MOST_LOCAL = 64 << 10  # bytes for a thread: 2,048 threads of 132 processors then take 17 GB
-_MOST_BYTES = 4000  # of a kernel's arguments
+_MOST_ARGUMENTS = 500  # pointers and numbers that a kernel takes, of 8 bytes each
 _OLDEST_CLANG = 18  # older versions round square roots differently
 _WARP, _REGISTERS, _UNIT = 32, 16384, 256
 """NVIDIA: threads of a warp; registers of a quarter of a multiprocessor; their allocation unit."""
@@ -62,11 +64,12 @@ _WAVES_AT_ONCE = {"gfx9": 8, "gfx900": 10, "gfx906": 10, "gfx908": 10, "gfx101":
 
 @dataclass(frozen=True)
 class Report:
-    """What the compiler reports of a kernel, for each thread.
+    """What the compiler reports of a kernel.
 
-    `spilled_bytes` are a part of `local_bytes`; `shared_bytes` are for a block of threads. `store`:
-    where a row's intermediate values lie. `occupancy`: the number of threads for which a processor
-    has registers and shared memory, divided by the most threads that it can hold.
+    The numbers are for each thread, except that `shared_bytes` are for a block of threads.
+    `spilled_bytes` are a part of `local_bytes`. `store` says where a row's intermediate values lie.
+    `occupancy` is the number of threads for which a processor has registers and shared memory,
+    divided by the most threads that it can hold.
     """
 
     registers: int
@@ -78,22 +81,23 @@ class Report:
 
 
 def build_kernel(program: Path, target: Target, out: Path) -> list[str]:
-    """See `Engine.compile`. Writes network.kernel, the code, network.cu, target.txt, facts.json."""
+    """Build for `Engine.compile`. Writes network.kernel, the compiled code, network.cu, target.txt
+    and facts.json."""
     return build_row_kernel(make_row_program(program), target, out)
 
 
 def build_row_kernel(program: Program, target: Target, out: Path) -> list[str]:
-    """As `build_kernel`, from the program for one row."""
+    """As `build_kernel`, but takes the program for one row instead of a file."""
     plan = make_plan(program)
     columns = columns_of(plan.program)
-    # A pointer to each column, and the numbers of items and of rows: 8 bytes each.
-    if 8 * (len(columns) + plan.program.kinds.count("i") + 1) > _MOST_BYTES:
+    # A pointer to each column, each number of items, and the number of rows.
+    if len(columns) + plan.program.kinds.count("i") + 1 > _MOST_ARGUMENTS:
         raise NotApplicableError(
-            f"a kernel takes {_MOST_BYTES // 8} columns at most; this network has {len(columns)}"
+            f"a kernel takes {_MOST_ARGUMENTS} columns at most; this network has {len(columns)}"
         )
-    report = _compiled(plan, target, out)
+    report = _compile_in_best_store(plan, target, out)
     _require_room(report.local_bytes)
-    rows = _rows(plan) if report.store == "shared" else THREADS
+    rows = _rows_of_block(plan) if report.store == "shared" else THREADS
     images = [name for name in ("network.image", "network.ptx") if (out / name).is_file()]
     lines = [
         "soa-kernel 1", f"target {target}", f"threads {THREADS}", f"rows {rows}",
@@ -107,12 +111,13 @@ def build_row_kernel(program: Program, target: Target, out: Path) -> list[str]:
     return ["network.kernel", *images, "network.cu", "target.txt", FACTS]
 
 
-def _compiled(plan: Plan, target: Target, out: Path) -> Report:
-    """Write network.cu, and compile it with the first of `stores` that has enough room for a row's
-    intermediate values: registers have not if many values spill."""
-    compile_for = {"cuda": _nvidia, "rocm": _amd}[target.device]
-    for store in stores(plan):
-        rows = _rows(plan) if store == "shared" else 1
+def _compile_in_best_store(plan: Plan, target: Target, out: Path) -> Report:
+    """Write and compile network.cu, with a row's intermediate values in the first of
+    `stores_to_try` that has enough room. Registers have too little if more than _MOST_SPILLED bytes
+    spill. Returns the compiler's report."""
+    compile_for = {"cuda": _compile_for_nvidia, "rocm": _compile_for_amd}[target.device]
+    for store in stores_to_try(plan):
+        rows = _rows_of_block(plan) if store == "shared" else 1
         (out / "network.cu").write_text(write_kernel(plan, THREADS, store, rows).text)
         report = compile_for(out, target, store)
         if store != "registers" or report.spilled_bytes <= _MOST_SPILLED:
@@ -120,23 +125,24 @@ def _compiled(plan: Plan, target: Target, out: Path) -> Report:
     return report
 
 
-def stores(plan: Plan) -> list[Store]:
-    """The places for intermediate values to try, in order. NotApplicableError if they are too many
-    for any place."""
+def stores_to_try(plan: Plan) -> list[Store]:
+    """Where a row's intermediate values may lie, in the order in which a build tries the places.
+    Raises NotApplicableError if no place has room for all values."""
     _require_room(4 * plan.size)
-    roomiest: Store = "shared" if _rows(plan) else "local"
-    if sum(map(_steps, plan.steps)) <= _UNROLLED and plan.size <= _MOST_STORED:
+    roomiest: Store = "shared" if _rows_of_block(plan) else "local"
+    if sum(map(_unrolled_steps, plan.steps)) <= _UNROLLED and plan.size <= _MOST_STORED:
         return ["registers", roomiest]
     return [roomiest]
 
 
-def _rows(plan: Plan) -> int:
-    """How many rows a block of threads computes together; 0 if not one fits in shared memory."""
+def _rows_of_block(plan: Plan) -> int:
+    """The number of rows that a block of threads computes together. 0 if the intermediate values of
+    one row do not fit into shared memory."""
     return rows_together(plan, THREADS, _MOST_SHARED)
 
 
 def _require_room(size: int) -> None:
-    """NotApplicableError if a thread needs more than _MOST_LOCAL bytes."""
+    """Raise NotApplicableError if a thread would need more than _MOST_LOCAL bytes."""
     if size > _MOST_LOCAL:
         raise NotApplicableError(
             f"a thread would need {size:,} bytes of local memory for its intermediate values, "
@@ -144,11 +150,11 @@ def _require_room(size: int) -> None:
         )
 
 
-def _steps(step: Step) -> int:
-    """About how many steps of a row's program a step of the plan is, if all loops are unrolled. A
-    sort compares about all pairs."""
+def _unrolled_steps(step: Step) -> int:
+    """Estimate how many steps of a row's program a step of the plan becomes if all loops are
+    unrolled. A sort counts as a comparison of all pairs."""
     if isinstance(step, Leaves):
-        return _A_NODE * step.source.shape[0] * len(step.forest.thresholds)
+        return _STEPS_OF_A_NODE * step.source.shape[0] * len(step.forest.thresholds)
     if not isinstance(step, Kernel):
         return math.prod(step.source.shape) ** 2
     inner = step.inner.steps() if isinstance(step.inner, Product | Reduction) else ()
@@ -159,8 +165,9 @@ def _steps(step: Step) -> int:
 # --- NVIDIA ---
 
 
-def nvrtc() -> ctypes.CDLL:
-    """NVRTC from the wheel or from the toolkit; EngineError says how to install it."""
+def load_nvrtc() -> ctypes.CDLL:
+    """Load NVRTC from NVIDIA's wheel, or else from the CUDA toolkit. Raises EngineError if there is
+    neither; the message says how to install it."""
     of_wheels: list[Path] = []
     for packages in sys.path:
         of_wheels += sorted(Path(packages).glob("nvidia/*/lib/libnvrtc.so.*"), reverse=True)
@@ -172,10 +179,10 @@ def nvrtc() -> ctypes.CDLL:
     raise EngineError("NVRTC, which compiles for CUDA, is not here: pip install nvidia-cuda-nvrtc")
 
 
-def _nvidia(out: Path, target: Target, store: Store) -> Report:
-    """Compile network.cu to network.image and network.ptx."""
+def _compile_for_nvidia(out: Path, target: Target, store: Store) -> Report:
+    """Compile network.cu to network.image and network.ptx with NVRTC. Returns its report."""
     text = (out / "network.cu").read_bytes()  # ours
-    image = nvrtc_image(text, target.arch, HEADERS)
+    image = compile_by_nvrtc(text, target.arch, HEADERS)
     (out / "network.image").write_bytes(image.cubin)
     (out / "network.ptx").write_bytes(image.ptx)
     registers = number_in(image.log, r"Used (\d+) registers")
@@ -186,18 +193,18 @@ def _nvidia(out: Path, target: Target, store: Store) -> Report:
         local_bytes=number_in(image.log, r"(\d+) bytes stack frame"),
         shared_bytes=shared,
         store=store,
-        occupancy=_occupancy(_number_of(target.arch), registers, shared),
+        occupancy=_occupancy(_arch_number(target.arch), registers, shared),
     )
 
 
-def _number_of(arch: str) -> int:
-    """90 of sm_90 or sm_90a."""
+def _arch_number(arch: str) -> int:
+    """The number of an NVIDIA architecture: 90 for `sm_90` and for `sm_90a`."""
     return int(re.sub("[^0-9]", "", arch))
 
 
 @dataclass(frozen=True)
 class Image:
-    """What NVRTC made of a text: code for one architecture, and its log."""
+    """What NVRTC made of a text: code for one architecture, PTX code, and its log."""
 
     cubin: bytes
     ptx: bytes
@@ -205,17 +212,19 @@ class Image:
 
 
 def number_in(log: str, pattern: str) -> int:
-    """The number that a regular expression finds in a compiler's log; 0 if there is none."""
+    """The number that the first group of a regular expression matches in a compiler's log. 0 if the
+    log has no match."""
     match = re.search(pattern, log)
     return int(match[1]) if match else 0
 
 
-def nvrtc_image(text: bytes, arch: str, include: Path, fmad: bool = False) -> Image:
-    """Compile a text with NVRTC. EngineError has its first error. `fmad`: as nvcc does by default,
-    the compiler makes an fma of a product and a sum."""
-    library = nvrtc()
+def compile_by_nvrtc(text: bytes, arch: str, include: Path, fmad: bool = False) -> Image:
+    """Compile a text with NVRTC for one architecture, such as `sm_90`. `include` is the folder of
+    header files. With `fmad` the compiler may fuse a product and a sum to an fma, as nvcc does by
+    default. Raises EngineError with the compiler's first error."""
+    library = load_nvrtc()
     known = _known_archs(library)
-    if _number_of(arch) not in known:
+    if _arch_number(arch) not in known:
         listed = ", ".join(f"sm_{number}" for number in known)
         raise EngineError(f"this NVRTC does not know {arch}; it knows {listed}")
     program = ctypes.c_void_p()
@@ -227,29 +236,32 @@ def nvrtc_image(text: bytes, arch: str, include: Path, fmad: bool = False) -> Im
     pointers = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
     try:
         status = library.nvrtcCompileProgram(program, len(options), pointers)
-        log = _result(library, program, "ProgramLog").decode(errors="replace")
+        log = _fetch(library, program, "ProgramLog").decode(errors="replace")
         if status:
             errors = [line for line in log.splitlines() if "error" in line]
             first = errors[0].strip() if errors else f"code {status}"
             raise EngineError(f"NVRTC failed: {first}")
-        return Image(_result(library, program, "CUBIN"), _result(library, program, "PTX"), log)
+        return Image(_fetch(library, program, "CUBIN"), _fetch(library, program, "PTX"), log)
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))
 
 
 def _occupancy(arch: int, registers: int, shared: int) -> float:
-    """The occupancy of a multiprocessor by NVIDIA's rules: registers are given to whole warps, in
-    four partitions, and shared memory to whole blocks. `registers`: of a thread; `shared`: bytes of
-    a block."""
-    of_a_warp = max(-(-registers * _WARP // _UNIT) * _UNIT, 1)
-    by_registers = 4 * _WARP * (_REGISTERS // of_a_warp)
+    """The occupancy of a multiprocessor (see `Report`) by NVIDIA's rules.
+
+    Each quarter of a multiprocessor gives its registers to whole warps, in units of _UNIT, and
+    shared memory is given to whole blocks. `registers` are those of a thread, and `shared` the
+    bytes of a block.
+    """
+    registers_of_warp = max(-(-registers * _WARP // _UNIT) * _UNIT, 1)  # rounded up to units
+    by_registers = 4 * _WARP * (_REGISTERS // registers_of_warp)
     by_memory = THREADS * ((_SHARED_AT_ONCE.get(arch, 228) << 10) // (shared + 1024))
     most = _THREADS_AT_ONCE.get(arch, 2048)
     return min(by_registers, by_memory if shared else most, most) / most
 
 
 def _known_archs(library: ctypes.CDLL) -> list[int]:
-    """The numbers of the architectures for which NVRTC compiles."""
+    """The numbers of the architectures that this NVRTC knows, such as 90 for sm_90."""
     count = ctypes.c_int()
     library.nvrtcGetNumSupportedArchs(ctypes.byref(count))
     archs = (ctypes.c_int * count.value)()
@@ -257,8 +269,8 @@ def _known_archs(library: ctypes.CDLL) -> list[int]:
     return list(archs)
 
 
-def _result(library: ctypes.CDLL, program: ctypes.c_void_p, name: str) -> bytes:
-    """What `nvrtcGet{name}` gives of a program that was compiled."""
+def _fetch(library: ctypes.CDLL, program: ctypes.c_void_p, name: str) -> bytes:
+    """Read a result of a compiled program by the function `nvrtcGet{name}`."""
     size = ctypes.c_size_t()
     getattr(library, f"nvrtcGet{name}Size")(program, ctypes.byref(size))
     content = ctypes.create_string_buffer(size.value)
@@ -269,8 +281,9 @@ def _result(library: ctypes.CDLL, program: ctypes.c_void_p, name: str) -> bytes:
 # --- AMD ---
 
 
-def clang() -> str:
-    """A clang++ that is new enough and has lld; EngineError says how to install it."""
+def find_clang() -> str:
+    """The path of a clang++ that is new enough and has the linker lld. Raises EngineError if there
+    is none; the message says how to install it."""
     versions = range(25, _OLDEST_CLANG - 1, -1)
     for name in (*(f"clang++-{version}" for version in versions), "clang++"):
         path = shutil.which(name)
@@ -289,10 +302,13 @@ def clang() -> str:
     )
 
 
-def amd_image(file: str, arch: str, folder: Path, include: Path, flags: Sequence[str] = ()) -> str:
-    """Compile a file of a folder to its `network.image`. Returns what clang says of resources."""
+def compile_by_clang(
+    file: str, arch: str, folder: Path, include: Path, flags: Sequence[str] = ()
+) -> str:
+    """Compile a HIP file of a folder to network.image in that folder. Returns clang's remarks,
+    which tell the registers and the memory that the kernel uses."""
     command = [
-        clang(), "-x", "hip", "--cuda-device-only", "--no-gpu-bundle-output", "-nogpuinc",
+        find_clang(), "-x", "hip", "--cuda-device-only", "--no-gpu-bundle-output", "-nogpuinc",
         "-nogpulib", f"--offload-arch={arch}", "-std=c++20", "-O3", *flags,
         "-fno-strict-aliasing", "-Rpass-analysis=kernel-resource-usage", "-w", "-I", str(include),
         "-o", "network.image", file,
@@ -300,24 +316,25 @@ def amd_image(file: str, arch: str, folder: Path, include: Path, flags: Sequence
     return run_compiler(command, folder, folder / "network.image")
 
 
-def _amd(out: Path, target: Target, store: Store) -> Report:
-    """Compile network.cu to network.image."""
-    remarks = amd_image("network.cu", target.arch, out, HEADERS, ["-ffp-contract=off"])
+def _compile_for_amd(out: Path, target: Target, store: Store) -> Report:
+    """Compile network.cu to network.image with clang. Returns its report."""
+    remarks = compile_by_clang("network.cu", target.arch, out, HEADERS, ["-ffp-contract=off"])
 
-    def remark(name: str) -> int:
+    def number_of(name: str) -> int:
         return number_in(remarks, rf"{name}: (\d+)")
 
     return Report(
-        registers=remark("VGPRs") + remark("AGPRs"),
-        spilled_bytes=4 * remark("VGPRs Spill"),
-        local_bytes=remark(r"ScratchSize \[bytes/lane\]"),
-        shared_bytes=remark(r"LDS Size \[bytes/block\]"),
+        registers=number_of("VGPRs") + number_of("AGPRs"),
+        spilled_bytes=4 * number_of("VGPRs Spill"),  # a register has 4 bytes
+        local_bytes=number_of(r"ScratchSize \[bytes/lane\]"),
+        shared_bytes=number_of(r"LDS Size \[bytes/block\]"),
         store=store,
-        occupancy=remark(r"Occupancy \[waves/SIMD\]") / _waves_at_once(target.arch),
+        occupancy=number_of(r"Occupancy \[waves/SIMD\]") / _waves_at_once(target.arch),
     )
 
 
 def _waves_at_once(arch: str) -> int:
-    """The most waves of a SIMD, by the longest prefix of the architecture that is known."""
+    """The most waves that an AMD SIMD can hold, from the longest entry of _WAVES_AT_ONCE with which
+    the architecture's name begins."""
     prefixes = [prefix for prefix in _WAVES_AT_ONCE if arch.startswith(prefix)]
     return _WAVES_AT_ONCE[max(prefixes, key=len)] if prefixes else 16

@@ -14,7 +14,12 @@ from pathlib import Path
 from engines.base import FACTS, Portable
 from engines.errors import EngineError
 from engines.lanes.compiling.compilers import compiler, family, machine_flags, run_compiler
-from engines.lanes.compiling.devices import amd_image, number_in, nvrtc_image, stores
+from engines.lanes.compiling.devices import (
+    compile_by_clang,
+    compile_by_nvrtc,
+    number_in,
+    stores_to_try,
+)
 from engines.lanes.planning import Language, make_plan, make_row_program, members_of, write_header
 from engines.target import Target
 
@@ -30,18 +35,19 @@ extern "C" __attribute__((global)) void soa_rows(soa_network::Columns of, long n
 
 
 def build_header(source: Portable, target: Target, out: Path) -> list[str]:
-    """See `Engine.compile`. Writes network.so, network.h, network.cpp, target.txt, facts.json."""
+    """Build for `Engine.compile`. Writes network.so, network.h, network.cpp, target.txt and
+    facts.json. Raises EngineError if `source` has no signature."""
     if source.signature is None:
         raise EngineError("a header needs the signature of its columns")
     plan = make_plan(make_row_program(source.program))
-    store = stores(plan)[0]
-    if store == "shared":  # a row is computed by one thread of the user's
+    store = stores_to_try(plan)[0]
+    if store == "shared":  # the user's code computes a row in one thread
         store = "local"
     language: Language = target.arch  # type: ignore[assignment]
     header = write_header(plan, members_of(source.signature), language, store)
     (out / HEADER).write_text(header.text)
     (out / "network.cpp").write_text(header.library)
-    facts = {} if language == "cpp" else {"registers": _registers(out, language)}
+    facts = {} if language == "cpp" else {"registers": _registers_by_arch(out, language)}
     here = Target.parse("cpu")
     command = [
         *compiler(family(here)), "-O2", "-std=c++17", "-fPIC", *machine_flags(here), "-shared",
@@ -54,32 +60,33 @@ def build_header(source: Portable, target: Target, out: Path) -> list[str]:
 
 
 def passes_self_test(text: str, name: str) -> bool:
-    """Compile a header's text with this host's compiler, and run its `self_test`. `name`: its
-    namespace."""
+    """Compile a header's text with this host's compiler, and run the self-test in its namespace
+    `name`. True if no value had other bits. Raises EngineError if it does not compile."""
     here = Target.parse("cpu")
     with tempfile.TemporaryDirectory() as scratch:
-        place = Path(scratch)
-        (place / HEADER).write_text(text)
+        folder = Path(scratch)
+        (folder / HEADER).write_text(text)
         program = f'#include "{HEADER}"\nint main() {{ return {name}::self_test() != 0; }}\n'
-        (place / "main.cpp").write_text(program)
+        (folder / "main.cpp").write_text(program)
         command = [*compiler(family(here)), "-O2", "-std=c++17", *machine_flags(here)]
-        run_compiler([*command, "-o", "main", "main.cpp"], place, place / "main")
-        return subprocess.run([str(place / "main")], check=False).returncode == 0
+        run_compiler([*command, "-o", "main", "main.cpp"], folder, folder / "main")
+        return subprocess.run([str(folder / "main")], check=False).returncode == 0
 
 
-def _registers(folder: Path, language: Language) -> dict[str, int]:
-    """Compile the header's kernel for GPUs. Returns the registers of a thread, by architecture."""
+def _registers_by_arch(folder: Path, language: Language) -> dict[str, int]:
+    """Compile a kernel that includes the header in `folder`, for several GPUs. Returns the number
+    of registers of a thread for each architecture."""
     registers: dict[str, int] = {}
     if language == "cuda":
         for arch in _NVIDIA:
-            # As nvcc does by default, which the header must withstand.
-            compiled = nvrtc_image(_KERNEL.encode(), arch, folder, fmad=True)
+            # `fmad` as nvcc sets it by default: the header must give the same bits.
+            compiled = compile_by_nvrtc(_KERNEL.encode(), arch, folder, fmad=True)
             registers[arch] = number_in(compiled.log, r"Used (\d+) registers")
         return registers
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch)
         (place / "kernel.hip").write_text(_KERNEL)
         for arch in _AMD:
-            log = amd_image("kernel.hip", arch, place, folder)
+            log = compile_by_clang("kernel.hip", arch, place, folder)
             registers[arch] = number_in(log, r"VGPRs: (\d+)")
     return registers

@@ -21,7 +21,7 @@ from benchmarks.speed.nvcc import nvcc
 from engines import Portable, Target, engine
 from engines.errors import EngineError
 from engines.lanes import Rows, members_of, named_header
-from engines.lanes.compiling.devices import nvrtc, nvrtc_image
+from engines.lanes.compiling.devices import compile_by_nvrtc, load_nvrtc
 from engines.lanes.planning.self_test import number_text
 from runtime.session.session import Session
 from soa.signature import BoundBlock
@@ -183,7 +183,7 @@ def test_a_header_has_the_bits_of_the_library(
 def _require_nvrtc() -> None:
     """Skips if CUDA's compiler library is not installed."""
     try:
-        nvrtc()
+        load_nvrtc()
     except EngineError as error:
         pytest.skip(str(error))
 
@@ -282,7 +282,7 @@ def test_a_gpu_compiler_takes_the_file_and_fuses_nothing(cuda: Headers) -> None:
     """`nvcc` makes an fma of each product and sum unless `--fmad=false` is given."""
     kernel = 'extern "C" __global__ void k(int *n) { *n = purity::self_test(); }\n'
     plain, contracted = (
-        nvrtc_image(f'#include "purity.h"\n{kernel}'.encode(), "sm_80", cuda.folder, fmad=fmad)
+        compile_by_nvrtc(f'#include "purity.h"\n{kernel}'.encode(), "sm_80", cuda.folder, fmad=fmad)
         for fmad in (False, True)
     )
     assert plain.ptx.count(b"fma.rn") == contracted.ptx.count(b"fma.rn") > 0

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engines.lanes.compiling.devices import stores
+from engines.lanes.compiling.devices import stores_to_try
 from engines.lanes.planning import make_plan, make_row_program
 from engines.lanes.tensors import Forest, Leaves
 from engines.processes import run_isolated
@@ -190,7 +190,7 @@ def test_only_a_small_forest_is_unrolled_for_gpus(leaves: int, small: bool) -> N
     """NVRTC takes half a minute for 2,480 nodes, unrolled, and under a second for a loop."""
     model, trees = drawn_forest([leaves])
     network = prepared(Scores(model), [torch.from_numpy(rows_for(trees, 5, 64))], ["score"])
-    assert ("registers" in stores(make_plan(make_row_program(network.program)))) == small
+    assert ("registers" in stores_to_try(make_plan(make_row_program(network.program)))) == small
 
 
 @pytest.mark.parametrize("columns, goes_down", [(400, True), (9000, False)])

@@ -103,7 +103,7 @@ def emulators(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def built(tmp_path_factory: pytest.TempPathFactory, emulators: Path, bare_jets: Built) -> Built:
     """jets/1 with a kernel that only an emulator has run. Everything else is from `bare_jets`."""
     try:
-        devices.nvrtc()
+        devices.load_nvrtc()
     except EngineError as error:
         pytest.skip(str(error))
     folder = tmp_path_factory.mktemp("driver")

@@ -380,7 +380,7 @@ def test_an_architecture_that_nobody_knows_is_refused(
 def test_a_missing_clang_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(EngineError, match="apt-get install clang-19 lld-19"):
-        devices.clang()
+        devices.find_clang()
 
 
 def test_a_missing_nvrtc_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -389,7 +389,7 @@ def test_a_missing_nvrtc_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("ctypes.CDLL", no_library)
     with pytest.raises(EngineError, match="pip install nvidia-cuda-nvrtc"):
-        devices.nvrtc()
+        devices.load_nvrtc()
 
 
 def emulated_again(
