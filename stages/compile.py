@@ -14,7 +14,7 @@ from engines.base import FACTS, Portable, engine
 from engines.errors import EngineError
 from engines.processes import Outcome, run_isolated
 from engines.target import Target, check_torch_runs
-from soa.declared import declared
+from soa.declared import find_declared
 from soa.signature import Signature
 from stages.capture import Capture
 from stages.model import Precision, check_precision, tf32_switches
@@ -133,7 +133,7 @@ def compile_here(
     if missing:
         raise EngineError(f"{name} reports files that it did not write: {', '.join(missing)}")
     facts: dict[str, Any] = {}
-    for step in declared("stages", "step").values():
+    for step in find_declared("stages", "step").values():
         facts |= step.load()().facts(name, parsed_target, [folder / file for file in files])
     return _add_facts(files, folder, facts) if facts else files
 

@@ -26,13 +26,14 @@ class Capture:
     torchscript_note: str | None
     precision: Precision = "fp32"
     dependence: str | None = None
-    """Why a row's answer may depend on other rows. Empty: it does not. None: not recorded."""
+    """Why a row's answer may depend on other rows; empty if it does not, None if not recorded."""
     tried: str = ""
-    """If no graph shows that rows are independent, but a trial found it: why none shows it."""
+    """Why no graph shows that rows are independent, if only a trial found it; else empty."""
 
     @cached_property
     def why_dependent(self) -> str | None:
-        """Why a row's answer may depend on other rows; None if not. Reads the graph if needed."""
+        """Why a row's answer may depend on other rows; None if it does not. The program is read if
+        this was not recorded."""
         return dependence_of(self.dependence, self.program)
 
     @property
@@ -62,12 +63,12 @@ class Capture:
         return self._file_if_present("many.safetensors")
 
     def _file_if_present(self, name: str) -> Path | None:
-        """A file of the folder, None if it is not there."""
+        """The path of a file in the folder; None if there is no such file."""
         file = self.folder / name
         return file if file.exists() else None
 
     def digest(self) -> str:
-        """One digest of all captured files."""
+        """A digest of the contents of all captured files together."""
         digest = hashlib.sha256()
         for file in (self.program, self.script, self.reference, self.more, self.many):
             if file is not None:
@@ -89,8 +90,11 @@ class Capture:
 
 
 def dependence_of(recorded: str | None, program: Path) -> str | None:
-    """Why a row's answer may depend on other rows; None if it does not. `recorded` is this text in
-    a capture or manifest; older ones did not record it (None), so the program is read."""
+    """Why a row's answer may depend on other rows; None if it does not.
+
+    `recorded` is this text as a capture or a manifest has it, empty if it does not depend. It is
+    None in older ones, which did not record it: then the program is read to find out.
+    """
     if recorded is not None:
         return recorded or None
     reason = why_dependent(load_program(program))

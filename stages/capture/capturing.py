@@ -80,15 +80,21 @@ def capture(
     tried_is_enough: bool = False,
     many: int | None = 0,
 ) -> Capture:
-    """Write program.pt2, model.ts and reference.safetensors, and find out if rows are independent.
+    """Write program.pt2, model.ts and reference.safetensors into `folder`, and find out whether
+    rows are independent.
 
-    `inputs` are the reference inputs, with the largest n of every row dimension. With `more` rows
-    more.safetensors is written too; with `many`, many.safetensors with so many rows (None: by the
-    model's work). Integer columns named in `stated` get no extreme values. The program is in
-    `precision`; the reference is in the precision of the model. Of each output of the reference, at
-    most the fraction `nonfinite` may be NaN or infinite. `tried_is_enough`: rows may be cut into
-    tiles if a trial finds that they are independent, though no graph shows it. Raises CaptureError
-    with the model's line if capture fails, ReferenceDataError if the reference proves nothing.
+    `inputs` are the reference inputs, with the most rows of every dimension. `more` are further
+    rows of the user, for more.safetensors. `many` is the number of rows in many.safetensors; None:
+    as many as the model's work allows, 0: no such file. `route` is how model.ts is made, see
+    `write_torchscript`. `say` gets a line for each step, and each note for the user.
+
+    The program is in `precision`; the reference is computed in the model's own precision. At most
+    the fraction `nonfinite` of an output of the reference may be NaN or infinite. The integer
+    columns named in `stated` get no extreme values. With `tried_is_enough`, rows may be cut into
+    tiles if a trial finds that they are independent, though no graph shows it.
+
+    Raises CaptureError, which names the model's line, if capture fails, and ReferenceDataError if
+    the reference proves nothing.
     """
     example = example_case(signature)
     arguments = row_major_inputs(signature, inputs, example)
@@ -151,8 +157,11 @@ def _compute_finite_reference(
     nonfinite: float,
     say: Callable[[str], None],
 ) -> Reference:
-    """The eager answers at all sizes; `known`: a case, and its answers. ReferenceDataError if more
-    than the fraction `nonfinite` of an output is NaN or infinite."""
+    """Compute the eager model's answers at all sizes.
+
+    `known` is a case with its answers, which are not computed again. Raises ReferenceDataError if
+    more than the fraction `nonfinite` of an output is NaN or infinite.
+    """
     cases = make_cases(signature)
     say(f"computing the reference at {len(cases)} sizes")
     reference = compute_reference(model, signature, inputs, cases, known)
@@ -163,14 +172,16 @@ def _compute_finite_reference(
 
 
 def _save_program(program: ExportedProgram, file: Path) -> None:
-    """Write a program. Its notes on nodes are changed in place."""
+    """Write a program into a file. Torch's notes that differ from process to process are removed
+    from the program first, in place."""
     _forget_addresses(program)
     with quiet_torch():
         write_buffered(file, lambda buffer: torch.export.save(program, buffer))
 
 
 def _notes_on_errors(program: ExportedProgram, checks_are_read: bool) -> Iterator[str]:
-    """Where the program does without errors that eager torch raises, as sentences."""
+    """Yield a sentence for each error that eager torch may raise and the program does not.
+    `checks_are_read`: the model uses torch.distributions, whose checks were switched off."""
     if checks_are_read:
         yield _UNCHECKED
     if divisions := make_zero_divisions_zero(program):
@@ -179,17 +190,21 @@ def _notes_on_errors(program: ExportedProgram, checks_are_read: bool) -> Iterato
 
 @dataclass(frozen=True)
 class _Dependence:
-    """Why a row's answer may depend on other rows; empty if the graph shows that it does not.
+    """Whether a row's answer may depend on other rows.
 
-    `tried`: a trial found that it does not.
+    `why` says why it may, or why the graph does not show that it does not; it is empty if the graph
+    shows this. `tried`: the graph does not show it, but a trial found no dependence.
     """
 
     why: str = ""
     tried: bool = False
 
     def tell(self, signature: Signature, tried_is_enough: bool, say: Callable[[str], None]) -> None:
-        """Say a note if rows are not shown to be independent. Raises CaptureError if this does not
-        allow unbounded rows, which run in tiles."""
+        """Say a note to the user if the graph does not show that rows are independent.
+
+        Raises CaptureError if rows are unbounded, and so must run in tiles, but a row may depend on
+        others; or if only a trial shows that it does not, and `tried_is_enough` is false.
+        """
         if not self.why or signature.tile_kinds is None:
             return
         unbounded = any(rows.unbounded for rows in signature.ranges.values())
@@ -212,10 +227,12 @@ class _Dependence:
 def _find_dependence(
     exported: Exported, signature: Signature, trial: Callable[[], str | None]
 ) -> _Dependence:
-    """What is known about the rows: from the graph, or from the `trial` if no graph shows it.
+    """Find out from the graph whether rows depend on each other, or from the `trial` if the graph
+    does not show it.
 
-    The trial returns how rows depend on each other, None if it finds nothing. Raises CaptureError
-    if the program is one for each row, and the trial finds something.
+    The trial runs the eager model. It returns how rows depend on each other, None if it finds that
+    they do not. Raises CaptureError if the model was captured at one row, and the trial finds that
+    its rows depend on each other.
     """
     if exported.row_wise:
         if why := trial():
@@ -234,9 +251,11 @@ def _find_dependence(
 
 
 def why_rows_may_mix(model: torch.nn.Module, signature: Signature, inputs: Arrays) -> str:
-    """Why a row's answer may depend on other rows, from the graph of an export; "" if it does not.
-    `inputs` as for `capture`. A model that does not export with a free number of rows has no graph
-    that shows it: then this is the reason of the export."""
+    """Why a row's answer may depend on other rows; empty if it does not. `inputs` as for `capture`.
+
+    The model is exported to find this out from its graph. If it does not export with a free number
+    of rows, torch's reason is returned.
+    """
     example = example_case(signature)
     arguments = row_major_inputs(signature, inputs, example)
     try:
@@ -263,9 +282,9 @@ class _Checked:
 def _check_eager(
     model: torch.nn.Module, signature: Signature, arguments: list[torch.Tensor], case: Case
 ) -> _Checked:
-    """Run the eager model twice on the example, which stays as it is. Raises CaptureError if it
-    fails, or if the answers differ."""
-    inputs: list[torch.Tensor] = []  # of the last run
+    """Run the eager model twice on copies of `arguments`, the example's inputs. Raises CaptureError
+    if it fails, if the two answers differ, or if trees get their features in another order."""
+    inputs: list[torch.Tensor] = []  # the arguments of the last run
 
     def ask() -> dict[str, torch.Tensor]:
         inputs[:] = [argument.clone() for argument in arguments]
@@ -294,7 +313,7 @@ def _check_eager(
 
 
 def _require_order(trees: Trees, columns: tuple[str, ...]) -> None:
-    """Raises CaptureError if the columns have the names of the features in another order."""
+    """Raise CaptureError if the columns have the names of the trees' features in another order."""
     if trees.names != columns and sorted(trees.names) == sorted(columns):
         order = ", ".join(trees.names)
         raise CaptureError(f"the trees take their features in the order {order}: list them so")
@@ -303,7 +322,7 @@ def _require_order(trees: Trees, columns: tuple[str, ...]) -> None:
 def _differing_output(
     answers: dict[str, torch.Tensor], again: dict[str, torch.Tensor]
 ) -> str | None:
-    """The first output whose second answer differs; None if no output does."""
+    """The name of the first output that differs between two runs; None if there is none."""
     for name, answer in answers.items():
         # Sums in another order, as threads make them, may differ a little.
         allowed = default_tolerance(dtype_name(answer.dtype))
@@ -313,8 +332,8 @@ def _differing_output(
 
 
 def _forget_addresses(program: ExportedProgram) -> None:
-    """Drop torch's notes on which graph a node came from: they are addresses in this process, and
-    two programs of one model would differ in them."""
+    """Remove torch's notes on the graph from which a node came, in place. They have addresses of
+    this process, so that two programs of one model would differ in them."""
     for module in program.graph_module.modules():
         if isinstance(module, torch.fx.GraphModule):
             for node in module.graph.nodes:

@@ -39,9 +39,10 @@ _EXAMPLE_ROWS = (37, 41, 43, 47, 53)
 
 
 def example_case(signature: Signature) -> Case:
-    """Row counts to export at: one per dimension, inside its range, different if possible.
+    """Choose the number of rows of each dimension for the example with which a model is exported.
 
-    At least 2, because torch.export takes a row count of 0 or 1 for a constant. Below the largest,
+    They lie inside the dimension's range and differ from each other, if possible. They are at least
+    2, because torch.export takes a row count of 0 or 1 for a constant; and below the largest,
     because a compiler may conclude that n >= the example's n, and other n must then remain.
     """
     case: Case = {}
@@ -57,7 +58,8 @@ def example_case(signature: Signature) -> Case:
 
 
 def convention_arguments(signature: Signature, inputs: Arrays, case: Case) -> list[torch.Tensor]:
-    """Arguments in the calling convention for a case, in new memory.
+    """The arguments of the calling convention for a case, in new memory: the inputs have the first
+    rows of `inputs`, the outputs are not filled.
 
     Each collection gets spare room, so that the padded length is not equal to a row count by
     chance.
@@ -74,7 +76,8 @@ def convention_arguments(signature: Signature, inputs: Arrays, case: Case) -> li
 
 
 def _row_symbols(signature: Signature) -> dict[str, Any]:
-    """A symbol per row dimension, or None (torch's sign for a fixed size) if it has one value."""
+    """The size of each row dimension as torch.export takes it: a symbol with its range, or None,
+    which stands for a fixed size, if the range has one value only."""
     ranges = {dim: signature.ranges[dim] for dim in signature.dims}
     return {
         dim: None if rows.min == rows.max else Dim(f"rows_{dim}", min=rows.min, max=rows.max)
@@ -84,8 +87,11 @@ def _row_symbols(signature: Signature) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Exported:
-    """A program in the calling convention. `row_wise`: why torch.export takes the model only at
-    one row, so that the program runs each row on its own; empty if it takes all rows at once."""
+    """A program in the calling convention.
+
+    `row_wise` is empty if the program runs all rows at once. Else torch.export took the model at
+    one row only, and the program runs each row on its own; the text says why.
+    """
 
     program: ExportedProgram
     row_wise: str = ""
@@ -97,10 +103,12 @@ def export_with_fallback(
     arguments: list[torch.Tensor],
     soa_arguments: list[torch.Tensor],
 ) -> Exported:
-    """The program in the calling convention. A CaptureError names the model's own line.
+    """Export the model in the calling convention; if this fails, as a program that runs each row on
+    its own.
 
-    `arguments`: row-major, for the bare model; `soa_arguments`: in the convention, for the same
-    rows. If torch.export does not take the model, it is tried one row at a time.
+    `arguments` are row-major, for the bare model; `soa_arguments` are the same rows in the calling
+    convention. Raises CaptureError, which names the model's own line, if both fail, or if the model
+    writes into its own state.
     """
     try:
         program = export_convention(model, signature, soa_arguments)
@@ -122,8 +130,11 @@ def _export_row_wise(
     arguments: list[torch.Tensor],
     soa_arguments: list[torch.Tensor],
 ) -> ExportedProgram | None:
-    """The program that runs each row on its own, or None if the model does not export at one row
-    either, or has more than rows of one dimension."""
+    """Export the model at one row, as a program that runs each row on its own.
+
+    None if the model does not export at one row either, or if its rows belong together: jagged
+    rows, or rows of several dimensions.
+    """
     if len(signature.dims) > 1 or signature.jagged or signature.tile_kinds is None:
         return None
     try:
@@ -137,8 +148,8 @@ def _export_row_wise(
 def why_refused(
     model: torch.nn.Module, signature: Signature, arguments: list[torch.Tensor]
 ) -> CaptureError | None:
-    """The reason why the bare model does not export with every row count dynamic, and the line at
-    fault; None if it does."""
+    """Export the bare model on row-major tensors with free row counts, to find out why it does not
+    export. Returns the error, which names the line at fault; None if it does export."""
     dims = _row_symbols(signature)
     shapes: tuple[Any, ...] = tuple(
         None if bound.rowless else {0: dims[bound.rows]} for bound in signature.inputs
@@ -166,8 +177,8 @@ def why_refused(
 def export_convention(
     model: torch.nn.Module, signature: Signature, arguments: list[torch.Tensor]
 ) -> ExportedProgram:
-    """The program in the calling convention, exported with arguments of an example's sizes. Raises
-    CaptureError."""
+    """Export the model in the calling convention. `arguments` are those of an example; the row
+    counts of the program are free. Raises CaptureError if torch.export refuses the model."""
     dims = _row_symbols(signature)
     shapes: list[dict[int, Any] | None] = []
     for i, argument in enumerate(signature.arguments):
@@ -202,8 +213,8 @@ def export_convention(
 
 
 def _remove_stacks(program: ExportedProgram) -> None:
-    """Remove stacks of columns that the graph splits again, because they would be copied. The graph
-    is changed in place."""
+    """Let the graph read a column directly where it stacks columns and then selects one of them,
+    since the stack would be a copy. The graph is changed in place."""
     aten: Any = torch.ops.aten
     for node in program.graph.nodes:
         if node.target is not aten.select.int:
@@ -216,7 +227,8 @@ def _remove_stacks(program: ExportedProgram) -> None:
 
 
 def _least_padded(signature: Signature, argument: Argument) -> int:
-    """The least padded length S that export may assume: the least n, and one aligned line.
+    """The least padded length S of a matrix that export may assume: at least the least n, and one
+    aligned line.
 
     Torch also requires S > 2, since it sorts strides, and S != n if the rows are fixed. The
     operations need neither. No engine checks this at run time; validation runs such sizes.

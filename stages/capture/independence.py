@@ -24,17 +24,18 @@ from stages.reference import Arrays, eager_answers, session_answers, take_rows
 
 SEE_EACH_OTHER = "the rows see each other, so it cannot run on some of them at a time"
 
-_ROWS = 256
+_ROWS = 256  # the most rows with which an artifact is tried
 _EVERY = 64  # all numbers of rows up to this one are tried
-_MOST_CONSTANTS = 32
+_MOST_CONSTANTS = 32  # the most integers of the model's code that are tried
 
 
 def how_rows_depend(model: torch.nn.Module, signature: Signature, inputs: Arrays) -> str | None:
-    """How the eager model's answer to a row depends on other rows or on their number; None if the
-    trial finds nothing. The signature has one row dimension.
+    """Try whether the eager model's answer to a row depends on other rows or on their number.
 
-    The rows are drawn from the reference `inputs`, for each number of rows in another order. So
-    beside a row lie other rows each time. In a second run most rows are scaled.
+    Returns a phrase that says how it does, or the model's error; None if the trial finds nothing.
+    The signature has one row dimension. For each number of rows, rows of the reference `inputs` are
+    drawn in another order, so that a row lies beside other rows each time. In a second run most
+    rows are scaled, and the others must keep their answers.
     """
     (dim,) = signature.dims
     rows = signature.ranges[dim]
@@ -60,10 +61,11 @@ def how_rows_depend(model: torch.nn.Module, signature: Signature, inputs: Arrays
 def rows_are_independent(
     session: Session, inputs: Arrays, tolerances: Mapping[str, Tolerance]
 ) -> bool:
-    """Whether every row's answer depends on this row only, within the tolerances. The test uses
-    rows of the reference.
+    """Try an artifact: whether each row's answer depends on this row only, within the tolerances.
 
-    `inputs[collection][column]` has as many rows as the largest n; up to 256 of them are used.
+    Rows of the reference run alone and in another order, and must give the answers that they give
+    among all. `inputs[collection][column]` has the largest n of rows; up to `_ROWS` are used. False
+    too if the signature does not allow tiles, or has too few rows for a trial.
     """
     signature = session.signature
     if signature.tile_kinds is None:
@@ -85,9 +87,11 @@ def rows_are_independent(
 
 
 def _numbers_of_rows(model: torch.nn.Module, low: int, high: int) -> list[int]:
-    """All small numbers, numbers around powers of two, primes, the largest, and those around the
-    integers in the model's own code, where it may take another path. Ascending, from `low` to
-    `high`."""
+    """The numbers of rows to try, ascending, from `low` to `high`.
+
+    These are all small numbers, some primes, and numbers around powers of two, around the largest,
+    and around the integers in the model's own code, where it may take another path.
+    """
     constants = sorted(_integers_in_code(model))[:_MOST_CONSTANTS]
     powers = [2**exponent for exponent in range(6, high.bit_length() + 1)]
     around = [n + step for n in (*powers, *constants, high) for step in (-1, 0, 1)]
@@ -97,8 +101,11 @@ def _numbers_of_rows(model: torch.nn.Module, low: int, high: int) -> list[int]:
 
 
 def _integers_in_code(model: torch.nn.Module) -> set[int]:
-    """The integers above _EVERY in the model's code: in the methods of its own classes, in
-    functions that its modules hold, and in the functions of their files that these call."""
+    """Find the integers above `_EVERY` in the model's Python code.
+
+    The code is that of the methods of its own classes, of functions that its modules hold as
+    attributes, and of the functions that these call by a global name. Torch's code is left out.
+    """
     attributes: list[Any] = []
     for module in model.modules():
         if not _is_of_torch(type(module)):
@@ -120,7 +127,7 @@ def _integers_in_code(model: torch.nn.Module) -> set[int]:
 
 
 def _nested_codes(code: CodeType) -> Iterator[CodeType]:
-    """The code of a function, and of the functions that are defined in it."""
+    """Yield the code of a function, and that of all functions that are defined inside it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -147,8 +154,12 @@ def _find_difference(
     rows: torch.Tensor,
     tolerances: Mapping[str, Tolerance],
 ) -> str | None:
-    """How the first answers of `part` differ from the answers to these rows of the `whole`; None if
-    they agree within the tolerances."""
+    """How answers to some rows differ from the answers that the same rows had among all rows.
+
+    `part` are the answers to some rows, of which the first are compared. `rows` are the indices of
+    these in `whole`. Returns a phrase about the first output that differs by more than its
+    tolerance; None if all agree.
+    """
     for name, answers in part.items():
         allowed = tolerances[name]
         compared = compare(answers[: len(rows)], whole[name][rows], allowed, classifier=False)

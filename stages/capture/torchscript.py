@@ -22,7 +22,8 @@ Route = Literal["auto", "script", "trace", "none"]
 
 @dataclass(frozen=True)
 class Script:
-    """How model.ts was made, if it was; and why another way failed, or none was wanted."""
+    """How model.ts was made; None if it was not. `note` says why another way failed, or that none
+    was wanted; None if there is nothing to say."""
 
     made: Literal["scripted", "traced"] | None
     note: str | None
@@ -37,12 +38,15 @@ def write_torchscript(
     folder: Path,
     row_wise: bool = False,
 ) -> Script:
-    """Write model.ts by scripting, else by tracing; or only by the `route` that is given, and
-    raise CaptureError if that one fails. A ScriptModule is only scripted; with the route `none`
-    nothing is written.
+    """Write model.ts into `folder`: the model in the calling convention, as TorchScript.
 
-    `arguments`: row-major, for the bare model; `soa_arguments`: in the calling convention. A
-    `row_wise` model is not traced: the trace would keep the example's number of rows.
+    With the route `auto` the model is scripted or, if that fails, traced; if both fail, nothing is
+    written. With `script` or `trace` only this is tried, and CaptureError is raised if it fails.
+    With `none` nothing is written. A ScriptModule is only ever scripted.
+
+    `arguments` are row-major, for the bare model; `soa_arguments` are the same rows in the calling
+    convention. A `row_wise` model takes the number of rows as a plain number and is not traced,
+    since a trace would keep the example's number.
     """
     if route == "none":
         return Script(None, "not wanted")
@@ -70,7 +74,7 @@ def write_torchscript(
 def _trace(
     model: torch.nn.Module, arguments: list[torch.Tensor], row_wise: bool
 ) -> torch.nn.Module:
-    """The trace of the model on these arguments. CaptureError for a `row_wise` model."""
+    """Trace the model on these arguments. Raises CaptureError for a `row_wise` model."""
     if row_wise:
         raise CaptureError("it takes the number of rows as a plain number")
     traced: torch.nn.Module = torch.jit.trace(model, tuple(arguments), check_trace=False)
@@ -78,15 +82,16 @@ def _trace(
 
 
 def _script(model: torch.nn.Module) -> torch.nn.Module:
-    """Script the user's model. Modules in front of it are left to be traced: they take any number
-    of inputs."""
+    """Script the user's own model. Modules in front of it are kept as they are, and traced later,
+    since a script cannot take any number of inputs."""
     if isinstance(model, InFront):
         return model.around(_script(model.model))
     return model if isinstance(model, torch.jit.ScriptModule) else torch.jit.script(model)
 
 
 def write_buffered(path: Path, save: Callable[[BytesIO], None]) -> None:
-    """Write through memory: on a full disk torch's own writer ends the whole process."""
+    """Let `save` write into memory, and then write that into the file `path`. On a full disk
+    torch's own writer would end the whole process."""
     buffer = BytesIO()
     save(buffer)
     path.write_bytes(buffer.getbuffer())

@@ -52,8 +52,12 @@ class RowWise(torch.nn.Module):
         self._one_row = (program.graph_module,)  # in a tuple: not a part of this module
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Torch's map operator calls `one_row` with a row of each input that has rows, and then
-        with all other tensors whole: it takes no tensors from around the function."""
+        """Run the program for each row, by torch's map operator.
+
+        The operator calls `one_row` with a row of each input that has rows, followed by all other
+        tensors as they are. The weights are passed too, since the function may use no tensors from
+        outside.
+        """
         weights = [self.get_buffer(name) for name in self.weights]
         with_sharing = list(zip(inputs, self.shared, strict=True))
         whole = [tensor for tensor, shared in with_sharing if shared]
@@ -61,7 +65,8 @@ class RowWise(torch.nn.Module):
         first_weight = len(inputs)
 
         def one_row(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            """The answers to one row: `tensors` are its values, whole inputs, and weights."""
+            """The answers to one row. `tensors` are its values, then the inputs that all rows
+            share, then the weights."""
             row_values = iter(tensors[: len(with_rows)])
             whole_values = iter(tensors[len(with_rows) : first_weight])
             arguments = [
@@ -81,8 +86,8 @@ class RowWise(torch.nn.Module):
 def _export_at_one_row(
     model: torch.nn.Module, one_row: tuple[torch.Tensor, ...]
 ) -> torch.export.ExportedProgram:
-    """The functional program of a model for inputs of one row. Raises CaptureError if it keeps
-    state, or an error of torch.export."""
+    """Export a model for inputs of one row, as a functional program. Raises CaptureError if the
+    model writes into its own state, or what torch.export raises."""
     exported = torch.export.export(model, one_row, strict=False)
     program: torch.export.ExportedProgram = exported.run_decompositions({})
     if state_written(program):
@@ -91,7 +96,8 @@ def _export_at_one_row(
 
 
 class _InOrder(torch.nn.Module):
-    """The model with its outputs as a tuple, each with one row."""
+    """The model, called with one row. It returns its outputs as a tuple in the order of the blocks,
+    and raises CaptureError if one does not have exactly one row."""
 
     def __init__(self, model: torch.nn.Module, signature: Signature) -> None:
         super().__init__()
@@ -106,7 +112,8 @@ class _InOrder(torch.nn.Module):
 
 
 class _ChecksOff:
-    """Stands for `Distribution._validate_args`: false, and remembers if it was read."""
+    """Replaces the attribute `Distribution._validate_args`: it is always false, and `read` becomes
+    true when torch reads it."""
 
     read = False
 
@@ -117,8 +124,8 @@ class _ChecksOff:
 
 @contextmanager
 def checks_off() -> Iterator[_ChecksOff]:
-    """Inside the block torch.distributions does not check its arguments; the value's `read` tells
-    whether it would have.
+    """Keep torch.distributions from checking its arguments until the block ends. The attribute
+    `read` of the value that is yielded tells afterwards whether it would have checked any.
 
     The checks branch on values ("is the variance positive?"), so that a model which uses them has
     no graph. They are no part of an answer. Not thread-safe.

@@ -11,9 +11,12 @@ from stages.model.fronts import InFront
 
 
 class Replayed(torch.nn.Module):
-    """Calls TorchScript, and is itself no TorchScript: an export then sees the operators that run,
-    and the script's weights are constants. They ask for gradients, since attention without them is
-    one operator, which few engines know."""
+    """A module that calls TorchScript and is itself no TorchScript. An export of it sees the
+    operators that run, with the script's weights as constants.
+
+    The weights require gradients. Without this, torch runs attention as one operator, which few
+    engines know.
+    """
 
     def __init__(self, script: torch.jit.ScriptModule) -> None:
         super().__init__()
@@ -27,9 +30,11 @@ class Replayed(torch.nn.Module):
 
 
 def as_exportable(model: torch.nn.Module, arguments: list[torch.Tensor]) -> torch.nn.Module:
-    """A model that torch.export accepts, for these example `arguments`. TorchScript goes through
-    torch's own converter, which keeps the number of rows free; code that it does not know is
-    replayed (`Replayed`)."""
+    """A form of the model that torch.export accepts; only TorchScript needs another one.
+
+    TorchScript is converted by torch's own converter with these example `arguments`, which keeps
+    the number of rows free. If the converter fails, the script is wrapped in `Replayed`.
+    """
     if isinstance(model, InFront):
         return model.around(as_exportable(model.model, model.prepare(arguments)))
     if not isinstance(model, torch.jit.ScriptModule):

@@ -20,7 +20,8 @@ from stages.model.fronts import begin_and_end, wrong_offsets
 
 
 class _Unanswered(NamedTuple):
-    """The rows of a dimension whose offsets are wrong. `where`: a bool for each row, (n,)."""
+    """The rows of the dimension `dim` that get no answer, since their offsets are wrong. `where` is
+    true for these rows, (n,)."""
 
     dim: str
     where: torch.Tensor
@@ -35,10 +36,10 @@ class SoaProgram(torch.nn.Module):
         signature: Signature,
         stacked: frozenset[int] = frozenset(),
     ) -> None:
-        """`stacked`: indices of input blocks whose columns come as one tensor (n, columns).
+        """`stacked` are the indices of input blocks whose columns come as one tensor (n, columns).
 
-        The buffer `order_<i>` holds the order of the rows of a matrix: input blocks are counted
-        first, then output blocks.
+        If the model's order of columns is not that of a matrix, the buffer `order_<i>` holds the
+        permutation for block i. The input blocks are counted first, then the output blocks.
         """
         super().__init__()
         self.stacked = stacked
@@ -78,10 +79,8 @@ class SoaProgram(torch.nn.Module):
     def _find_unanswered(
         self, inputs: Sequence[torch.Tensor], rows: dict[str, int]
     ) -> list[_Unanswered]:
-        """Where the offsets of jagged inputs are wrong; `rows`: the number of rows by dimension.
-
-        The model's answer for such a row would look like any other answer.
-        """
+        """Find the rows of jagged inputs whose offsets are wrong: the model's answer for such a row
+        would look like any other. `rows` is the number of rows by dimension."""
         unanswered = []
         for collection in self.signature.jagged:
             count = rows[self.signature.rows_of[collection]]
@@ -94,8 +93,11 @@ class SoaProgram(torch.nn.Module):
     def _read(
         self, i: int, bound: BoundBlock, arguments: Sequence[torch.Tensor], n: int
     ) -> torch.Tensor:
-        """The tensor that the model gets for input block `i`, made of its own arguments: columns
-        `(n,)`, scalars `(1,)`, or one matrix `(columns, S)` of which the first n places count."""
+        """Make the tensor that the model gets for input block `i` from the arguments of the block.
+
+        These are columns `(n,)`, scalars `(1,)`, or one matrix `(columns, S)`, of which the first n
+        entries of each row are in use. `S` is the padded length.
+        """
         plan = bound.plan
         dtype = torch_dtype(plan.dtype)
         if plan.kind == "scalars":
@@ -123,8 +125,8 @@ class SoaProgram(torch.nn.Module):
     def _write(
         self, i: int, bound: BoundBlock, value: torch.Tensor, into: Sequence[torch.Tensor], n: int
     ) -> None:
-        """Write the model's value of an output block `into` its arguments, which are as in `_read`.
-        `i`: its index among all blocks, the inputs first."""
+        """Write the model's output `value` into the arguments of its block, which have the forms
+        that `_read` lists. `i` is the index of the block, after all input blocks."""
         plan = bound.plan
         if plan.kind == "scalars":
             flat = value.reshape(-1)
@@ -147,7 +149,7 @@ class SoaProgram(torch.nn.Module):
 
 
 class TracedProgram(torch.nn.Module):
-    """The convention for torch.jit.trace, which needs a result: returns the first argument."""
+    """A SoaProgram for torch.jit.trace, which needs a result: it returns its first argument."""
 
     def __init__(self, program: SoaProgram) -> None:
         super().__init__()
@@ -160,10 +162,11 @@ class TracedProgram(torch.nn.Module):
 
 
 def mask_unanswered(value: torch.Tensor, where: torch.Tensor, by_row: bool) -> torch.Tensor:
-    """Put NaN in the rows without an answer; if not `by_row`, in all rows if there is such a row.
+    """A copy of an output with NaN in the rows that get no answer, for which `where`, (n,), is
+    true.
 
-    `where`: a bool for each row, true without an answer. Integers get -1, unsigned ones the largest
-    value, and bools get false.
+    If not `by_row`, the output has no such rows: all of it is replaced if `where` is true anywhere.
+    Signed integers get -1 instead of NaN, unsigned ones their largest value, and bools false.
     """
     number = torch.nan if value.is_floating_point() else -1
     if value.dtype is torch.bool:
@@ -175,10 +178,11 @@ def mask_unanswered(value: torch.Tensor, where: torch.Tensor, by_row: bool) -> t
 
 
 def outputs_in_order(result: Any, signature: Signature) -> list[torch.Tensor]:
-    """The model's outputs in the order of the output blocks; raises CaptureError if they differ.
+    """What a model returned, as a list of tensors in the order of the output blocks.
 
-    A model returns a tensor, a tuple or list of tensors, or a dict keyed by block name; of a key
-    that is no name in a config, other characters are underscores there.
+    A model may return a tensor, a tuple or list of tensors, or a dict of tensors by block name. In
+    a block name, characters of a key that no name may have are underscores. Raises CaptureError if
+    the outputs are others than the blocks, or no tensors.
     """
     names = [bound.name for bound in signature.outputs]
     if isinstance(result, torch.Tensor):
@@ -206,17 +210,19 @@ def outputs_in_order(result: Any, signature: Signature) -> list[torch.Tensor]:
 
 
 def _cast(columns: Sequence[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
-    """The columns in a dtype. A cast costs export 20 ms also if it changes nothing."""
+    """The columns in a dtype. A column that has it is not cast: each cast costs export 20 ms, even
+    if it changes nothing."""
     return [column if column.dtype == dtype else column.to(dtype) for column in columns]
 
 
 def _argument_count(plan: Plan) -> int:
-    """How many arguments a block has: one for a matrix, else one for each component."""
+    """The number of a block's arguments: one for a matrix, else one for each component."""
     return 1 if plan.kind == "matrix" else len(plan.components)
 
 
 def _is_eigen(bound: BoundBlock) -> bool:
-    """Whether the block is one whole Eigen matrix, which the model sees as (n, r, c)."""
+    """Whether the block is a single column of Eigen matrices, which the model takes as (n, r,
+    c)."""
     return (
         len(bound.block.columns) == 1
         and bound.block.shape is None

@@ -23,7 +23,8 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Stack:
-    """The arguments from `first` on, `count` columns, are the input block `block`."""
+    """An input block whose columns are exported as one tensor. `block` is its index; its columns
+    are the `count` arguments from the argument `first` on."""
 
     block: int
     first: int
@@ -31,7 +32,8 @@ class Stack:
 
 
 def stacks_of(signature: Signature) -> list[Stack]:
-    """The input blocks that need no cast of their columns, and have more than one; in order."""
+    """The input blocks to export as one tensor each, in order: those that have several columns,
+    none of which is cast."""
     stacks: list[Stack] = []
     first = len(signature.dims)
     for i, bound in enumerate(signature.inputs):
@@ -46,10 +48,13 @@ def stacks_of(signature: Signature) -> list[Stack]:
 def stack_arguments(
     arguments: Sequence[Any], stacks: Sequence[Stack], join: Callable[[list[Any]], Any]
 ) -> list[Any]:
-    """`arguments`, or other values of them, with `join(columns)` in place of the columns of each
-    stack. `stacks` are in order."""
+    """A copy of the list in which `join(columns)` replaces the columns of each stack.
+
+    `arguments` has one entry for each argument: the tensors, or other values such as their shapes.
+    `stacks` are in order.
+    """
     stacked = list(arguments)
-    for stack in reversed(stacks):  # from the end, so that the places of the others stay
+    for stack in reversed(stacks):  # from the end, so that the positions of the others stay
         end = stack.first + stack.count
         stacked[stack.first : end] = [join(stacked[stack.first : end])]
     return stacked
@@ -58,9 +63,10 @@ def stack_arguments(
 def restore_columns(
     program: ExportedProgram, stacks: Sequence[Stack], arguments: Sequence[torch.Tensor]
 ) -> ExportedProgram:
-    """The program with one argument for each column. Its graph is changed in place.
+    """Give a program one argument for each column again, in place of one for each stack.
 
-    `arguments` are those of its example, one for each column.
+    Its graph is changed in place; the program that is returned describes the new arguments.
+    `arguments` are those of the example, one for each column.
     """
     if not stacks:
         return program
@@ -87,8 +93,8 @@ def restore_columns(
 def _replace_inputs(
     program: ExportedProgram, specs: list[InputSpec], arguments: Sequence[torch.Tensor]
 ) -> ExportedProgram:
-    """The program with the inputs that its graph has now: `specs` describe them, and `arguments`
-    are the example."""
+    """A program with the same graph, whose records of its inputs fit the graph again. `specs`
+    describe the inputs, and `arguments` are the example."""
     entry, *others = program.module_call_graph
     assert entry.signature is not None
     inputs = [spec.arg for spec in specs if spec.kind is InputKind.USER_INPUT]
@@ -112,7 +118,8 @@ def _replace_inputs(
 
 
 def _replace_by_columns(graph: Graph, whole: Node, stack: Stack) -> list[str]:
-    """Replace a placeholder by one for each column, and their stack. Returns their names."""
+    """Replace the placeholder of a stack by one for each column, and a node that stacks these.
+    Returns the names of the new placeholders. The graph is changed in place."""
     value = whole.meta["val"]
     columns: list[Node] = []
     with graph.inserting_before(whole):

@@ -23,8 +23,11 @@ _AT_LEAST_S = 0.2  # the time of the calls that are counted, for each size
 
 @dataclass(frozen=True)
 class OperatorTime:
-    """The operator of a step, with the line of the model, and its shares of a call, 0 to 1, by
-    size. An operator that follows a product or a sum is computed with it."""
+    """How much of a call an operator in a line of the model takes.
+
+    `shares` has a fraction, 0 to 1, for each number of rows. An operator that `lanes` computes
+    together with the product or sum before it is counted there.
+    """
 
     operator: str
     line: str
@@ -34,8 +37,11 @@ class OperatorTime:
 def operator_times(
     program: Path, signature: Signature, inputs: Arrays, cases: Sequence[Case]
 ) -> list[OperatorTime]:
-    """The shares of each step of a program.pt2 in one thread on this host, the largest first.
-    Raises NotApplicableError if `lanes` has no code for the program."""
+    """Measure which share of a call each operator of a program takes, in one thread on this host.
+
+    `program` is the captured program.pt2; it is compiled with counters around its steps. The
+    largest share is the first. Raises NotApplicableError if `lanes` has no code for the program.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch)
         steps = build_timed(program, host_targets("cpu")[0], out)
@@ -51,8 +57,8 @@ def operator_times(
 def _measure_shares(
     session: Session, inputs: Arrays, case: Case, ticks: ctypes.Array[ctypes.c_int64]
 ) -> list[float]:
-    """The share of each step in the time of a call. `ticks`: the sums of the processor's ticks, to
-    which each call adds."""
+    """Time some calls and return the share of each step in them. The compiled code counts in
+    `ticks` the processor's ticks that each step took, summed over all calls."""
     call = bound_call(session, inputs, case)
     call_s = max(warm_seconds(call), 1e-7)
     before = list(ticks)
@@ -63,8 +69,8 @@ def _measure_shares(
 
 
 def _sum_by_line(steps: Sequence[TimedStep], shares: dict[str, list[float]]) -> list[OperatorTime]:
-    """The sums over the steps of one operator and line, the largest first. `shares`: of each step,
-    by size."""
+    """Add up the shares of the steps that have the same operator and line, the largest first.
+    `shares` has the share of each step, by size."""
     times: dict[TimedStep, OperatorTime] = {}
     for i, step in enumerate(steps):
         total = times.setdefault(

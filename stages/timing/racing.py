@@ -32,11 +32,11 @@ from stages.reports import COPIES, EAGER, BenchmarkReport, Timing
 K = TypeVar("K")
 
 _CPU = torch.device("cpu")
-_TURN_S = 0.002
+_TURN_S = 0.002  # a turn repeats a shorter call until it takes about this long
 _WARM_CALLS = 3
-_TRIES, _LONG_TURN_S = 5, 0.02
+_TRIES, _LONG_TURN_S = 5, 0.02  # an interrupted turn is timed again, unless it takes so long
 _MIN_ROUNDS, _MAX_ROUNDS = 7, 200
-_FIRST_ROUNDS = 3
+_FIRST_ROUNDS = 3  # after these, much slower contestants are dropped
 # A first call this long counts as warm, and is not timed again. A round this long is run only a few
 # times.
 _LONG_S = 0.5
@@ -46,8 +46,11 @@ _HOPELESS = 2.0  # times the fastest: a slower candidate takes part in the first
 
 
 def benchmark_cases(signature: Signature) -> list[Case]:
-    """The typical sizes. If the config names none: 1 and the largest. With several dimensions, a
-    case has one size of each; of a shorter list the last is repeated."""
+    """The cases to time: the typical sizes of the config; if it names none, 1 row and the most
+    rows.
+
+    With several dimensions, case i has the i-th size of each; a shorter list repeats its last size.
+    """
     per_dim: dict[str, list[int]] = {}
     for dim in signature.dims:
         rows = signature.ranges[dim]
@@ -60,7 +63,8 @@ def benchmark_cases(signature: Signature) -> list[Case]:
 
 
 def ladder(signature: Signature) -> list[Case]:
-    """The typical sizes and, with one row dimension, 1, 10, 100 … and the largest."""
+    """The cases of `benchmark_cases`; with one row dimension also 1, 10, 100 … and the most rows,
+    in ascending order."""
     cases = benchmark_cases(signature)
     if len(signature.dims) > 1:
         return cases
@@ -77,10 +81,11 @@ def benchmark(
     model: torch.nn.Module | None = None,
     seconds: float = 1.0,
 ) -> BenchmarkReport:
-    """Time every session, and the eager model if given, for about `seconds` per size.
+    """Time all sessions, by candidate, and the eager `model` if it is given, in turns.
 
-    Uses one torch thread, as production does. The fastest candidate has the smallest geometric mean
-    of times. With one row dimension, another candidate is chosen for sizes at which it saves 5 %.
+    It takes about `seconds` for each size, with one torch thread, as in production. The fastest
+    candidate has the smallest geometric mean of times. With one row dimension, another candidate
+    is chosen for those sizes at which it saves 5 %.
     """
     (report,) = benchmark_targets(signature, {"": sessions}, inputs, model, seconds).values()
     return report
@@ -88,7 +93,7 @@ def benchmark(
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Inside, torch has one thread in this process, as in production."""
+    """Let torch use one thread in this process, as in production, until the block ends."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -104,9 +109,10 @@ def benchmark_targets(
     model: torch.nn.Module | None = None,
     seconds: float = 1.0,
 ) -> dict[str, BenchmarkReport]:
-    """Time several targets of one device, `sessions[target][name]`, in one race.
+    """Time the candidates of several targets of one device, `sessions[target][name]`, in one race.
 
-    Times from one race may be compared. A session that several targets share is timed once.
+    Times from one race may be compared, so the reports of the targets may be, too. A session that
+    several targets share is timed once. `model` and `seconds` are as for `benchmark`.
     """
     distinct = {session for by_name in sessions.values() for session in by_name.values()}
     timings: dict[str, dict[str, dict[str, Timing]]] = {target: {} for target in sessions}
@@ -136,8 +142,8 @@ def benchmark_targets(
 def _make_report(
     signature: Signature, timings: dict[str, dict[str, Timing]], names: list[str]
 ) -> BenchmarkReport:
-    """The report on `timings[case label][contestant]`: the fastest of the engines `names`, and
-    those for fewer rows."""
+    """Choose the fastest of the engines `names`, and those for fewer rows, from the times
+    `timings[case label][contestant]`, and report the choice with the times."""
     fastest = fastest_overall(timings, names)
     if fastest is None or len(signature.dims) > 1:
         return BenchmarkReport(timings, fastest)
@@ -149,8 +155,8 @@ def _make_report(
 
 
 def fastest_overall(timings: Mapping[str, Mapping[str, Timing]], names: list[str]) -> str | None:
-    """The engine with the smallest geometric mean over all sizes; None if none ran. Of engines that
-    are equal within the noise, the first one is taken."""
+    """The engine with the smallest geometric mean of times over all sizes; None if `names` is
+    empty. If several engines are equal within the noise, the first of them in `names` is taken."""
 
     def log_mean(name: str) -> float:
         return math.fsum(math.log(_cost(rows[name])) for rows in timings.values()) / len(timings)
@@ -164,11 +170,13 @@ def fastest_overall(timings: Mapping[str, Mapping[str, Timing]], names: list[str
 def choose_by_rows(
     sizes: Sequence[int], timings: Sequence[Mapping[str, Timing]], overall: str
 ) -> tuple[str, tuple[tuple[int, str], ...]]:
-    """The engine for the largest size, and other engines for fewer rows: `(rows, engine)` for each.
-    `timings` has the times by engine at each of the `sizes`.
+    """Choose an engine for each number of rows.
 
-    `overall` runs unless another engine saves enough: a second artifact costs memory and a load.
-    If the engine changes between two sizes, it does so at their geometric mean.
+    Returns the engine for the most rows, and pairs `(rows, engine)`, ascending: this engine is for
+    fewer than `rows` rows. `timings` has the times by engine at each of the `sizes`.
+
+    The engine `overall` is chosen unless another one saves enough, since a second artifact costs
+    memory and a load. If the choice changes between two sizes, it does so at their geometric mean.
     """
     engine_at: list[tuple[int, str]] = []
     for n, times in sorted(zip(sizes, timings, strict=True), key=lambda pair: pair[0]):
@@ -184,31 +192,33 @@ def choose_by_rows(
 
 
 def _cost(timing: Timing) -> float:
-    """The geometric mean of the median and the fastest turns: noise changes it least."""
+    """The time to compare, in microseconds: the geometric mean of the median and the 5th
+    percentile, which noise changes least."""
     return math.sqrt(timing.median_us * timing.p05_us)
 
 
 def _is_faster(timing: Timing, other: Timing) -> bool:
-    """Whether `timing` is shorter than `other` by more than noise, in the median and in the fastest
-    turns."""
+    """Whether `timing` is shorter than `other` by at least 5 %, both in the median and in the 5th
+    percentile."""
     return timing.median_us < other.median_us * _WORTH and timing.p05_us < other.p05_us * _WORTH
 
 
 def race(
     runs: Mapping[K, Callable[[], object]], seconds: float, stay: Container[K] | None = None
 ) -> dict[K, Timing]:
-    """Time callables in turns; each turn repeats a short one until it takes a few milliseconds.
+    """Time callables in turns, by name, for about `seconds`.
 
-    `stay` names contestants that take part to the end. Any other contestant that is much slower
-    than the fastest is dropped after a few rounds; or after its first call, if one round takes
-    longer than `seconds`. Without `stay` no contestant is dropped.
+    Each turn repeats a short call until it takes about 2 ms; in each round every contestant has one
+    turn, in random order. A contestant that is much slower than the fastest is dropped after a few
+    rounds; or after its first call, if one round takes longer than `seconds`. Those in `stay` are
+    never dropped; if `stay` is None, nobody is.
     """
     call_s = {name: _time_once_s(run) for name, run in runs.items()}
     call_s |= {name: warm_seconds(runs[name]) for name, cold in call_s.items() if cold < _LONG_S}
     repeats = {name: max(1, round(_TURN_S / max(call, 1e-7))) for name, call in call_s.items()}
     turns_us: dict[K, list[float]] = {name: [] for name in runs}
     shuffle = random.Random(0).shuffle
-    names = list(runs)  # of those that still take part
+    names = list(runs)  # the contestants that still take part
 
     def round_s() -> float:
         return max(1e-6, sum(call_s[name] * repeats[name] for name in names))
@@ -237,15 +247,18 @@ def race(
 
 
 def _round_count(round_s: float, seconds: float) -> int:
-    """How many rounds to run, for about `seconds`: at least `_FIRST_ROUNDS`."""
+    """How many rounds take about `seconds`, if one takes `round_s`. There are at least
+    `_FIRST_ROUNDS`, and `_MIN_ROUNDS` unless a round is long."""
     least = _MIN_ROUNDS if round_s <= max(seconds, _LONG_S) else _FIRST_ROUNDS
     return max(least, min(_MAX_ROUNDS, math.ceil(seconds / round_s)))
 
 
 def _time_turn_us(run: Callable[[], object], repeat: int) -> float:
-    """The time of a call in a turn of `repeat` calls, in microseconds. A short turn in which the
-    system ran something else instead of this process is timed again, a few times; the shortest
-    counts."""
+    """Call `run` `repeat` times, and return the time of one call in microseconds.
+
+    If the system ran something else meanwhile, a short turn is timed again, up to `_TRIES` times;
+    the shortest counts.
+    """
     shortest = math.inf
     for _ in range(_TRIES):
         before = _count_interruptions()
@@ -259,25 +272,26 @@ def _time_turn_us(run: Callable[[], object], repeat: int) -> float:
 
 
 def _count_interruptions() -> int:
-    """How often the system has run something else instead of this process."""
+    """How often the system has taken the processor from this process so far (its involuntary
+    context switches)."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 def _time_once_s(run: Callable[[], object]) -> float:
-    """The time of one call, in seconds."""
+    """Call `run` once, and return the time in seconds."""
     begun = time.perf_counter()
     run()
     return time.perf_counter() - begun
 
 
 def warm_seconds(run: Callable[[], object]) -> float:
-    """The shortest of some calls, in seconds: one that the system interrupts says nothing about the
-    others."""
+    """Call `run` a few times, and return the shortest time in seconds, since the system may
+    interrupt a call."""
     return min(_time_once_s(run) for _ in range(_WARM_CALLS))
 
 
 def _summarize(times_us: list[float]) -> Timing:
-    """The median and the fastest and slowest 5 % of times in microseconds."""
+    """The median, and the 5th and 95th percentile, of times in microseconds."""
     ordered = sorted(times_us)
     last = len(ordered) - 1
     return Timing(
@@ -289,9 +303,11 @@ def _summarize(times_us: list[float]) -> Timing:
 
 
 def p99_us(run: Callable[[], object]) -> float:
-    """The 99th percentile of single calls, in microseconds, after some that are not timed: at least
-    200 calls, and at least a second of them."""
-    for _ in range(10):
+    """The 99th percentile of the times of single calls, in microseconds.
+
+    At least 200 calls are timed, and for at least a second; some calls before are not timed.
+    """
+    for _ in range(10):  # not timed: caches and branch predictors get warm
         run()
     starts_ns: list[int] = []
     until = time.perf_counter_ns() + 1e9
@@ -306,9 +322,12 @@ def p99_us(run: Callable[[], object]) -> float:
 def memory_here(
     name: str, file: str, signature: dict[str, Any], reference: str, rows: Case, tile: int
 ) -> float:
-    """The MB by which opening and running an artifact raises this process's peak memory, without
-    the collections. Call it in a separate process that has imported torch. The arguments are plain
-    data; `file` and `reference` are paths, `rows` is the case to run, in tiles of `tile` rows."""
+    """By how many MB it raises the peak memory of this process to open and run an artifact of the
+    engine `name`. The memory of the collections does not count.
+
+    Call it in a separate process that has imported torch. The arguments are plain data: `file` and
+    `reference` are paths, `rows` is the case to run, in tiles of `tile` rows (0: all at once).
+    """
     torch.set_num_threads(1)
     parsed = Signature.from_dict(signature)
     collections = filled_collections(parsed, Reference.load(Path(reference)).inputs, rows, _CPU)
@@ -322,13 +341,14 @@ def memory_here(
 
 
 def _read_peak_mb() -> float:
-    """The peak of this process's memory (VmHWM, which Linux gives in KiB)."""
+    """The peak of this process's memory in MB, from /proc (VmHWM, in KiB)."""
     lines = Path("/proc/self/status").read_text().splitlines()  # ours
     return next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("VmHWM"))
 
 
 def bound_call(session: Session, inputs: Arrays, case: Case) -> Callable[[], None]:
-    """A call on reference inputs that returns when its outputs are written, also on a GPU."""
+    """Bind a session to the reference inputs of a case, and return a function that runs it. The
+    function returns when the outputs are written, also on a GPU."""
     binding = session.bind(*filled_collections(session.signature, inputs, case, session.device))
     if session.device.type == "cpu":
         return binding
@@ -347,8 +367,9 @@ def row_major_call(
     case: Case,
     device: torch.device = _CPU,
 ) -> Callable[[], None]:
-    """A call: columns on `device` → row-major tensors → model → columns; without a model, only the
-    copies."""
+    """A function that runs the eager model on the reference inputs of a case, as a user would who
+    has columns: it copies columns on `device` to row-major tensors, calls the model, and copies its
+    outputs to columns. If `model` is None, it does only the copies."""
     sources, written = filled_collections(signature, inputs, case, device)
     blank = [
         torch.zeros(bound.shape(case[bound.rows]), device=device) for bound in signature.outputs
@@ -371,7 +392,7 @@ def row_major_call(
 
 
 def _write_columns(bound: BoundBlock, value: torch.Tensor, collection: Collection) -> None:
-    """Copy an output into its columns, a component at a time."""
+    """Copy an output of the model into its columns in `collection`, a component at a time."""
     n = 1 if bound.plan.kind == "scalars" else collection.n
     columns = [collection.layout[name] for name in bound.block.columns]
     places = [

@@ -17,14 +17,17 @@ from stages.timing.racing import bound_call, race, warm_seconds
 
 _WORTH = 0.95  # tiles are used if they need at most this part of the time
 _AS_GOOD = 1.03  # the smallest tile within this factor of the best: more threads can share a run
-_SECONDS = 0.3
+_SECONDS = 0.3  # for the race of all tiles
 _LONG_S = 0.1  # a call takes at most about this long while tiles are tried
-_MANY = 8 * TILES[-1]
+_MANY = 8 * TILES[-1]  # rows that are run to compare tiles, if the version takes so many
 
 
 def fastest_tile(session: Session, inputs: Arrays) -> int | None:
-    """The tile with which a session is fastest on many rows; None: all rows at once. Unbounded rows
-    always run in tiles."""
+    """Find the number of rows of a tile with which a session is fastest on many rows.
+
+    None if it is fastest with all rows at once, or cannot run in tiles. Unbounded rows always run
+    in tiles.
+    """
     sizes = tiles_of(session.signature)
     if not sizes or session.device.type != "cpu":
         return None
@@ -47,7 +50,8 @@ def fastest_tile(session: Session, inputs: Arrays) -> int | None:
 
 
 def tiles_of(signature: Signature) -> tuple[int, ...]:
-    """The tiles to try: those of at most half the largest compiled number of rows."""
+    """The tiles to try: those of at most half the most rows that are compiled for. Empty if rows
+    cannot run in tiles."""
     if signature.tile_kinds is None:
         return ()
     (dim,) = signature.dims
@@ -57,6 +61,6 @@ def tiles_of(signature: Signature) -> tuple[int, ...]:
 
 
 def tiled(session: Session, rows: int) -> Session:
-    """The same opened artifact, run on `rows` rows at a time; 0: on all rows at once."""
+    """A session of the same opened artifact that runs `rows` rows at a time; 0: all at once."""
     executable = in_tiles(session.executable, session.signature, rows)
     return Session(session.signature, executable, str(session.device))
