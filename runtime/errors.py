@@ -6,14 +6,15 @@ from soa.errors import SoaPipelineError
 
 
 class LoadError(SoaPipelineError):
-    """A version that cannot be loaded here, or not in this mode."""
+    """A version cannot be loaded on this host, or not in this mode."""
 
     code = "load"
 
 
 class BindError(SoaPipelineError):
-    """Memory that does not fit the signature. An artifact itself does not notice any of these
-    faults.
+    """Memory does not fit the model's signature.
+
+    It is refused before the run, since an artifact itself notices none of these faults.
     """
 
     code = "bind"

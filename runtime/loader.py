@@ -52,17 +52,21 @@ def load(
     mode: Mode = "production",
     **options: Unpack[Options],
 ) -> Session:
-    """A session on devices of this host; the options are those of `Opening`.
+    """Load a version, and return a session that runs it on a device of this host.
 
-    `pipeline.load` offers more ways to run.
+    `ref`: a version's name, or the folder of a bundle. `options`: the fields of `Opening`.
+    `pipeline.load` offers more ways to run. Raises LoadError, and the errors of the registry.
     """
     return load_here(Opening(ref, mode=mode, **options), device)
 
 
 def load_here(opening: Opening, device: str | torch.device, live: bool = False) -> Session:
-    """A session on a device of this host; "auto": on each device with data. `live`: a session that
-    follows the name to later versions."""
-    single = None if device == AUTO else find_device(device)
+    """Load what `opening` names, and return a session on a device of this host.
+
+    `device`: "auto" opens the model on each device that has data. `live`: the session follows the
+    name to later versions. Raises LoadError if the options contradict each other.
+    """
+    single = None if device == AUTO else find_device(device)  # None: on every device
     if single is None and opening.target is not None:
         raise LoadError(
             f"target {opening.target!r} with device 'auto': each device has its own target"
@@ -86,10 +90,13 @@ def load_here(opening: Opening, device: str | torch.device, live: bool = False) 
 
 
 def open_session(opened: Opened, device: torch.device | None) -> Session:
-    """A session on `device`; None: on each device with data, opened at the first event there."""
+    """Open a session of a checked version on `device`.
+
+    None: the session runs on every device, and opens the model there at the first event.
+    """
     _require_reference(opened, device or CPU)
-    limit = opened.production or opened.opening.threads is not None
-    settle_threads(opened.threads, limit, opened.production)
+    limit_torch = opened.production or opened.opening.threads is not None
+    settle_threads(opened.threads, limit_torch, opened.production)
     if device is None:
         from runtime.devices import MultiDeviceSession
 
@@ -102,7 +109,10 @@ def open_session(opened: Opened, device: torch.device | None) -> Session:
 
 
 def _require_reference(opened: Opened, device: Device | torch.device) -> None:
-    """Raise LoadError if test mode has no torch that runs the portable program on `device`."""
+    """Raise LoadError if the mode is "test", and no torch here runs on `device`.
+
+    Test mode needs it for the portable program, with which it compares.
+    """
     if opened.production or torch_runs_on(device):
         return
     lacks = (
@@ -118,7 +128,10 @@ def _require_reference(opened: Opened, device: Device | torch.device) -> None:
 
 
 def _open_on_device(opened: Opened, device: torch.device) -> Session:
-    """A session on one device: compared in test mode, counted if `watch` says so."""
+    """Open the session of one device. In test mode it compares each answer with the reference.
+
+    With the option `watch`, or the variable PIPELINE_WATCH, its calls are counted for drift.
+    """
     _require_reference(opened, device)
     here = open_here(opened, device)
     executable, origin, any_start = here.executable, here.origin, here.any_start
@@ -135,10 +148,11 @@ def _open_on_device(opened: Opened, device: torch.device) -> Session:
 
 @dataclass(frozen=True)
 class Reopening:
-    """The version that a session runs, and how it was opened. The session is pickled as this.
+    """Says how another process opens the version of a session again. A session is pickled as this.
 
-    `opening` has the version with its number, or a folder by its full path, and the target of the
-    session, so that every host with torch runs the same artifact. `registry` may hold a password.
+    `opening` names the version with its number, or the folder by its full path, and the session's
+    target, so that every host with torch runs the same artifact. `registry`: the registry's URI,
+    which may hold a password; None for a folder.
     """
 
     opening: Opening
@@ -148,9 +162,10 @@ class Reopening:
     device: str
 
     def __call__(self) -> Session:
-        """The session of this process, opened once and shared by all that unpickle the same one.
+        """Return this process's session of the version; the first call opens it.
 
-        Raises the errors of `load`, and LoadError if the version has another digest now.
+        All sessions that are unpickled from the same version share it. Raises the errors of `load`,
+        and LoadError if the version has another digest now.
         """
         with _one_opens:
             session = _reopened.get((os.getpid(), self))  # a child of a fork opens its own
@@ -160,13 +175,15 @@ class Reopening:
             return session
 
     def share(self, session: Session) -> None:
-        """Make `session`, which is open and is pickled as this, the session of this process."""
+        """Let this process unpickle to `session`, which is open already, instead of opening it."""
         with _one_opens:
             self._keep(session)
 
     def _keep(self, session: Session) -> None:
-        """Keep a session as the one used last; of more than KEPT, forget the one used least
-        recently. The caller holds `_one_opens`."""
+        """Keep a session as the most recently used one. The caller holds `_one_opens`.
+
+        If more than KEPT sessions are kept, the least recently used one is forgotten.
+        """
         key = os.getpid(), self
         _reopened.pop(key, None)
         _reopened[key] = session  # at the end: used last
@@ -194,7 +211,10 @@ KEPT = 8
 def _record_reopening(
     opened: Opened, device: torch.device | None, origin: Origin | None
 ) -> Reopening:
-    """How another process opens the same version again."""
+    """Record how another process opens the version of a new session again.
+
+    `device`: None for a session on every device. `origin`: None for such a session, too.
+    """
     opening, by_name = opened.opening, opened.lookup is not None
     keys = opening.trusted_keys
     if keys is not None:
@@ -214,7 +234,10 @@ def _record_reopening(
 def open_checked_session(
     opened: Opened, executable: Executable, device: torch.device, origin: Origin, any_start: bool
 ) -> CheckedSession:
-    """A session that compares every answer with the portable program's, on the same device."""
+    """Open a session of test mode: it compares every answer with that of the portable program.
+
+    `executable`: the artifact to test. The program runs on the same device.
+    """
     from runtime.checked import CheckedSession, recorded_tolerances  # they need torch
 
     reference = open_program(opened, device)
@@ -225,8 +248,11 @@ def open_checked_session(
 
 
 def open_measured_session(opened: Opened, target: str, engine_name: str | None = None) -> Session:
-    """A session of one target for measurements, on a device of its kind. It runs the artifacts
-    chosen for the target, or the artifact of one engine, even if that is not valid."""
+    """Open a session of one target to measure it, on a device of the target's kind.
+
+    It runs the artifacts that were chosen for the target. `engine_name`: it runs the artifact of
+    this engine instead, even if that is not valid.
+    """
     import torch
 
     device = torch.device(Target.parse(target).torch_device)
@@ -238,8 +264,11 @@ _ONLY_CPU = "without torch, which is not installed, use 'cpu'"
 
 
 def find_device(device: str | torch.device) -> torch.device:
-    """A device of this host. The CPU, and an NVIDIA GPU that its driver sees, need no torch. Raises
-    LoadError for a device that is not here."""
+    """Return the device of this host with that name. Raises LoadError if there is none.
+
+    The CPU, and an NVIDIA GPU that its driver sees, need no torch. `cuda` without a number is
+    torch's current GPU.
+    """
     if str(device) == "cpu" and "torch" not in sys.modules:
         return cast("torch.device", CPU)  # torch accepts it
     if re.fullmatch("cuda(:[0-9]+)?", str(device)) and not torch_drives_gpus():
@@ -266,7 +295,10 @@ def find_device(device: str | torch.device) -> torch.device:
 
 
 def _find_gpu_by_driver(device: Device) -> Device:
-    """An NVIDIA GPU that its driver sees, if no torch that is built for GPUs is installed."""
+    """Check that NVIDIA's driver sees this GPU, and return the device. Raises LoadError if not.
+
+    This is for hosts without a torch that is built for GPUs.
+    """
     code = LoadError.code if has_torch() else "load-without-torch"
     lacks = "torch sees 0 GPUs here" if has_torch() else _ONLY_CPU
     try:

@@ -1,4 +1,4 @@
-"""A process that runs models: torch's threads, TF32, the allocator, files that it keeps written."""
+"""Settings of a process that runs models: torch's threads, TF32, the allocator, regular writes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import torch
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # <malloc.h>
-_NEVER = 2**31 - 1
-_EVERY_S = 10.0
+_NEVER = 2**31 - 1  # a threshold in bytes that is never reached
+_EVERY_S = 10.0  # the time between two writes of `write_regularly`
 
 log = logger("soa-pipeline")
 
@@ -46,11 +46,13 @@ def keep_freed_memory() -> None:
 
 
 def write_regularly(write: Callable[[], None], what: str) -> None:
-    """Call `write` every ten seconds in a thread, and at the end of this process. An OSError is
-    logged; `what` names what cannot be written."""
+    """Call `write` every ten seconds in a new thread, and once more when this process ends.
+
+    An OSError of `write` is logged. `what`: the subject of that message, such as "telemetry".
+    """
 
     def write_or_log() -> None:
-        """Write; an error is logged, and the next time it is tried again."""
+        """Call `write`; an OSError is logged only, since the next call tries again."""
         try:
             write()
         except OSError as error:
@@ -59,18 +61,19 @@ def write_regularly(write: Callable[[], None], what: str) -> None:
     ended = threading.Event()
 
     def write_until_end() -> None:
-        """Run in the thread."""
+        """Write regularly, until `ended` is set; the thread runs this."""
         while not ended.wait(_EVERY_S):
             write_or_log()
 
     def write_last() -> None:
-        """Run at the end of the process."""
+        """End the thread, and write once more; called when the process ends."""
         ended.set()
         write_or_log()
 
-    from multiprocessing import util  # its children end without what atexit has
+    from multiprocessing import util
 
-    # At the end once, and not later: then the program may have removed the folder.
+    # Twice, because children of multiprocessing end without calling what atexit has. A Finalize
+    # runs only once, and not later: then the program may have removed the folder.
     atexit.register(util.Finalize(None, write_last, exitpriority=0))
     threading.Thread(target=write_until_end, daemon=True).start()
 
@@ -86,10 +89,11 @@ def torch_runs_on(device: Device | torch.device) -> bool:
 
 
 def settle_threads(threads: int, limit: bool, production: bool) -> None:
-    """Check that a run with `threads` threads is possible; with `limit`, set torch to this number.
+    """Check that this process can run with `threads` threads, and set torch's threads.
 
-    In production torch also gets no more than one inter-op thread. If torch is not imported yet,
-    this does not import it. Raises RunError after a fork, see `require_openmp`.
+    `limit`: torch gets exactly this number. `production`: torch gets only one inter-op thread. If
+    torch is not imported yet, this does not import it, and sets nothing. Raises RunError after a
+    fork, see `require_openmp`.
     """
     require_openmp(threads)
     torch = sys.modules.get("torch")
@@ -103,11 +107,11 @@ def settle_threads(threads: int, limit: bool, production: bool) -> None:
 
 
 def settle_tf32(wanted: bool, what: str) -> None:
-    """Set how GPUs of this process compute float32, once for the whole process.
+    """Set once, for this whole process, whether its GPUs compute float32 in TF32.
 
     By default cuDNN uses TF32 for float32 convolutions, and a version in fp32 would silently lose
-    half of its digits. `what` is the version that is being opened. Raises LoadError if another
-    version has set it differently.
+    half of its digits. `what`: the name of the version that is opened, for the error. Raises
+    LoadError if another version needed the other setting.
     """
     import torch
 

@@ -29,9 +29,11 @@ _INTEGER_OF = {
 def compare(
     found: torch.Tensor, reference: torch.Tensor, tolerance: Tolerance, classifier: bool
 ) -> Deviation:
-    """Compare two CPU tensors of one shape; rows come first. The reference is first rounded to the
-    dtype of `found`. `classifier`: compare the classes of the rows too. Raises ValueError if the
-    shapes differ."""
+    """Measure how far `found` is from `reference`: two CPU tensors of one shape, rows first.
+
+    The reference is first rounded to the dtype of `found`. `classifier`: compare the classes of the
+    rows, too. Raises ValueError if the shapes differ.
+    """
     if found.shape != reference.shape:
         raise ValueError(f"shapes differ: {tuple(found.shape)} and {tuple(reference.shape)}")
     floating = found.is_floating_point()
@@ -45,7 +47,7 @@ def compare(
     finite = found64.isfinite() & rounded64.isfinite()
     mismatch = ~finite & ~same
     gap = torch.where(finite, (found64 - rounded64).abs(), 0.0)
-    if not floating:  # different large int64 may be the same float64
+    if not floating:  # two different large int64 may be one float64: count them as 1 apart
         gap = torch.where(same, 0.0, gap.clamp_min(1.0))
     scale = torch.where(finite, rounded64.abs(), 0.0)
     outside = mismatch | (gap > tolerance.atol + tolerance.rtol * scale)
@@ -71,8 +73,10 @@ def compare(
 
 
 class _UlpStatistics(NamedTuple):
-    """Distances in units in the last place: quantiles, and `Deviation.ulp_bins`. None and empty for
-    integers."""
+    """Quantiles of the distances in units in the last place, and `Deviation.ulp_bins`.
+
+    Integers have no such distances: the quantiles are None, and the bins are empty.
+    """
 
     p50: float | None = None
     p99: float | None = None
@@ -83,9 +87,10 @@ class _UlpStatistics(NamedTuple):
 def _ulp_statistics(
     found: torch.Tensor, rounded: torch.Tensor, finite: torch.Tensor
 ) -> _UlpStatistics:
-    """The distances between the finite elements of two tensors of one floating dtype."""
+    """Summarize the distances between the finite elements of two tensors of one floating dtype."""
     distances = _ulp_distances(found, rounded, finite)
-    bins = tuple(torch.bincount(torch.frexp(distances).exponent).tolist())  # by power of two above
+    # The exponent of frexp is 0 for 0, 1 for 1, 2 for 2 … 3, 3 for 4 … 7: the number of the bin.
+    bins = tuple(torch.bincount(torch.frexp(distances).exponent).tolist())
     last = distances.numel() - 1
     if last < 0:
         return _UlpStatistics(0.0, 0.0, 0.0, bins)
@@ -96,24 +101,27 @@ def _ulp_statistics(
 def _ulp_distances(
     found: torch.Tensor, rounded: torch.Tensor, finite: torch.Tensor
 ) -> torch.Tensor:
-    """Distances in units in the last place between the finite elements, ascending."""
+    """Return the distances between the finite elements in units in the last place, ascending."""
 
     def as_ordered_integers(values: torch.Tensor) -> torch.Tensor:
-        """Bit patterns as integers whose order is the order of the values: neighbours differ by 1.
-        Those of negative values, which grow with the magnitude, are reversed."""
+        """Map floating numbers to integers in the same order, so that neighbours differ by 1.
+
+        The bit pattern of a positive number is such an integer already. The patterns of negative
+        numbers grow with the magnitude, so their order is reversed.
+        """
         bits = values.contiguous().view(_INTEGER_OF[values.dtype])
         lowest = torch.iinfo(bits.dtype).min
         return torch.where(bits < 0, lowest - bits.long(), bits.long())
 
     ours, theirs = as_ordered_integers(found)[finite], as_ordered_integers(rounded)[finite]
-    # Exact if int64 holds the difference; across zero the difference may be too large for it.
+    # int64 is exact, but a difference across zero may be too large for it: then take the double.
     rough = (ours.double() - theirs.double()).abs()
     distance = torch.where(rough < 2.0**62, (ours - theirs).abs().double(), rough)
     return distance.sort().values
 
 
 def _error_bins(gaps: torch.Tensor) -> tuple[int, ...]:
-    """The counts of Deviation.error_bins: bin 0 for no difference, then one for each decade."""
+    """Count `Deviation.error_bins`: bin 0 has the gaps of 0, each further bin those of a decade."""
     decades = torch.bucketize(gaps, _DECADES, right=True) + 1
     return tuple(torch.bincount(torch.where(gaps > 0, decades, 0)).tolist())
 
@@ -121,8 +129,10 @@ def _error_bins(gaps: torch.Tensor) -> tuple[int, ...]:
 def _compare_classes(
     found: torch.Tensor, reference: torch.Tensor
 ) -> tuple[float, tuple[tuple[int, int, int], ...]]:
-    """The fraction of rows that have the same class in both, and Deviation.reclassified. The class
-    of a row is the place of its largest element."""
+    """Compare the classes of the rows. The class of a row is the index of its largest element.
+
+    Returns the fraction of rows with the same class in both, and `Deviation.reclassified`.
+    """
     ours, theirs = (rows.reshape(rows.shape[0], -1).argmax(1) for rows in (found, reference))
     differ = ours != theirs
     pairs = Counter(zip(theirs[differ].tolist(), ours[differ].tolist(), strict=True))
@@ -130,16 +140,17 @@ def _compare_classes(
 
 
 def _most_frequent(pairs: Counter[tuple[int, int]]) -> tuple[tuple[int, int, int], ...]:
-    """`Deviation.reclassified` from the rows of each pair of classes."""
+    """Make `Deviation.reclassified` from the number of rows of each (reference, found) pair."""
     return tuple((*pair, rows) for pair, rows in pairs.most_common(MOST_PAIRS))
 
 
 def combine(cases: list[Deviation]) -> Deviation:
-    """Combine the cases of one output, of which there may be none.
+    """Combine the deviations of one output in several cases, of which there may be none.
 
-    Counts are added, and `outside` is for all elements. Of every other value the worst is kept.
+    Counts are added, `outside` becomes the fraction of all elements, and of every other value the
+    worst one is kept.
     """
-    full = [case for case in cases if case.elements] or cases
+    full = [case for case in cases if case.elements] or cases  # empty cases say nothing
     elements = sum(case.elements for case in full)
     agreements = [case.argmax for case in full if case.argmax is not None]
     pairs: Counter[tuple[int, int]] = Counter()
@@ -162,10 +173,10 @@ def combine(cases: list[Deviation]) -> Deviation:
 
 
 def _largest(values: Iterable[float | None]) -> float | None:
-    """The largest value that is not None; None if there is none."""
+    """Return the largest value, without regard to None; None if there is no other value."""
     return max((value for value in values if value is not None), default=None)
 
 
 def _sum_bins(bins: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
-    """The sums of counts bin by bin; a tuple that is shorter has none in the other bins."""
+    """Add counts bin by bin. A tuple that is shorter than others has 0 in the missing bins."""
     return tuple(map(sum, zip_longest(*bins, fillvalue=0)))

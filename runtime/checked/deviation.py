@@ -11,12 +11,14 @@ class Deviation:
     """How far one output was from the reference, over all its elements.
 
     `ulp_*` are quantiles of the distance in units in the last place of the output's dtype (None for
-    integers). `argmax` is the fraction of rows whose largest element is in the same place (None if
-    the model is no classifier). `worst_row` is the row of `max_abs`, or of the first NaN or
-    infinity that the reference does not have.
+    integers). `outside` is the fraction of elements that are out of tolerance. `argmax` is the
+    fraction of rows whose largest element is in the same place (None if the model is no
+    classifier). `worst_row` is the row of `max_abs`, or of the first NaN or infinity that the
+    reference does not have.
     """
 
     FIRST_DECADE: ClassVar = -18
+    """The power of ten at which the first decade of `error_bins` begins."""
 
     elements: int
     max_abs: float = 0.0

@@ -37,9 +37,10 @@ def make_poisoned(
     device: torch.device | str = "cpu",
     guard: Side | None = None,
 ) -> Collection:
-    """A collection in which every byte, also of the padding, is `pattern`.
+    """Make a collection of `n` rows in which every byte, also of the padding, is `pattern`.
 
-    `guard`: on a CPU, the end of the memory that touches a page without access.
+    `guard`: which end of the memory, "front" or "back", touches a page without access; for a GPU it
+    is ignored.
     """
     if guard and torch.device(device).type == "cpu":
         collection = make_guarded_collection(layout, n, capacity, guard)
@@ -54,22 +55,26 @@ def make_poisoned(
 
 
 def same_bytes(first: Collection, second: Collection) -> bool:
-    """Whether two collections of one layout, capacity and device hold the same bytes, also in the
-    padding."""
+    """Whether two collections have the same bytes, also in the padding.
+
+    They must have the same layout, capacity and device.
+    """
     return all(map(_have_same_bytes, first.spans(), second.spans()))
 
 
 def _have_same_bytes(first: Span, second: Span) -> bool:
-    """Whether two spans of one size, on one device, hold the same bytes."""
+    """Whether two spans of one size, on one device, have the same bytes."""
     if first.device.type == "cpu":
         return bool(_libc.memcmp(first.address, second.address, first.nbytes) == 0)
     return torch.equal(first.raw().tensor(), second.raw().tensor())
 
 
 def wrote_outside(signature: Signature, name: str, before: Collection, after: Collection) -> bool:
-    """Whether anything changed except the rows in use of the output columns of collection `name`.
+    """Whether a run changed a collection outside the rows and columns that it must write.
 
-    `after` may be a window; `before` is the whole collection.
+    `name`: the collection's name. `before`: a copy of the whole collection from before the run.
+    `after`: the collection or the window that the run got; its rows of the output columns may have
+    changed.
     """
     expected = before.to(before.device)
     rows = expected.window(after.start, after.start + after.n)
@@ -85,7 +90,7 @@ def find_memory_faults(
     written: Mapping[str, Collection],
     before: Mapping[str, Collection],
 ) -> Iterator[str]:
-    """A message for each collection in which a run changed what it must not change.
+    """Yield a message for each collection in which a run changed what it must not change.
 
     `written`: the output collections. `before`: copies of the whole collections, from before the
     run.
@@ -100,7 +105,7 @@ def find_memory_faults(
 
 @dataclass(frozen=True)
 class PoisonedRun:
-    """The outputs of a run, and a message for each fault: memory that it must not change."""
+    """The values of each output of a run, and the messages of `find_memory_faults` about it."""
 
     outputs: dict[str, torch.Tensor]
     faults: list[str]
@@ -116,20 +121,22 @@ def run_poisoned(
     guard: Side | None = None,
     moved: bool = False,
 ) -> PoisonedRun:
-    """Run once in fresh memory: inputs padded with `pad`, outputs filled with `poison`.
+    """Run once in new memory whose inputs are padded with `pad`, and whose outputs are `poison`.
 
-    `inputs`: by collection and column, at least as many rows as `case` has, which gives the rows by
-    dimension. `spare`: rows of capacity beyond them. `guard`: as in `make_poisoned`.
+    `case`: the number of rows by dimension. `inputs`: values by collection and column, of at least
+    so many rows. `spare`: how many rows of capacity there are beyond them. `guard`: as in
+    `make_poisoned`.
 
     `moved`: run on windows that begin at different odd rows of larger collections. Separate
     columns then begin an odd number of elements after a page boundary. In a buffer the padding of
     the last column reaches into a page without access.
     """
     signature = session.signature
+    # The first row of each window: 1, 3, 5, …
     starts = {name: 2 * i + 1 if moved else 0 for i, name in enumerate(signature.layouts)}
 
-    def memory(name: str, pattern: int, device: str) -> Collection:
-        """New memory of a collection, for the case's rows from its first row on."""
+    def allocate(name: str, pattern: int, device: str) -> Collection:
+        """Make a collection with room for the rows before the window and the rows of the case."""
         layout, n = signature.layouts[name], starts[name] + case[signature.rows_of[name]]
         side = guard
         if moved:
@@ -137,12 +144,12 @@ def run_poisoned(
         return make_poisoned(layout, n, n + spare, pattern, device, side)
 
     def window(name: str, whole: Collection) -> Collection:
-        """The part of a collection that the run gets."""
+        """Return the part of a collection that the run gets."""
         return whole.window(starts[name], whole.n) if moved else whole
 
     read: dict[str, Collection] = {}
     for name in signature.input_collections:
-        whole = memory(name, pad, "cpu")
+        whole = allocate(name, pad, "cpu")
         for column in whole.layout.numbers:
             window(name, whole).fill(column.name, inputs[name][column.name])
         _poison_outputs(signature, name, whole, poison)
@@ -150,7 +157,7 @@ def run_poisoned(
             whole = whole.to(session.device)
         read[name] = window(name, whole)
     written = {
-        name: read.get(name) or window(name, memory(name, poison, session.device))
+        name: read.get(name) or window(name, allocate(name, poison, session.device))
         for name in signature.output_collections
     }
     faults = _run_and_find_faults(session, read, written)
@@ -164,7 +171,7 @@ def run_poisoned(
 def _run_and_find_faults(
     session: Session, inputs: Mapping[str, Collection], written: Mapping[str, Collection]
 ) -> list[str]:
-    """Run, wait for the end, and return the messages of `find_memory_faults`."""
+    """Run the session, wait until it has ended, and return the messages of `find_memory_faults`."""
     bound = {**inputs, **written}
     before = {name: collection.whole.to(collection.device) for name, collection in bound.items()}
     session.run(inputs, written)
@@ -174,7 +181,7 @@ def _run_and_find_faults(
 
 
 def _poison_outputs(signature: Signature, name: str, collection: Collection, pattern: int) -> None:
-    """Write `pattern` into the model's output columns of a collection that is also an input."""
+    """Fill the output columns of an input collection that the model also writes with `pattern`."""
     for bound in signature.outputs:
         if bound.block.collection == name:
             for column, k in bound.plan.components:
@@ -182,7 +189,7 @@ def _poison_outputs(signature: Signature, name: str, collection: Collection, pat
 
 
 def same_answers(first: PoisonedRun, second: PoisonedRun) -> bool:
-    """Whether two runs gave the same bits, NaN included."""
+    """Whether two runs gave the same bits, also in NaN."""
     return all(
         torch.equal(
             first.outputs[name].contiguous().view(torch.uint8),
@@ -193,10 +200,10 @@ def same_answers(first: PoisonedRun, second: PoisonedRun) -> bool:
 
 
 def make_guarded_collection(layout: Layout, n: int, capacity: int, side: Side) -> Collection:
-    """A collection in CPU memory whose start ("front") or end ("back") touches a page without
-    access; of separate columns, that of each column.
+    """Make a collection in CPU memory of which one side touches a page without access.
 
-    Before a page at the back, separate columns may leave a gap smaller than the alignment.
+    `side`: "front" for the start of the memory, "back" for its end. Separate columns each have such
+    a page. At the back, a gap smaller than the alignment may remain before the page.
     """
     if layout.storage == "buffer":
         memory = allocate_guarded(layout.nbytes(capacity), layout.alignment, side)
@@ -214,14 +221,18 @@ def make_guarded_collection(layout: Layout, n: int, capacity: int, side: Side) -
 
 
 def allocate_guarded(nbytes: int, alignment: int, side: Side) -> Span:
-    """Zeroed bytes between two pages without access; the start or the end touches one of them.
-    `alignment`, in bytes, divides the size of a page; at the back it may leave a gap."""
+    """Allocate zeroed bytes between two pages without access, one of which they touch.
+
+    `side`: "front" if the first byte touches a page, "back" if the last one does. `alignment`: in
+    bytes, a divisor of the page size; at the back a smaller gap may remain.
+    """
     pages = -(-nbytes // _PAGE)  # rounded up
     mapping = mmap.mmap(-1, (pages + 2) * _PAGE)
-    first = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
-    for closed in (first, first + (1 + pages) * _PAGE):
-        if _libc.mprotect(closed, _PAGE, _NO_ACCESS) != 0:
+    front_page = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+    back_page = front_page + (1 + pages) * _PAGE
+    for address in (front_page, back_page):
+        if _libc.mprotect(address, _PAGE, _NO_ACCESS) != 0:
             raise OSError(ctypes.get_errno(), "mprotect failed")
     unused = pages * _PAGE - nbytes if side == "back" else 0
-    start = first + _PAGE + unused // alignment * alignment
+    start = front_page + _PAGE + unused // alignment * alignment
     return Span(start, "uint8", (nbytes,), owner=mapping)

@@ -26,13 +26,17 @@ from soa.records import as_data
 from soa.signature import BoundBlock, Signature
 from soa.text import number
 
-_SPARE_ROWS = 33
-_CANARY = 0xFF
+_SPARE_ROWS = 33  # rows of capacity beyond the event's, in the memory of the reference
+_POISON = 0xFF  # the byte with which that memory is filled; floats of it are NaN
 
 
 @dataclass
 class CheckReport:
-    """What test mode has seen so far: counts of events and values, microseconds, deviations."""
+    """What test mode has seen so far.
+
+    `total_us` and `slowest_us`: the times of the artifact's runs. `worst`: by output, the worst
+    deviation of all events.
+    """
 
     events: int = 0
     total_us: float = 0.0
@@ -42,7 +46,7 @@ class CheckReport:
     worst: dict[str, Deviation] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON data; the mean time is None before the first event."""
+        """Return the report as JSON data. The mean time is None before the first event."""
         return {
             "events": self.events,
             "mean_us": self.total_us / self.events if self.events else None,
@@ -54,9 +58,9 @@ class CheckReport:
 
 
 class CheckedSession(Session):
-    """A session in test mode. A call raises DeviationError if an answer differs from the reference.
+    """A session in test mode. A call raises DeviationError if its answer is out of tolerance.
 
-    `report` sums over all bindings and threads.
+    `reference`: the portable program. `report` is for all bindings and threads together.
     """
 
     def __init__(
@@ -82,7 +86,7 @@ class CheckedSession(Session):
     def add(
         self, us: float, bad_in: int, bad_out: int, deviations: Mapping[str, Deviation]
     ) -> None:
-        """Add an event to the report. `bad_in`, `bad_out`: the values that are NaN or infinite."""
+        """Add an event to the report. `bad_in`, `bad_out`: how many values are NaN or infinite."""
         with self._lock:
             report = self.report
             report.events += 1
@@ -96,7 +100,7 @@ class CheckedSession(Session):
 
 
 class _CheckedBinding(Binding):
-    """A binding that also runs the reference, and compares."""
+    """A binding whose call also runs the reference, and compares the two answers."""
 
     def __init__(
         self,
@@ -111,14 +115,16 @@ class _CheckedBinding(Binding):
         self._instrumented(self._checked_call)(rows, stream)
 
     def _checked_call(self, rows: Rows | None, stream: Any) -> None:
-        """A call as `Binding._run`, with the comparison. Raises RunError for a second thread."""
+        """Run as `Binding._run` does, and compare. Raises RunError for a second thread."""
         with self._alone:
             self._use_rows(rows)
             self._run_checked(stream)
 
     def _run_checked(self, stream: Any) -> None:
-        """Run the artifact and the reference on the same rows. Raises DeviationError if they
-        differ."""
+        """Run the artifact and the reference on the same rows, and add the event to the report.
+
+        Raises DeviationError if the answers differ by more than the tolerances.
+        """
         bound = {**self.inputs, **self.outputs}
         rows_of = self.signature.rows_of
         memory = {name: bound[name].rows(self.rows[rows_of[name]]) for name in bound}
@@ -134,8 +140,11 @@ class _CheckedBinding(Binding):
         self._require_within(deviations)
 
     def _run_timed(self, memory: Mapping[str, Collection], stream: Any) -> float:
-        """Run the artifact; return its time in microseconds. `memory`: the rows in use of each
-        collection. Raises DeviationError if the run changed anything but its outputs."""
+        """Run the artifact, and return its time in microseconds.
+
+        `memory`: the rows in use of each collection. Raises DeviationError if the run changed
+        anything but its outputs.
+        """
         before = {name: rows.whole.to(rows.device) for name, rows in memory.items()}
         start = time.perf_counter()
         self._launch(stream)
@@ -150,7 +159,7 @@ class _CheckedBinding(Binding):
         return us
 
     def _require_within(self, deviations: Mapping[str, Deviation]) -> None:
-        """Raises DeviationError for the first output that is out of its tolerance."""
+        """Raise DeviationError for the first output that is out of its tolerance."""
         for name, deviation in deviations.items():
             allowed = self._session.tolerances[name]
             if deviation.outside > allowed.max_outside:
@@ -162,12 +171,14 @@ class _CheckedBinding(Binding):
                 )
 
     def _run_reference(self, memory: Mapping[str, Collection]) -> dict[str, Collection]:
-        """The answers of the portable program, in fresh memory. Its inputs are copied from
-        `memory`."""
+        """Run the portable program in new memory, on copies of the inputs in `memory`.
+
+        Returns its collections by name, with the answers in them.
+        """
         fresh: dict[str, Collection] = {}
         for name, collection in memory.items():
             n, layout = collection.n, collection.layout
-            fresh[name] = make_poisoned(layout, n, n + _SPARE_ROWS, _CANARY, collection.device)
+            fresh[name] = make_poisoned(layout, n, n + _SPARE_ROWS, _POISON, collection.device)
             if name in self.inputs:
                 fresh[name].copy_from(collection)
         self._session.reference(argument_tensors(self.signature, fresh, self.rows))
@@ -177,11 +188,11 @@ class _CheckedBinding(Binding):
 def _read_blocks(
     blocks: Iterable[BoundBlock], collections: Mapping[str, Collection]
 ) -> dict[str, torch.Tensor]:
-    """The values of each block."""
+    """Read the values of each block from the collections; returns them by the block's name."""
     return {bound.name: read_block(bound, collections[bound.block.collection]) for bound in blocks}
 
 
 def _count_nonfinite(blocks: Mapping[str, torch.Tensor]) -> int:
-    """How many values are NaN or infinite."""
+    """Count the values that are NaN or infinite."""
     floats = (values for values in blocks.values() if values.is_floating_point())
     return sum(int((~values.isfinite()).sum()) for values in floats)

@@ -9,7 +9,10 @@ from soa.signature import Signature
 
 
 def default_tolerance(dtype: str) -> Tolerance:
-    """The default for a dtype: the rounding differences of reordered sums; zero for integers."""
+    """Return the default tolerance of an output with this dtype.
+
+    It allows for the rounding of sums in another order. Integers must be equal.
+    """
     table = {
         "float64": Tolerance(1e-10, 1e-9),
         "float32": Tolerance(1e-5, 1e-4),
@@ -20,8 +23,10 @@ def default_tolerance(dtype: str) -> Tolerance:
 
 
 def recorded_tolerances(manifest: Manifest) -> dict[str, Tolerance]:
-    """The tolerances a version was validated with, by output. Raises LoadError if one is
-    missing."""
+    """Return the tolerances that a version was validated with, by output.
+
+    Raises LoadError if one is missing.
+    """
     for bound in Signature.from_dict(manifest.signature).outputs:
         if bound.name not in manifest.tolerances:
             raise LoadError(f"{manifest.name}: its manifest has no tolerance for {bound.name!r}")

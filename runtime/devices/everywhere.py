@@ -1,4 +1,4 @@
-"""One model on every device with data: a session for each, opened at the first event there."""
+"""One model on every device with data: each has a session, opened at the first event there."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class MultiDeviceSession(Session):
         raise RunError("this session has an artifact for each device: use `on(device)`")
 
     def on(self, device: torch.device | str) -> Session:
-        """The session of a device. If the model is not yet deployed there, it is deployed now."""
+        """Return the session of a device. If the model is not open there yet, it is opened now."""
         indexed = _with_index(device)
         with self._lock:
             self._require_open()
@@ -62,7 +62,7 @@ class MultiDeviceSession(Session):
 
     @property
     def devices(self) -> list[torch.device]:
-        """The devices on which the model is deployed so far."""
+        """The devices on which the model is open so far."""
         with self._lock:
             return [device for device, deployed in self._by_device.items() if deployed.session]
 
@@ -74,20 +74,21 @@ class MultiDeviceSession(Session):
         *,
         device: torch.device | str = "cpu",
     ) -> Collection:
-        """A new, zeroed collection of the model's layout, on any device."""
+        """Make a zeroed collection of the model's layout, on any device."""
         return Collection(self.layout(name), n, device, capacity=capacity)
 
     def bind(self, inputs: Collections, outputs: Collections, *, graph: bool = False) -> Binding:
-        """Bind on the device of the memory. Raises BindError if the memory is on several
-        devices."""
+        """Bind on the device that all collections lie on. Raises BindError if there are several."""
         return self.on(common_device(inputs, outputs)).bind(inputs, outputs, graph=graph)
 
     @takes_bindings
     def run_many(
         self, bindings: Sequence[Binding], threads: int = 1, *, stream: Any = None
     ) -> None:
-        """Run bindings as `Session.run_many` does, device by device. A number in an error counts
-        the bindings of one device."""
+        """Run bindings as `Session.run_many` does, one device after the other.
+
+        If an error names a binding by its number, it counts those of one device only.
+        """
         groups: dict[Device, list[Binding]] = {}
         for binding in bindings:
             groups.setdefault(binding.device, []).append(binding)
@@ -100,18 +101,18 @@ class MultiDeviceSession(Session):
             raise RunError("the session is closed")
 
     def close(self) -> None:
-        """Close the session of every device. One that is being opened is closed afterwards."""
+        """Close the session of every device. One that is just being opened is closed then."""
         with self._lock:
             self.closed = True
-            every = list(self._by_device.values())
-        for deployed in every:
+            all_deployed = list(self._by_device.values())
+        for deployed in all_deployed:
             with deployed.lock:
                 if deployed.session is not None:
                     deployed.session.close()
 
 
 class _OnDevice:
-    """The session of one device, opened once. `lock`: hold it to read or set `session`."""
+    """The session of one device; None until it is opened. Hold `lock` to read or set it."""
 
     def __init__(self) -> None:
         self.lock = Lock()
@@ -119,7 +120,7 @@ class _OnDevice:
 
 
 def _with_index(device: torch.device | str) -> torch.device:
-    """The device with its index: `cuda` is the current GPU."""
+    """Return the device with its index. `cuda` without one becomes the current GPU."""
     if not torch_drives_gpus():
         return cast("torch.device", Device(device))  # torch accepts it
     import torch

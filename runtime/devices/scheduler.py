@@ -26,7 +26,7 @@ WhenFull = Literal["wait", "spill", "raise"]
 
 @dataclass(frozen=True)
 class _Event:
-    """A submitted call. `done`: its future."""
+    """A submitted call. `done`: the future that `submit` returned."""
 
     inputs: Collections
     outputs: Collections
@@ -37,19 +37,24 @@ class _Event:
 
 @dataclass(eq=False, kw_only=True)
 class Workload:
-    """The load of a device or server, to choose among several. Its owner must lock it."""
+    """How busy a device or server is, to choose among several. The owner locks it.
+
+    `running`: the number of runs in progress.
+    """
 
     running: int = 0
     seconds: float = 0.0
-    """A running mean of the time of one run; 0 before the first run."""
+    """The running mean of the seconds that a run takes; 0 before the first run."""
 
     def wait_s(self, ahead: int, unmeasured: float = 0.0) -> float:
-        """Expected seconds until `ahead` runs have ended here. `unmeasured` is the time of a run if
-        none was measured."""
+        """Return the expected seconds until `ahead` runs have ended here.
+
+        `unmeasured`: the seconds to assume for a run if none was measured yet.
+        """
         return ahead * (self.seconds or unmeasured)
 
     def add_time(self, seconds: float) -> None:
-        """Take the time of a run into the mean, with a weight of a tenth."""
+        """Add the time of a run to the running mean, in which it has a weight of a tenth."""
         self.seconds = 0.9 * self.seconds + 0.1 * seconds if self.seconds else seconds
 
 
@@ -61,7 +66,7 @@ class _Lane(Workload):
     waiting: deque[_Event] = field(default_factory=deque)
 
     def delay(self) -> tuple[float, int]:
-        """The expected wait of an event here: seconds, then the number of events ahead of it."""
+        """Return a sort key: how many seconds a new event would wait here, and behind how many."""
         ahead = len(self.waiting) + self.running
         return (self.wait_s(ahead), ahead)
 
@@ -143,7 +148,11 @@ class Scheduler:
         return event.done
 
     def _wait_for_lane(self, device: Device) -> _Lane:
-        """The lane for an event's data, waited for if necessary. The caller holds `_changed`."""
+        """Return the lane for an event whose data is on `device`; wait until one has room.
+
+        The caller holds `_changed`. Raises RunError if the scheduler is closed meanwhile, and
+        QueueFullError.
+        """
         while True:
             if self._closed:
                 raise RunError("the scheduler is closed")
@@ -176,13 +185,16 @@ class Scheduler:
         self.close()
 
     def _choose_lane(self, device: Device) -> _Lane | None:
-        """The lane for an event's data; None if the event has to wait for one."""
+        """Return the lane for an event whose data is on `device`; None if no lane has room.
+
+        Raises QueueFullError instead of returning None if `when_full` is "raise".
+        """
         local = [lane for lane in self._lanes if lane.session.device == device]
         free = [lane for lane in local or self._lanes if len(lane.waiting) < self._queue]
         if not free and self._when_full == "raise":
-            where = f"each session on {device}" if local else "each session"
+            lanes = f"each session on {device}" if local else "each session"
             raise QueueFullError(
-                f"{self._queue} events wait already for {where}: submit fewer at a time, or choose "
+                f"{self._queue} events wait already for {lanes}: submit fewer at a time, or choose "
                 "when_full='wait' or 'spill'"
             )
         if not free and self._when_full == "spill":
@@ -190,7 +202,7 @@ class Scheduler:
         return min(free, key=_Lane.delay, default=None)
 
     def _serve(self, lane: _Lane, run: Callable[[_Event], None]) -> None:
-        """Run the events of a lane, one after the other, until it is closed."""
+        """Run the events of a lane with `run`, until the scheduler is closed and none is left."""
         while (event := self._next_event(lane)) is not None:
             start = time.perf_counter()
             has_run = _complete(event, run)
@@ -203,7 +215,10 @@ class Scheduler:
                 self._changed.notify_all()
 
     def _next_event(self, lane: _Lane) -> _Event | None:
-        """Wait for the next event of a lane; None if the lane is closed and has none."""
+        """Wait for the next event of a lane, and count it as running.
+
+        Returns None if the scheduler is closed and the lane has no more events.
+        """
         with self._changed:
             while not lane.waiting and not self._closed:
                 self._changed.wait()
@@ -215,7 +230,10 @@ class Scheduler:
 
 
 def _complete(event: _Event, run: Callable[[_Event], None]) -> bool:
-    """Run an event and complete its future; False if the future was cancelled before."""
+    """Run an event, and give its future the result or the error.
+
+    Returns whether it was run: an event whose future was cancelled is not.
+    """
     if not event.done.set_running_or_notify_cancel():
         return False
     try:
@@ -255,7 +273,7 @@ class _Runner:
             self._stream.synchronize()
 
     def _run(self, event: _Event) -> None:
-        """Run in the caller's memory, or by way of the staging memory."""
+        """Run an event in the caller's memory, or on copies if that is on another device."""
         if common_device(event.inputs, event.outputs) == self._session.device:
             self._session.run(event.inputs, event.outputs)
         else:

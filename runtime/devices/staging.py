@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from runtime.session import Collections, Session, check_memory, collections_by_name
-from soa.memory import Collection, Device, Span, allocate, span_of
+from soa.memory import CPU, Collection, Device, Span, allocate, span_of
 from soa.signature import BoundBlock
 
 if TYPE_CHECKING:
@@ -55,8 +55,11 @@ class Staging:
             self._copy_out(name, staged[name], theirs)
 
     def _copy_in(self, name: str, theirs: Collection, staged: Collection) -> None:
-        """Copy the columns that the model reads of the caller's collection `name`. A transfer from
-        pinned memory may end later, but before the run, which is behind it in the stream."""
+        """Copy what the model reads of the caller's collection, `theirs`, into staging memory.
+
+        A transfer from pinned memory may end after this returns, but it ends before the run, which
+        comes after it in the stream.
+        """
         pinned = self._pinned_memory(theirs, staged, name)
         _copy_blocks(self.session.signature.inputs, name, theirs, pinned or staged)
         if pinned is None:
@@ -65,7 +68,7 @@ class Staging:
             _buffer_of(staged).copy_(_buffer_of(pinned), non_blocking=True)
 
     def _copy_out(self, name: str, staged: Collection, theirs: Collection) -> None:
-        """Copy the output rows into the caller's collection `name`, and wait for them."""
+        """Copy the output rows into the caller's collection, `theirs`, and wait for the copies."""
         pinned = self._pinned_memory(theirs, staged, name)
         if pinned is not None:
             _buffer_of(pinned).copy_(_buffer_of(staged), non_blocking=True)
@@ -76,16 +79,20 @@ class Staging:
     def _pinned_memory(
         self, theirs: Collection, staged: Collection, name: str
     ) -> Collection | None:
-        """The pinned memory for a copy between host and GPU in one transfer; None if none is
-        needed."""
+        """Return the pinned memory through which a collection is copied in one transfer.
+
+        None unless the copy is between the host and a GPU, and the columns are in one buffer.
+        """
         to_or_from_gpu = theirs.device.type == "cpu" and staged.device.type != "cpu"
         if not to_or_from_gpu or staged.layout.storage != "buffer":
             return None
-        return self._staging_collection(name, staged.n, Device())
+        return self._staging_collection(name, staged.n, CPU)
 
     def _staging_collection(self, name: str, n: int, device: Device) -> Collection:
-        """A collection of exactly n rows, so that only these are transferred. Its memory grows if
-        an event needs more."""
+        """Return staging memory for the collection `name` on a device, of exactly n rows.
+
+        So only n rows are transferred. The memory is kept, and replaced if an event needs more.
+        """
         layout, key = self.session.layout(name), (name, device)
         if layout.storage != "buffer":
             separate = self._separate.get(key)
@@ -100,7 +107,7 @@ class Staging:
 
 
 def _allocate(nbytes: int, alignment: int, device: Device) -> Span:
-    """Memory that is pinned if the host has a GPU."""
+    """Allocate memory. On a host with a GPU, CPU memory is pinned, which makes transfers faster."""
     import torch
 
     if device.type == "cpu" and torch.cuda.is_available():
@@ -111,20 +118,20 @@ def _allocate(nbytes: int, alignment: int, device: Device) -> Span:
 def _copy_blocks(
     blocks: tuple[BoundBlock, ...], name: str, source: Collection, into: Collection
 ) -> None:
-    """Copy the columns of those blocks that are of the collection `name`."""
+    """Copy the columns that `blocks` have of the collection `name`."""
     for bound in blocks:
         if bound.block.collection == name:
             into.copy_from(source, bound.plan.components)
 
 
 def _buffer_of(collection: Collection) -> torch.Tensor:
-    """The whole memory of a collection, which must have the storage "buffer"."""
+    """Return the whole memory of a collection, which must have the storage "buffer"."""
     assert collection.buffer is not None
     return collection.buffer
 
 
 def _wait_for_copies(*collections: Collection) -> None:
-    """Wait until copies between the collections have arrived. On a CPU they already have."""
+    """Wait until the copies between collections are complete. On a CPU they already are."""
     devices = {collection.device for collection in collections if collection.device.type != "cpu"}
     for device in devices:
         import torch

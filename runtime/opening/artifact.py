@@ -1,4 +1,4 @@
-"""The last step of opening: an engine opens exactly the files that were hashed.
+"""The last step of opening: an engine opens exactly the files whose digests were checked.
 
 `Engine.open` is called only in this file, for files of a version that has passed the checks of its
 mode. The exception is `open_candidate`: the stages validate an artifact before it is in a bundle.
@@ -34,8 +34,12 @@ def open_artifact(
     threads: int = 1,
     instances: int | None = None,
 ) -> Executable:
-    """Open one candidate of a target; the caller has checked its status. Without `engine_name`:
-    open the artifact chosen for the target, or several for different row counts."""
+    """Open the artifact of one engine for a target; the caller has checked that it may be used.
+
+    `engine_name`: None opens the artifact chosen for the target, or those chosen for different row
+    counts. `instances`: how many runs may be active at once; None: as the engine decides. Raises
+    LoadError if unbounded rows need tiles, and the artifact has none.
+    """
     check_host_runs(Target.parse(target))
     record = opened.bundle.manifest.targets[target]
     by_engine: dict[str, Executable] = {}
@@ -56,7 +60,7 @@ def open_artifact(
 
 
 def open_program(opened: Opened, device: torch.device) -> Executable:
-    """The portable program on torch's own kernels, on all rows at once: the reference of test mode.
+    """Open the portable program on torch's own kernels: the reference of test mode.
 
     It never runs in tiles, so it shows if an artifact must not run in tiles.
     """
@@ -64,15 +68,18 @@ def open_program(opened: Opened, device: torch.device) -> Executable:
 
 
 def copy_artifact(opened: Opened, target: str, engine_name: str, into: Path) -> Path:
-    """Copy the files of a candidate, as they were hashed, into a folder; returns the first file.
-    The caller makes another form of the artifact from them."""
+    """Copy the files of an artifact, exactly as they were hashed, into a folder.
+
+    Returns the copy of the first one, which an engine opens. The caller makes another form of the
+    artifact from the copies.
+    """
     files = _artifact_files(opened, target, engine_name)
     copy_files(opened.bundle, files, into)
     return into / files[0]
 
 
 def copy_files(bundle: Bundle, files: Sequence[str], into: Path) -> None:
-    """Copy files of a bundle, as they were hashed, into a folder."""
+    """Copy files of a bundle, exactly as they were hashed, into a folder, under their names."""
     with _pinned_files(bundle, files) as pinned:
         for name in files:
             (into / name).parent.mkdir(parents=True, exist_ok=True)
@@ -82,8 +89,11 @@ def copy_files(bundle: Bundle, files: Sequence[str], into: Path) -> None:
 
 @contextmanager
 def hold_files(opened: Opened, target: str, engine_name: str) -> Iterator[Pinned]:
-    """A candidate's files with the program and the reference, as they were hashed, for a process
-    that validates the candidate. They are checked again at the end."""
+    """Hold an artifact's files, the program and the reference open for another process.
+
+    That process validates the artifact. The files are those that were hashed, and are checked again
+    when the `with` block ends.
+    """
     manifest = opened.bundle.manifest
     names = [*_artifact_files(opened, target, engine_name), manifest.program, manifest.reference]
     with _pinned_files(opened.bundle, names, for_others=True) as pinned:
@@ -99,8 +109,10 @@ def open_candidate(
 
 
 def _artifact_files(opened: Opened, target: str, engine_name: str) -> Sequence[str]:
-    """The names of a candidate's files, of which the engine opens the first. Raises LoadError if
-    there are none."""
+    """Return the names of an artifact's files; the engine opens the first one.
+
+    Raises LoadError if there are none.
+    """
     files = opened.bundle.manifest.targets[target].candidates[engine_name].files
     if not files:
         raise LoadError(f"{opened.bundle.path}: {engine_name} made no artifact for {target}")
@@ -115,7 +127,7 @@ def _open_files(
     threads: int = 1,
     instances: int | None = None,
 ) -> Executable:
-    """The executable that the engine makes of `files`; it opens the first of them.
+    """Have an engine open the first of `files`, which may need the others; return the executable.
 
     Raises BundleError if a file was replaced or written to after its digest was checked, or while
     it was opened. Files in the cache stay there as long as the executable lives.
@@ -144,7 +156,11 @@ def _open_files(
 def _pinned_files(
     bundle: Bundle, files: Sequence[str], *, close: bool = True, for_others: bool = False
 ) -> Iterator[Pinned]:
-    """Open the files; errors name the bundle's folder. With `close` false they stay open."""
+    """Hold files of a bundle open in the `with` block, as they were hashed.
+
+    `close`: False leaves them open after the block, except after an error. `for_others`: other
+    processes open them, too. Errors of an engine name the bundle's folder.
+    """
     from registry.bundle import Pinned
 
     pinned = Pinned(bundle, files, for_others=for_others)
@@ -162,4 +178,4 @@ def _pinned_files(
 
 
 def _end_holds(holds: tuple[object, ...]) -> None:
-    """Called when the executable is deleted. Until then `holds` keeps the files in the cache."""
+    """Let go of `holds`, which keeps the files in the cache until the executable is deleted."""

@@ -25,24 +25,25 @@ if TYPE_CHECKING:
 log = logger("soa-pipeline")
 
 WAITING = ("compiles", "emulated")
-"""Statuses of targets that wait for such a validation."""
+"""The statuses of targets and artifacts that wait for this validation."""
 
 
 def validate_at_first_use(
     opened: Opened, target: str, device: torch.device, prover: Prover
 ) -> Opened:
-    """Validate `target` if it waits for that, and return `opened` with the target as verified.
+    """Validate `target` here if it waits for that; return `opened` with the target as verified.
 
-    Raises LoadError with the deviations if the artifact gives wrong answers.
+    A target that does not wait is not validated, and `opened` itself is returned. Raises LoadError
+    with the deviations if an artifact gives wrong answers.
     """
     record = opened.bundle.manifest.targets[target]
     if record.status not in WAITING:
         return opened
     for engine in opened.engines(target):
-        if why := _why_refused(opened, target, engine, device, prover):
+        if reason := _why_refused(opened, target, engine, device, prover):
             raise LoadError(
                 f"{opened.label}: {engine} for {target} was {record.status} when it was built, and "
-                f"it is refused on this device: {why}",
+                f"it is refused on this device: {reason}",
                 code="load-not-verified",
             )
     targets = {**opened.bundle.manifest.targets, target: _mark_verified(record)}
@@ -51,8 +52,11 @@ def validate_at_first_use(
 
 
 def _mark_verified(record: TargetRecord) -> TargetRecord:
-    """The record with its target as verified: the artifacts that run, which were validated, and all
-    that wait are valid."""
+    """Return the record with the status "verified".
+
+    Its artifacts that a session runs were just validated. They become valid, and so do all others
+    that wait.
+    """
     candidates = dict(record.candidates)
     for name, candidate in record.candidates.items():
         if candidate.status in WAITING or name in record.engines():
@@ -63,18 +67,21 @@ def _mark_verified(record: TargetRecord) -> TargetRecord:
 def _why_refused(
     opened: Opened, target: str, engine: str, device: torch.device, prover: Prover
 ) -> str | None:
-    """Why the artifact is refused here; None if it is valid."""
+    """Return why the artifact is refused on this device, or None if it is valid.
 
-    def validated() -> str | None:
+    The artifact is validated only if this host has no record of it.
+    """
+
+    def validate() -> str | None:
         """Validate the artifact now, which may take minutes."""
         log.info("%s: %s for %s is validated here at its first use", opened.label, engine, target)
         return prover(opened, target, engine)
 
-    return find_out_once("first-use", opened, target, engine, _device_kind(device), validated)
+    return find_out_once("first-use", opened, target, engine, _device_kind(device), validate)
 
 
 def _device_kind(device: torch.device) -> str:
-    """The kind of device for which a verdict counts."""
+    """Describe the kind of device for which a validation counts, for example by the CPU's flags."""
     if device.type == "cpu":
         return " ".join(sorted(cpu_flags()))
     if not torch_drives_gpus():

@@ -23,9 +23,11 @@ def find_out_once(
     processor: str,
     find_out: Callable[[], str | None],
 ) -> str | None:
-    """The result of `find_out`, for this bundle, artifact and kind of processor. `find_out` is
-    called if this host has no note of it. `kind` is the folder of such notes. An exception of
-    `find_out` is not kept."""
+    """Return this host's note of an earlier result of `find_out`, or call it and note its result.
+
+    A note is for one bundle, artifact and `processor`, which describes the kind of processor.
+    `kind`: which fact is noted, such as "bits". An exception of `find_out` is not noted.
+    """
     from registry.store import cache_root
 
     digest = hashlib.sha256(processor.encode()).hexdigest()[:16]

@@ -48,10 +48,10 @@ log = logger("soa-pipeline")
 def open_version(
     opening: Opening, annexes: Collection[str] | None = None, *, canary: bool = False
 ) -> Opened:
-    """A version, or the bundle of a folder, after all checks of its mode.
+    """Open a version, or the bundle of a folder, after all checks of its mode.
 
-    `annexes`: the only targets to use of those that were built later; None: all of them. `canary`:
-    see `Name`. Raises LoadError, or the error of the registry.
+    An annex is a target that was built later than the version. `annexes`: the annexes to use; None:
+    all of them. `canary`: see `Name`. Raises LoadError, or the error of the registry.
     """
     ref = _ref_or_folder(opening)
     if isinstance(ref, Path):
@@ -61,20 +61,21 @@ def open_version(
 
 
 def name_to_look_up(opening: Opening) -> Name | None:
-    """The name to look up; None for a folder."""
+    """Return the name that `opening` asks for; None if it asks for a folder."""
     ref = _ref_or_folder(opening)
     return None if isinstance(ref, Path) else Name(ref, opening)
 
 
 def _ref_or_folder(opening: Opening) -> Ref | Path:
-    """The version that is to be opened, or the folder of a bundle. Raises RegistryError."""
+    """Return the folder to open, or the reference to a version. Raises RegistryError."""
     return opening.ref if isinstance(opening.ref, Path) else parse_ref(opening.ref)
 
 
 class Name:
     """A reference to a version in a registry, looked up by the policy of its opening.
 
-    `canary`: production also takes a version that gates let into the alias named, or into staging.
+    `canary`: production also takes a version that gates let into the alias of `ref`, or into
+    `staging`, instead of `production`.
     """
 
     def __init__(self, ref: Ref, opening: Opening, canary: bool = False) -> None:
@@ -119,8 +120,11 @@ class Name:
             return self._read_record_or_raise(error)
 
     def open(self, lookup: Lookup, annexes: Collection[str] | None = None) -> Opened:
-        """Open the version that was looked up; if its files cannot be fetched, open the recorded
-        version."""
+        """Open the version that was looked up. `annexes`: as in `open_version`.
+
+        If its files cannot be fetched, the version of this host's record is opened instead, as far
+        as the policy allows that.
+        """
         try:
             return self._open_allowed(lookup, annexes)
         except RegistryUnavailableError as error:
@@ -167,8 +171,11 @@ class Name:
         return Opened(bundle, version.name, version.number, lookup, opening, withheld)
 
     def _gate(self, version: Version) -> str:
-        """The alias into which gates must have let the version. For a canary: `production` or
-        `staging`, if the version has such a promotion, else the alias named."""
+        """Return the alias into which gates must have let the version.
+
+        It is `production`. For a canary it is the first of `production` and `staging` into which
+        the version was promoted, else the alias of the reference.
+        """
         from registry.history import PRODUCTION, STAGING
 
         if not self._canary:
@@ -179,10 +186,13 @@ class Name:
         return self.ref.alias or STAGING
 
     def _ask(self) -> Lookup:
-        """Ask the registry for the version; in production also for its policies and promotions."""
+        """Ask the registry for the version; in production also for its policies and promotions.
+
+        Raises NotFoundError, and the errors of a registry that cannot be asked.
+        """
         from registry.store import Lookup
 
-        at = datetime.now(UTC)  # before the answer: it is no older than this
+        asked_at = datetime.now(UTC)  # the answer is at least as new as this
         try:
             version = self._store.find(self.ref)
         except NotFoundError as error:
@@ -191,7 +201,7 @@ class Name:
                     f"{error}; for the folder of that name write ./{self.ref}"
                 ) from None
             raise
-        lookup = Lookup(version, {}, at, self.opening.lookup, asked=True)
+        lookup = Lookup(version, {}, asked_at, self.opening.lookup, asked=True)
         if not self.opening.production:
             return lookup
         signers = {
@@ -203,13 +213,18 @@ class Name:
         return replace(lookup, signers=signers, history=history)
 
     def _read_record(self) -> Lookup | None:
-        """This host's record of an earlier lookup, or None. Raises RegistryError for a damaged
-        one."""
+        """Read this host's record of an earlier lookup; None if there is none.
+
+        Raises RegistryError for a damaged record.
+        """
         last = self._record.read(str(self.ref))
         return None if last is None else replace(last, policy=self.opening.lookup)
 
     def _read_record_or_raise(self, error: RegistryError) -> Lookup:
-        """The recorded lookup, if the policy allows it and there is one; else raises `error`."""
+        """Return the recorded lookup, with a warning in the log.
+
+        Raises `error` if there is no record, or if the policy is not "prefer-cache".
+        """
         last = self._read_record() if self.opening.lookup == "prefer-cache" else None
         if last is None:
             raise error
@@ -220,8 +235,10 @@ class Name:
         return replace(last, stale=str(error))
 
     def _read_young_record(self) -> Lookup | None:
-        """The recorded lookup if it is younger than `max_age_s`, else None. One that seems to be of
-        the future, after the clock was changed, does not count."""
+        """Return the recorded lookup if it is younger than `max_age_s`, else None.
+
+        A record of the future, as after a change of the clock, does not count.
+        """
         try:
             last = self._read_record()
         except RegistryError as error:
@@ -234,7 +251,10 @@ class Name:
 
 
 def _open_folder(folder: Path, opening: Opening) -> Opened:
-    """Open the bundle of a folder. Production needs a note of promotion in it."""
+    """Open the bundle of a folder.
+
+    In production the folder must have the note that `pipeline pull` wrote for a promoted version.
+    """
     withheld: dict[str, str] = {}
     if opening.production:
         note = read_note(folder) if folder.is_dir() else None
@@ -256,7 +276,11 @@ def _open_folder(folder: Path, opening: Opening) -> Opened:
 
 
 def _read_own_note(folder: Path, digest: str) -> PulledNote | None:
-    """In test mode: the note of a pulled folder; None if it is unreadable or of another bundle."""
+    """Read the note of a pulled folder in test mode, which needs none.
+
+    Returns None if there is no note, if it is unreadable, or if it is of another bundle. `digest`:
+    the digest of the folder's bundle.
+    """
     try:
         note = read_note(folder)
     except BundleError:
@@ -265,7 +289,10 @@ def _read_own_note(folder: Path, digest: str) -> PulledNote | None:
 
 
 def _parse_noted_ref(note: PulledNote | None) -> Ref | None:
-    """The version of which a pulled folder is a copy, by its note; None if it names none."""
+    """Return the version of which the note says that its folder is a copy.
+
+    None if there is no note, or if it names no version with a number.
+    """
     try:
         ref = parse_ref(note.ref) if note else None
     except RegistryError:

@@ -1,6 +1,6 @@
 """What production requires of a version before any use: promotion and signatures.
 
-No function here asks a registry, and the only files read are keys: all else is fetched before.
+No function here asks a registry, and only keys are read from files: the caller fetches all else.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ NOT_SIGNED = (
 def require_promoted(
     version: Version, history: Sequence[Promotion] | None, alias: str = "production"
 ) -> Promotion:
-    """The promotion that lets the version into `alias` (`Version.let_in`); else LoadError."""
+    """Return the promotion that lets the version into `alias`, see `Version.let_in`.
+
+    `history`: the promotions in the registry. Raises LoadError if there is no such promotion.
+    """
     try:
         return version.let_in(alias, history)
     except NotPromotedError as error:
@@ -40,9 +43,10 @@ def require_promoted(
 def usable_annexes(
     version: Version, promotion: Promotion, signed: bool
 ) -> tuple[list[str], dict[str, str]]:
-    """The targets built later that production may use, and why it may not use the others.
+    """Return the annexes that production may use, and by target why it may not use the others.
 
-    `signed`: a signature is required. No signature covers a target that was built later.
+    An annex is a target that was built later than the version. The promotion must name it with its
+    digest. `signed`: a signature is required, and since none covers an annex, none may be used.
     """
     passed = [t for t, digest in version.annexes.items() if promotion.annexes.get(t) == digest]
     withheld = dict.fromkeys(passed, NOT_SIGNED) if signed else {}
@@ -55,7 +59,10 @@ def usable_annexes(
 
 
 def require_vouched(ref: str | Path, note: PulledNote | None, bundle: Bundle) -> None:
-    """Raise LoadError unless the note of a pulled folder belongs to its bundle."""
+    """Raise LoadError unless a folder has the note of a promotion, of this same bundle.
+
+    `ref`: the folder, for the message. `note`: None if the folder has none.
+    """
     if note is None:
         raise LoadError(
             f"{ref} is a folder that no promotion vouches for: make one with "
@@ -73,8 +80,11 @@ def require_vouched(ref: str | Path, note: PulledNote | None, bundle: Bundle) ->
 def read_required_keys(
     signers: Mapping[str, Sequence[str]], given: str | Path | Sequence[str | Path] | None
 ) -> list[tuple[Trusted, ...]]:
-    """Groups of keys; one key of each group must have signed. The groups: the host's keys, the
-    given keys, and the keys of each policy in `signers`. Empty if no signature is required."""
+    """Read the groups of keys of which one key each must have signed the version.
+
+    The groups are the host's keys, the keys in the files `given`, and the keys of each policy in
+    `signers`, as PEM texts. The list is empty if no signature is required.
+    """
     host = host_keys()
     groups = [] if host is None else [host]
     if given is not None:

@@ -24,8 +24,8 @@ LookupPolicy = Literal["fresh", "prefer-cache", "offline"]
 LOOKUPS: tuple[LookupPolicy, ...] = ("fresh", "prefer-cache", "offline")
 
 Builder = Callable[[Bundle, Target], Annex]
-"""Builds a bundle's program for a target and validates it on the bundle's reference, or raises."""
-
+"""Builds a bundle's program for a target, and validates it on the bundle's reference. Raises an
+error if that fails."""
 
 Prover = Callable[["Opened", str, str], str | None]
 """Returns why an artifact is refused on this host's device, or None if it is valid. Raises
@@ -123,7 +123,7 @@ class Opening:
         return self.mode == "production"
 
     def store(self) -> Registry:
-        """The registry to ask: the one given, or that of a URI, by default of this host."""
+        """Return the registry to ask: the one given, or that of the URI given, or this host's."""
         from registry.store import Registry
 
         return self.registry if isinstance(self.registry, Registry) else Registry(self.registry)
@@ -133,8 +133,7 @@ class Opening:
 class Opened:
     """A version, or the bundle of a folder, that has passed every check of its mode.
 
-    `bundle` has only the targets that may be used; `withheld` says why other targets of the version
-    may not.
+    `bundle` has only the targets that may be used. `withheld`: by target, why it may not be used.
     """
 
     bundle: Bundle
@@ -172,12 +171,12 @@ class Opened:
         return self.opening.threads or self.bundle.manifest.session.threads
 
     def engines(self, target: str) -> list[str]:
-        """The engines that a session of a target runs: the one asked for, or those chosen."""
+        """Return the engines that a session of a target runs: the one asked for, or the chosen."""
         if self.opening.engine_name is not None:
             return [self.opening.engine_name]
         return self.bundle.manifest.targets[target].engines()
 
     def origin(self, target: str, engine: str) -> Origin:
-        """The origin of a session of this version. `engine`: the engines as text."""
+        """Return the origin of a session of this version. `engine`: what runs it, as text."""
         number = None if self.number is None else str(self.number)
         return Origin(self.name, number, self.bundle.digest, target, engine, self.lookup)

@@ -38,13 +38,14 @@ if TYPE_CHECKING:
 
 log = logger("soa-pipeline")
 
-FEW = 33  # rows: a full vector of any width, and one more row
+FEW = 33  # rows of a small case: a full vector of any width, and one more row
 
 
 def digest_answers(session: Session, reference: Path, *, every: bool = False) -> str | None:
-    """The sha256 of the outputs at the largest case of up to 33 rows; with `every`, at every case.
+    """Run cases of a stored reference, and return the sha256 of the outputs.
 
-    None if an input is bfloat16, which NumPy does not have.
+    `reference`: the file. `every`: run all cases, else only the one that `choose_digest_case`
+    chooses. Returns None if an input is bfloat16, which NumPy does not have.
     """
     signature = session.signature
     layouts = [signature.layouts[name] for name in signature.input_collections]
@@ -63,8 +64,10 @@ def digest_answers(session: Session, reference: Path, *, every: bool = False) ->
 
 @dataclass(frozen=True)
 class Trial:
-    """A case of a stored reference: its rows by dimension, its inputs, and empty outputs. A
-    collection that is read and written is in both."""
+    """A case of a stored reference: its rows by dimension, its inputs, and empty outputs.
+
+    A collection that is read and written is in both `given` and `written`.
+    """
 
     rows: Mapping[str, int]
     given: dict[str, Collection]
@@ -72,7 +75,7 @@ class Trial:
 
 
 def _run_trial(session: Session, trial: Trial) -> dict[str, Collection]:
-    """The outputs on the CPU, by a session on any device."""
+    """Run a session on any device, and return the output collections on the CPU, by name."""
     if session.device.type == "cpu":
         session.run(trial.given, trial.written)
         return trial.written
@@ -86,39 +89,42 @@ def _run_trial(session: Session, trial: Trial) -> dict[str, Collection]:
 
 
 def read_small_trial(signature: Signature, reference: Path) -> Trial:
-    """The case of `choose_digest_case` of a stored reference."""
+    """Read the case of a stored reference that `choose_digest_case` chooses."""
     return next(_read_trials(signature, reference, every=False))
 
 
 def choose_digest_case(cases: Sequence[Mapping[str, int]]) -> Mapping[str, int]:
-    """The case used for the digest: the largest one with up to 33 rows, else the smallest one."""
+    """Choose the case for the digest: the largest one with up to 33 rows, else the smallest one.
+
+    `cases`: rows by dimension. Cases with 0 rows of a dimension are left out.
+    """
     with_rows = [case for case in cases if min(case.values()) > 0]
-    few = [case for case in with_rows if max(case.values()) <= FEW]
-    return max(few, key=_total_rows) if few else min(with_rows, key=_total_rows)
+    small = [case for case in with_rows if max(case.values()) <= FEW]
+    return max(small, key=_total_rows) if small else min(with_rows, key=_total_rows)
 
 
 def _total_rows(case: Mapping[str, int]) -> int:
-    """The rows of all dimensions together."""
+    """Return the number of rows of all dimensions together."""
     return sum(case.values())
 
 
 def _read_trials(signature: Signature, reference: Path, every: bool) -> Iterator[Trial]:
-    """Read the cases with rows of a stored reference (stages/reference), one after the other.
+    """Yield the cases of a stored reference (stages/reference) that have rows.
 
     `every`: all of them, else only the one that `choose_digest_case` chooses.
     """
     from safetensors import safe_open
 
     with safe_open(reference, framework="np") as stored:
-        every_case = parse_json(stored.metadata()["cases"])
-        cases = [case for case in every_case if min(case.values()) > 0]
+        all_cases = parse_json(stored.metadata()["cases"])
+        cases = [case for case in all_cases if min(case.values()) > 0]
         for case in cases if every else [choose_digest_case(cases)]:
             rows = {name: case[dim] for name, dim in signature.rows_of.items()}
             given = {
                 name: _read_inputs(stored, name, signature.layouts[name], rows[name])
                 for name in signature.input_collections
             }
-            for name in signature.jagged:  # the offsets are those of all items: keep fewer
+            for name in signature.jagged:  # the offsets go up to all stored items: cut them
                 for edge in ("begin", "end"):
                     values = given[offsets_of(name)][edge]
                     np.minimum(values, rows[name], out=values)
@@ -130,7 +136,10 @@ def _read_trials(signature: Signature, reference: Path, every: bool) -> Iterator
 
 
 def _read_inputs(stored: Any, name: str, layout: Layout, n: int) -> Collection:
-    """The first n rows of a stored input collection; columns that the model writes stay empty."""
+    """Make a collection of the first n rows of a stored input collection.
+
+    Columns that the model writes are not stored, and stay empty. `stored`: the open file.
+    """
     collection, keys = Collection(layout, n), set(stored.keys())
     for column in layout.numbers:
         key = f"input/{name}/{column.name}"
@@ -144,8 +153,8 @@ def _read_inputs(stored: Any, name: str, layout: Layout, n: int) -> Collection:
 def warn_of_other_bits(opened: Opened, executable: Executable, target: str) -> None:
     """Log a warning if an artifact for a CPU gives other bits here than where it was validated.
 
-    The bits are computed at the first load, and kept in this host's cache for this kind of
-    processor. A version with bfloat16 inputs has none on record.
+    The digest is computed at the first load, and kept in this host's cache for this kind of
+    processor. Nothing happens if the version has no recorded digest, as with bfloat16 inputs.
     """
     manifest = opened.bundle.manifest
     name = opened.opening.engine_name or str(manifest.targets[target].chosen)
@@ -154,7 +163,7 @@ def warn_of_other_bits(opened: Opened, executable: Executable, target: str) -> N
         return
 
     def compute() -> str | None:
-        """The digest of the chosen artifact's answers on this host."""
+        """Compute the digest of the chosen artifact's answers on this host."""
         chosen = executable
         if isinstance(chosen, RangedExecutable):
             chosen = chosen.at(sys.maxsize)  # no other artifact runs so many rows
@@ -176,7 +185,10 @@ def warn_of_other_bits(opened: Opened, executable: Executable, target: str) -> N
 
 
 def main(job: dict[str, Any]) -> str | None:
-    """Compute an artifact's digest in this process. `job` has its files, engine and signature."""
+    """Compute the digest of an artifact's answers in this process.
+
+    `job`: the artifact's `file`, `engine` and `signature`, and the file of the `reference`.
+    """
     executable = open_candidate(job["engine"], Path(job["file"]), cast("torch.device", CPU))
     signature = Signature.from_dict(job["signature"])
     return digest_answers(Session(signature, executable), Path(job["reference"]))

@@ -24,22 +24,26 @@ if TYPE_CHECKING:
     from runtime.session import Origin
 
 
-_WORTH = 1.03
-"""A lower CPU level is taken if it needs less than this multiple of the highest level's time."""
+_AS_FAST = 1.03
+"""A lower CPU level is as fast as the highest one if it needs less than so many times its time."""
 
 
 @dataclass(frozen=True)
 class OpenedHere:
-    """An artifact that is open on this host."""
+    """An artifact that was opened on this host, and what is known about it."""
 
     executable: Executable
     origin: Origin
     any_start: bool
-    """Whether it was validated on windows that begin at any row."""
+    """Whether the artifact was validated on windows that begin at any row."""
 
 
 def open_here(opened: Opened, device: torch.device) -> OpenedHere:
-    """Choose the artifact to run on a device of this host, and open it."""
+    """Choose the artifact to run on a device of this host, check it, and open it.
+
+    It also applies the settings that the artifact needs to this process. Raises LoadError or
+    TargetError if nothing of the version may run here.
+    """
     opening = opened.opening
     if opening.builder is not None:
         opened = _build_missing_target(opened, device, opening.target, opening.builder)
@@ -69,7 +73,11 @@ def open_here(opened: Opened, device: torch.device) -> OpenedHere:
 
 
 def choose(opened: Opened, device: torch.device, wanted: str | None) -> str:
-    """The target `wanted`, or the best one for this host, of the targets that may be used."""
+    """Choose the target to run: `wanted` if it is given, else the best one for this host.
+
+    Verified targets are preferred. Raises LoadError or TargetError if there is no such target, or
+    if it does not run on the device.
+    """
     targets = opened.bundle.manifest.targets
     if wanted is None:
         usable = {target: record for target, record in targets.items() if record.chosen}
@@ -99,21 +107,23 @@ def choose(opened: Opened, device: torch.device, wanted: str | None) -> str:
 
 
 def _prefer_lower_level(best: str, usable: Mapping[str, TargetRecord]) -> str:
-    """Return `best`, the highest CPU level of this host, or a lower one that was as fast in the
-    same race: a lower level gives the same bits on more hosts. As fast: the geometric mean over the
-    row counts of the ratio of their times is below `_WORTH`."""
+    """Return a CPU level below `best` that was as fast in the same race, else `best` itself.
+
+    A lower level gives the same bits on more hosts. It is as fast if the ratio of the times, as a
+    geometric mean over the row counts, is below `_AS_FAST`. `usable`: the records to choose from.
+    """
     highest = _median_times(usable[best])
     for target in usable[best].raced_with:
         times = _median_times(usable[target]) if target in usable else {}
         if times and times.keys() == highest.keys():
             logarithms = [math.log(times[case] / highest[case]) for case in times]
-            if math.fsum(logarithms) / len(logarithms) < math.log(_WORTH):
+            if math.fsum(logarithms) / len(logarithms) < math.log(_AS_FAST):
                 return target
     return best
 
 
 def _median_times(record: TargetRecord) -> dict[str, float]:
-    """By case of the benchmark: the median time in microseconds of the engine that runs it."""
+    """Return by case of the benchmark: the median time, in µs, of the engine that runs the case."""
     return {
         case: record.candidates[record.engine_at(case)].benchmark[case].median_us
         for case in record.candidates[str(record.chosen)].benchmark
@@ -123,8 +133,10 @@ def _median_times(record: TargetRecord) -> dict[str, float]:
 def find_engine_without_torch(
     record: TargetRecord, statuses: Sequence[str] = ("valid",)
 ) -> str | None:
-    """The candidate of a target that runs without torch: a chosen one if possible, else the first
-    one with a status in `statuses`; None if there is none."""
+    """Return the engine of an artifact of this target that runs without torch; None: there is none.
+
+    `statuses`: the statuses that the artifact may have. A chosen artifact is preferred.
+    """
     order = dict.fromkeys((*record.engines(), *record.candidates))
     for engine in order:
         candidate = record.candidates[engine]
@@ -134,7 +146,7 @@ def find_engine_without_torch(
 
 
 def why_torch_is_needed(manifest: Manifest) -> str | None:
-    """Why a version does not run on a CPU without torch; None if it does."""
+    """Return why a version does not run on a CPU without torch, as a message; None if it does."""
     verified = {
         target: record
         for target, record in manifest.targets.items()
@@ -143,22 +155,26 @@ def why_torch_is_needed(manifest: Manifest) -> str | None:
     if any(find_engine_without_torch(record) for record in verified.values()):
         return None
     engines = [f"{target} has {', '.join(record.engines())}" for target, record in verified.items()]
+    found = "; ".join(engines) or "no CPU target is verified"
     return (
-        f"{manifest.name} runs on torch ({'; '.join(engines) or 'no CPU target is verified'}): "
+        f"{manifest.name} runs on torch ({found}): "
         f"install it (pip install torch), or build the version with {WITHOUT_TORCH[0]} among its "
         "engines"
     )
 
 
 def _keep_targets_without_torch(opened: Opened, device: torch.device) -> Opened:
-    """The version with only the targets that run on `device` without torch, each with an artifact
-    that does. On a GPU artifacts may still wait for validation at their first use."""
+    """Return the version with only the targets that may run on `device` without torch.
+
+    For each, an artifact that runs without torch is chosen. On a GPU it may still wait for the
+    validation at its first use. Raises LoadError if no CPU target is left.
+    """
     manifest = opened.bundle.manifest
     statuses: tuple[str, ...] = ("valid",)
     if device.type != "cpu":
         statuses += WAITING
-    elif why := why_torch_is_needed(manifest):
-        raise LoadError(why, code="load-without-torch")
+    elif reason := why_torch_is_needed(manifest):
+        raise LoadError(reason, code="load-without-torch")
     targets, left_out = {}, dict(opened.withheld)
     for target, record in manifest.targets.items():
         engine = find_engine_without_torch(record, statuses)
@@ -169,14 +185,14 @@ def _keep_targets_without_torch(opened: Opened, device: torch.device) -> Opened:
         elif target.startswith("cpu/"):
             left_out[target] = "runs on torch"
             if find_engine_without_torch(record, WAITING) is not None:
-                why = f"is {record.status}: its first use, with torch, has to validate it"
-                left_out[target] = why
+                reason = f"is {record.status}: its first use, with torch, has to validate it"
+                left_out[target] = reason
     reduced = replace(manifest, targets=targets)
     return replace(opened, bundle=replace(opened.bundle, manifest=reduced), withheld=left_out)
 
 
 def _require_no_torch(opened: Opened, target: str) -> None:
-    """Raise LoadError unless the artifacts for a GPU need only the driver, not torch."""
+    """Raise LoadError if an artifact for a GPU needs torch, and not only the driver."""
     needs = [engine for engine in opened.engines(target) if engine not in WITHOUT_TORCH]
     if needs:
         raise LoadError(
@@ -187,20 +203,26 @@ def _require_no_torch(opened: Opened, target: str) -> None:
 
 
 def withheld(opened: Opened) -> str:
-    """The end of an error: the version's targets that may not be used, and why."""
+    """Return the end of an error message: the targets that may not be used, each with its reason.
+
+    It begins with "; ", and is empty if there is no such target.
+    """
     return "".join(f"; {target} {why}" for target, why in sorted(opened.withheld.items()))
 
 
 def _require_engine(opened: Opened, target: str, wanted: str | None) -> None:
-    """Raise LoadError unless the target has an artifact of the engine `wanted`, or of the chosen
-    engine; in production the artifact must be valid."""
+    """Raise LoadError unless the target has an artifact that may be opened.
+
+    `wanted`: the engine asked for; None: the chosen one. In production the target must be verified,
+    and the artifact valid.
+    """
     name, record = opened.bundle.manifest.name, opened.bundle.manifest.targets[target]
     if opened.production and record.status != "verified":
         raise LoadError(
             f"{name} is {record.status} on {target}: production runs only what was verified there",
             code="load-not-verified",
         )
-    chosen = record.chosen if wanted is None else wanted
+    chosen = record.chosen if wanted is None else wanted  # the engine
     if chosen is None:
         reasons = [f"{engine}: {tried.reason}" for engine, tried in record.candidates.items()]
         raise LoadError(
@@ -223,8 +245,11 @@ def _require_engine(opened: Opened, target: str, wanted: str | None) -> None:
 def _build_missing_target(
     opened: Opened, device: torch.device, wanted: str | None, builder: Builder
 ) -> Opened:
-    """The version with a verified target for this host; if it has none, one is built now and
-    attached. `wanted`: the target asked for, or None."""
+    """Return the version with a verified target for this host.
+
+    If it has none, `builder` builds one now, which is attached to the bundle. `wanted`: the target
+    asked for, or None.
+    """
     targets = opened.bundle.manifest.targets
     verified = [name for name, record in targets.items() if record.status == "verified"]
     if wanted is None:

@@ -34,7 +34,7 @@ Rows = SupportsIndex | Mapping[str, SupportsIndex]
 
 
 class Runs(Protocol):
-    """What a binding needs of its session."""
+    """The part of a session that a binding uses."""
 
     signature: Signature
 
@@ -51,10 +51,10 @@ class Runs(Protocol):
 
 
 class CountsCalls(Protocol):
-    """Sees calls after they have run: runtime/watch/sampling.py."""
+    """Counts calls after they have run; runtime/watch/sampling.py has the implementation."""
 
     def count_calls(self, run: Callable[P, object], binding: Binding) -> Callable[P, None]:
-        """Wrap a call of a binding."""
+        """Wrap `run`, the call of a binding, so that it is also counted."""
 
 
 class Binding:
@@ -94,12 +94,12 @@ class Binding:
         checked = self._check(inputs, outputs)
         self._arguments = list(checked.arguments)
         self.prepared = self._executable.prepare(self._arguments)
-        """The engine's call behind this binding."""
+        """The engine's call that this binding makes."""
         self._on_cpu = self.device.type == "cpu"
         self._adopt(checked)
 
     def _adopt(self, checked: _Checked) -> None:
-        """Make checked collections the bound ones. The prepared call already has their memory."""
+        """Take over collections that were checked. The prepared call already has their memory."""
         self._checked = checked
         self.inputs = checked.inputs
         self.outputs = checked.outputs
@@ -108,11 +108,11 @@ class Binding:
         self._set_rows(checked.rows)
 
     def _set_rows(self, rows: dict[str, int]) -> None:
-        """Note the rows of the prepared call, and what follows from them."""
+        """Note for how many rows the prepared call is, and what follows from that."""
         self.rows = rows
         """The rows of the last or the running call; before the first call, the bound rows."""
         self.writes = _has_output(self.signature, rows)
-        """Whether there is an output element. If there is none, a call does nothing."""
+        """Whether the outputs have an element at these rows. If not, a call does nothing."""
         self._native = self._make_native_call() if rows == self.bound else None
 
     def __call__(self, rows: Rows | None = None, *, stream: Any = None) -> None:
@@ -127,13 +127,16 @@ class Binding:
         self._instrumented(self._run)(rows, stream)
 
     def _run(self, rows: Rows | None, stream: Any) -> None:
-        """Run on all bound rows, or on `rows`. Raises RunError for a second thread."""
+        """Run on `rows`, or on all bound rows for None.
+
+        Raises RunError if another thread is using the binding.
+        """
         with self._alone:
             self._use_rows(rows)
             self._launch(stream)
 
     def _launch(self, stream: Any) -> None:
-        """Run on the current rows: on a CPU at once, on a GPU in stream order."""
+        """Run on the current rows. On a GPU the run is only queued, in `stream`."""
         if stream is None and self._on_cpu:
             if self.writes:
                 self.prepared.run()
@@ -144,21 +147,22 @@ class Binding:
             self._run_on(handle)
 
     def _run_on(self, handle: int) -> None:
-        """Run on the stream with this raw handle."""
+        """Run on the GPU stream with this raw handle."""
         self.prepared.run(handle)
 
     def _make_native_call(self) -> Callable[[], object] | None:
-        """The native call that runs the bound rows and raises an error for a second thread. None
-        if the engine has no such call, and on a GPU, because a call there needs a stream.
+        """Return the fastest way to run the bound rows: native code, which also checks for a second
+        thread.
+
+        Returns None if the engine has no native call, and on a GPU, where a call needs a stream.
         """
-        call = self.prepared.current
-        if not self._on_cpu or not isinstance(call, PreparedCall):
+        native = self.prepared.current
+        if not self._on_cpu or not isinstance(native, PreparedCall):
             return None
-        return self._instrumented(call.run) if self.writes else _do_nothing
+        return self._instrumented(native.run) if self.writes else _do_nothing
 
     def _instrumented(self, run: Callable[P, None]) -> Callable[P, None]:
-        """Add telemetry and the watcher to a call. Without them, as by default, the call is not
-        changed."""
+        """Wrap a call so that telemetry and the watcher see it. Without both, return `run`."""
         if self._watcher is not None:
             run = self._watcher.count_calls(run, self)
         if self._telemetry is None:
@@ -168,7 +172,7 @@ class Binding:
     def require_idle(self) -> None:
         """Raise RunError while another thread is using the binding."""
         with self._alone:
-            self._replace_arguments({})
+            self._replace_arguments({})  # raises while the prepared call runs
 
     def resize(self, rows: Rows) -> None:
         """Bind n rows of the same memory, in constant time: only n is checked.
@@ -186,14 +190,16 @@ class Binding:
             self._set_rows(self.rows)  # again: these rows are the bound ones now
 
     def use_all(self) -> None:
-        """Go back to all bound rows. For callers that run `prepared` themselves."""
+        """Prepare the call for all bound rows again, for callers that run `prepared` themselves."""
         if self.rows != self.bound:
             with self._alone:
                 self._use_rows(None)
 
     def _use_rows(self, rows: Rows | None) -> None:
-        """Give the prepared call the arguments for these rows; None: for the bound rows. Raises
-        BindError, without any change, for rows that do not fit. The caller holds `_alone`."""
+        """Give the prepared call the arguments for these rows; None: for the bound rows.
+
+        The caller holds `_alone`. Raises BindError, without any change, for rows that do not fit.
+        """
         wanted = self.bound if rows is None else _row_counts(rows, self.bound)
         if wanted == self.rows:
             return
@@ -209,7 +215,7 @@ class Binding:
         self._set_rows(wanted)
 
     def _require_rows(self, wanted: Mapping[str, int]) -> None:
-        """Raise BindError for other dimensions, or for more or fewer rows than are possible."""
+        """Raise BindError if these rows by dimension are not those of the model, or do not fit."""
         if wanted.keys() != self.rows.keys():
             raise BindError(
                 f"rows for {sorted(map(str, wanted))}, this model has {sorted(self.rows)}",
@@ -245,9 +251,12 @@ class Binding:
     def _check(
         self, inputs: Mapping[str, Collection], outputs: Mapping[str, Collection]
     ) -> _Checked:
-        """Check collections; the row counts of a call may go up to their common capacity."""
-        signature, every = self.signature, {**inputs, **outputs}
-        for name, collection in every.items():
+        """Check collections, and derive what a call on them needs. Raises BindError.
+
+        A call may have as many rows as all collections of a dimension have room for.
+        """
+        signature, collections = self.signature, {**inputs, **outputs}
+        for name, collection in collections.items():
             if collection.device != self.device:
                 raise BindError(
                     f"collection {name!r} lies on {collection.device}, the session runs on "
@@ -256,7 +265,7 @@ class Binding:
                 )
         rows = check_memory(signature, inputs, outputs, self._any_start)
         limits = {dim: signature.ranges[dim].limit for dim in signature.dims}
-        for name, collection in every.items():
+        for name, collection in collections.items():
             dim = signature.rows_of[name]
             limits[dim] = min(limits[dim], collection.capacity)
         by_rows = []
@@ -264,9 +273,9 @@ class Binding:
             if argument.kind == "carrier":
                 by_rows.append(_RowArgument(position, argument.rows))
             elif argument.kind == "column":
-                column = every[argument.collection].span(argument.column, argument.component)
+                column = collections[argument.collection].span(argument.column, argument.component)
                 by_rows.append(_RowArgument(position, argument.rows, column))
-        arguments = argument_spans(signature, every, rows)
+        arguments = argument_spans(signature, collections, rows)
         return _Checked(dict(inputs), dict(outputs), rows, limits, arguments, by_rows)
 
     def __repr__(self) -> str:
@@ -275,8 +284,10 @@ class Binding:
         return f"Binding of {self.origin or 'an artifact'} on {self.device}: {names}, {rows}"
 
     def _replace_arguments(self, changes: Mapping[int, Span]) -> None:
-        """Give the prepared call other arguments, by position. Raises RunError, without any change,
-        while a thread is running it."""
+        """Give the prepared call other arguments, by their positions.
+
+        Raises RunError, without any change, while a thread is running the call.
+        """
         self.prepared.replace(changes)
         for i, argument in changes.items():
             self._arguments[i] = argument
@@ -329,7 +340,11 @@ takes_bindings = takes(
 
 
 class _RowArgument(NamedTuple):
-    """An argument whose shape depends on n: a column with its whole memory, or a row carrier."""
+    """An argument whose shape depends on the rows of `dim`: a column, or a row carrier.
+
+    `position`: its index among the arguments. `column`: the column's whole memory; None for a row
+    carrier, an empty array whose shape tells the artifact the number of rows.
+    """
 
     position: int
     dim: str
@@ -338,24 +353,28 @@ class _RowArgument(NamedTuple):
 
 @dataclass(frozen=True)
 class _Checked:
-    """Collections that passed every check, and values derived from them."""
+    """Collections that passed every check, and what a call on them needs."""
 
     inputs: dict[str, Collection]
     outputs: dict[str, Collection]
     rows: dict[str, int]
     limits: dict[str, int]
-    """By row dimension: the most rows of a call, by the compiled range and the memory."""
+    """By row dimension: the most rows of a call, limited by the compiled range and the memory."""
     arguments: list[Span]
     """The artifact's arguments, in its order, for `rows`."""
     by_rows: list[_RowArgument]
+    """The arguments that a call with other rows replaces."""
 
 
 class Alone:
-    """Raises an error for a second thread: a wait would hide that two threads share a binding."""
+    """A lock that raises RunError for a second thread, in a `with` block.
+
+    It does not wait, because that would hide that two threads share a binding.
+    """
 
     def __init__(self) -> None:
         lock = threading.Lock()
-        self._acquire = partial(lock.acquire, False)
+        self._acquire = partial(lock.acquire, False)  # without blocking
         self._release = lock.release
 
     def __enter__(self) -> None:
@@ -367,20 +386,24 @@ class Alone:
 
 
 def _do_nothing() -> None:
-    """The call of a binding without an output element."""
+    """Do nothing: the call of a binding whose outputs have no element."""
 
 
 def _has_output(signature: Signature, rows: Mapping[str, int]) -> bool:
-    """Whether a call with these rows has an output element; scalars are written at 0 rows too."""
+    """Whether the outputs have an element at these rows. Scalars are written at 0 rows, too."""
     return any(bound.plan.kind == "scalars" or rows[bound.rows] for bound in signature.outputs)
 
 
 def _row_counts(rows: Rows, dims: Mapping[str, int]) -> dict[str, int]:
-    """Row counts by dimension as plain ints; NumPy's integers are accepted."""
+    """Convert the rows of a call to plain integers by dimension; one number is for each dimension.
+
+    `dims`: the keys are the model's dimensions. NumPy's integers are accepted. Raises BindError for
+    anything else.
+    """
     if type(rows) is int:  # the usual case, in a call that should take no time
         return dict.fromkeys(dims, rows)
     by_dim = rows if isinstance(rows, Mapping) else dict.fromkeys(dims, rows)
-    if any(isinstance(n, bool) for n in by_dim.values()):  # an integer of Python, but no number
+    if any(isinstance(n, bool) for n in by_dim.values()):  # an int for Python, but surely a mistake
         raise _rows_error(rows)
     try:
         return {dim: operator.index(n) for dim, n in by_dim.items()}
@@ -389,7 +412,7 @@ def _row_counts(rows: Rows, dims: Mapping[str, int]) -> dict[str, int]:
 
 
 def _rows_error(rows: object) -> BindError:
-    """The error for what is no number of rows."""
+    """Return the error for `rows` that are no number of rows."""
     return BindError(
         f"rows are an integer, or integers by dimension; found {rows!r}", code="bind-rows"
     )

@@ -16,7 +16,7 @@ Collections = Collection | Mapping[str, Collection]
 
 
 def common_device(*given: Collections) -> Device:
-    """The device that all collections lie on; raises BindError if there are several."""
+    """Return the device that all collections lie on. Raises BindError if there are several."""
     devices = set[Device]()
     for argument in given:
         for collection in argument.values() if isinstance(argument, Mapping) else [argument]:
@@ -35,7 +35,11 @@ def common_device(*given: Collections) -> Device:
 def collections_by_name(
     signature: Signature, inputs: Collections, outputs: Collections
 ) -> tuple[dict[str, Collection], dict[str, Collection]]:
-    """The inputs and the outputs by name; raises BindError if the names do not match."""
+    """Return the inputs and the outputs as mappings by the names of the model's collections.
+
+    A model with one input may get the collection alone; the same holds for an output. Raises
+    BindError if the names do not match.
+    """
     return (
         _by_name(inputs, signature.input_collections, "input"),
         _by_name(outputs, signature.output_collections, "output"),
@@ -43,8 +47,10 @@ def collections_by_name(
 
 
 def _by_name(given: Collections, names: tuple[str, ...], role: str) -> dict[str, Collection]:
-    """The collections given as `role`, "input" or "output", by the model's names. Raises
-    BindError."""
+    """Return the collections given as `role`, "input" or "output", by name.
+
+    `names`: the model's collections of this role. Raises BindError if the given ones are others.
+    """
     if isinstance(given, Collection):
         if len(names) != 1:
             raise BindError(f"the model has {role} collections {', '.join(names)}: give a dict")
@@ -70,10 +76,10 @@ def check_memory(
     outputs: Mapping[str, Collection],
     any_start: bool,
 ) -> dict[str, int]:
-    """Check type, layout, writability, overlap and rows of all collections; returns the row counts.
+    """Check all collections of a call, and return their row counts by dimension.
 
-    `any_start`: whether windows may begin at any row. Raises BindError. The caller has already
-    checked the collections' names; their device is not checked here.
+    Type, layout, writability, overlap and rows are checked; not the names and the device.
+    `any_start`: windows may begin at any row. Raises BindError.
     """
     for name, collection in {**inputs, **outputs}.items():
         _check_layout(name, collection.layout, signature)
@@ -93,8 +99,10 @@ def check_memory(
 
 
 def _check_outputs(inputs: Mapping[str, Collection], outputs: Mapping[str, Collection]) -> None:
-    """Raise BindError for an output that cannot be written, or is another collection than the input
-    of its name."""
+    """Raise BindError for an output that cannot be written.
+
+    Also if the model reads and writes a collection, and input and output are different ones.
+    """
     for name, collection in outputs.items():
         if inputs.get(name, collection) is not collection:
             raise BindError(
@@ -103,19 +111,19 @@ def _check_outputs(inputs: Mapping[str, Collection], outputs: Mapping[str, Colle
                 code="bind-overlap",
             )
         if collection.readonly:
-            why = ""
+            reason = ""
             if collection.copied:
                 copied = ", ".join(collection.copied)
-                why = (
+                reason = (
                     f": as_collection copied {copied}, so that your own arrays would not be written"
                 )
             raise BindError(
-                f"output collection {name!r} is read-only memory{why}", code="bind-read-only"
+                f"output collection {name!r} is read-only memory{reason}", code="bind-read-only"
             )
 
 
 def _check_layout(name: str, found: Layout, signature: Signature) -> None:
-    """Raise BindError if a collection has another layout than the model."""
+    """Raise BindError if `found`, the layout of a given collection, is not the model's."""
     wanted = signature.layouts[name]
     if found == wanted:
         return
@@ -130,7 +138,7 @@ def _check_layout(name: str, found: Layout, signature: Signature) -> None:
             )
     _check_columns(where, found, wanted)
     if found.storage == wanted.storage == "columns" and found.alignment >= wanted.alignment:
-        return  # separate columns may have more alignment than needed
+        return  # separate columns may have a larger alignment than the model needs
     raise BindError(
         f"{where} is stored as {found.storage!r} and aligned to {found.alignment} bytes, the model "
         f"was compiled for {wanted.storage!r} and {wanted.alignment}: "
@@ -140,7 +148,10 @@ def _check_layout(name: str, found: Layout, signature: Signature) -> None:
 
 
 def _check_columns(where: str, found: Layout, wanted: Layout) -> None:
-    """Raise BindError for the first column that differs in name, dtype or shape."""
+    """Raise BindError for the first column that differs in name, dtype or shape.
+
+    `where`: the collection, for the message.
+    """
     if [*found.by_name] != [*wanted.by_name]:
         raise BindError(
             f"{where} has the columns {', '.join(found.by_name)}; the model was compiled for "
@@ -182,18 +193,18 @@ def _check_overlap(inputs: Mapping[str, Collection], outputs: Mapping[str, Colle
 
 
 def _common_rows(signature: Signature, collections: Mapping[str, Collection]) -> dict[str, int]:
-    """The rows of each dimension; BindError if collections differ."""
-    first: dict[str, str] = {}  # the first collection of each row dimension
+    """Return the row counts by dimension. Raises BindError if collections of one differ."""
+    first_of_dim: dict[str, str] = {}
     for name, collection in collections.items():
         dim = signature.rows_of[name]
-        other = first.setdefault(dim, name)
+        other = first_of_dim.setdefault(dim, name)
         if collections[other].n != collection.n:
             raise BindError(
                 f"collection {name!r} has {collection.n} rows, {other!r} has "
                 f"{collections[other].n}: both are rows of {dim!r}",
                 code="bind-rows",
             )
-    return {dim: collections[first[dim]].n for dim in signature.dims}
+    return {dim: collections[first_of_dim[dim]].n for dim in signature.dims}
 
 
 def _check_range(signature: Signature, rows: Mapping[str, int]) -> None:

@@ -21,9 +21,10 @@ _WARM_UP_RUNS = 3  # libraries allocate on first use, which must not be recorded
 
 
 class GraphBinding(Binding):
-    """A binding that records its launches at the first call, for the rows and memory bound then.
+    """A binding that records its launches at the first call, and replays them from then on.
 
-    Calls with another n run without the graph. `rebind` drops it, and the next call records again.
+    The graph is for the rows and memory of the first call. Calls with another n run without it.
+    `rebind` drops it, and the next call records again.
     Recording synchronises the device and writes the outputs several times. If no graph can be
     recorded, the binding runs as any other does, and `graph` says why.
     """
@@ -48,7 +49,10 @@ class GraphBinding(Binding):
             self._recorded, self._tried, self.graph = None, False, "not yet"
 
     def _run_on(self, handle: int) -> None:
-        """Replay the recorded graph if the rows are those of the recording, else run."""
+        """Replay the graph if it was recorded for the current rows, else run without it.
+
+        The first call records it.
+        """
         if not self._tried:
             self._tried = True
             self._record(handle)
@@ -59,7 +63,7 @@ class GraphBinding(Binding):
             self._recorded.replay()
 
     def _record(self, handle: int) -> None:
-        """Record a graph of the bound rows, or note in `graph` why there is none."""
+        """Record a graph for the current rows, or note in `graph` why there is none."""
         caller = torch_stream(handle, self.device)
         try:
             side = torch.cuda.Stream(self.device)  # the default stream cannot be recorded
@@ -79,7 +83,11 @@ class GraphBinding(Binding):
         self.graph = f"recorded at {', '.join(f'{dim}={n}' for dim, n in self.rows.items())}"
 
     def _recordable(self) -> Any:
-        """The artifact as a function of a raw stream, which is also made torch's current stream."""
+        """Return the function to record: it runs the artifact on the raw stream it is given.
+
+        Engines that need it open the artifact again for this. The function also makes the stream
+        torch's current one.
+        """
         recordable = self._executable.recordable()
         if recordable is self._executable:
             return self.prepared.run

@@ -26,7 +26,7 @@ class RangedExecutable(Executable):
         self._otherwise = otherwise
 
     def at(self, n: int) -> Executable:
-        """The artifact for n rows."""
+        """Return the artifact that runs n rows."""
         return next((artifact for rows, artifact in self._below if n < rows), self._otherwise)
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
@@ -36,12 +36,12 @@ class RangedExecutable(Executable):
         return _RangedCall(self, arguments)
 
     def recordable(self) -> RangedExecutable:
-        """The same artifacts, opened for runs that are recorded into CUDA graphs."""
+        """Return the same artifacts, opened so that their runs can be recorded into CUDA graphs."""
         below = [(rows, artifact.recordable()) for rows, artifact in self._below]
         return RangedExecutable(below, self._otherwise.recordable())
 
     def close(self) -> None:
-        """Close every artifact, also if closing others fails; then raises the last error."""
+        """Close every artifact, even if closing one fails; then the last error is raised."""
         with ExitStack() as artifacts:
             artifacts.callback(self._otherwise.close)
             for _, artifact in reversed(self._below):
@@ -49,12 +49,14 @@ class RangedExecutable(Executable):
 
 
 class _RangedCall(Prepared):
-    """The prepared calls on one set of arguments: one for each artifact that some n needed."""
+    """One set of arguments, prepared for each artifact that the number of rows needed so far."""
 
     def __init__(self, executable: RangedExecutable, arguments: Sequence[Span]) -> None:
         self._executable = executable
         self._arguments = list(arguments)
-        self._calls: dict[int, Prepared] = {}  # by id of the artifact, which `executable` keeps
+        self._calls: dict[
+            int, Prepared
+        ] = {}  # by id of the artifact, which `executable` keeps alive
         self._current = self._prepared_call()
 
     @property
@@ -66,7 +68,7 @@ class _RangedCall(Prepared):
         self._current.run(stream)
 
     def replace(self, changes: Mapping[int, Span]) -> None:
-        """As `Prepared.replace`; then the call for the new number of rows is the current one."""
+        """Replace arguments as `Prepared.replace` does; the call for the new row count is used."""
         self._current.replace(changes)  # raises, without any change, while a thread is running it
         for i, span in changes.items():
             self._arguments[i] = span
@@ -79,7 +81,7 @@ class _RangedCall(Prepared):
         self._current = self._prepared_call()
 
     def _prepared_call(self) -> Prepared:
-        """The prepared call for the rows of the arguments, made if there is none yet."""
+        """Return the prepared call for the row count of the arguments; it is made if necessary."""
         chosen = self._executable.at(_row_count(self._arguments[0]))
         if id(chosen) not in self._calls:
             self._calls[id(chosen)] = chosen.prepare(self._arguments)
@@ -87,5 +89,5 @@ class _RangedCall(Prepared):
 
 
 def _row_count(carrier: Span | torch.Tensor) -> int:
-    """The rows of a call, from its first argument: the row carrier."""
+    """Return the row count of a call from its first argument, whose shape carries it."""
     return carrier.shape[0]

@@ -64,8 +64,7 @@ class Session:
         return self._executable
 
     def layout(self, collection: str) -> Layout:
-        """The layout of one of the model's collections; BindError if there is no such
-        collection.
+        """Return the layout of one of the model's collections. Raises BindError for another name.
 
         Examples
         --------
@@ -81,7 +80,7 @@ class Session:
             ) from None
 
     def collection(self, name: str, n: int, capacity: int | None = None) -> Collection:
-        """A new, zeroed collection of the model's layout on the session's device.
+        """Make a zeroed collection of the model's layout on the session's device.
 
         Examples
         --------
@@ -96,7 +95,7 @@ class Session:
         """Check the memory once, and return a binding that runs on it without a copy.
 
         `graph`: replay a CUDA graph if one can be recorded, see `GraphBinding`. Raises BindError
-        naming the collection, what was found and what is needed.
+        with the name of the collection, what was found and what is needed.
 
         Examples
         --------
@@ -114,7 +113,7 @@ class Session:
         return GraphBinding(self, *collections_by_name(self.signature, inputs, outputs))
 
     def run(self, inputs: Collections, outputs: Collections, *, stream: Any = None) -> None:
-        """Bind and run once. Outputs are written in place; on a GPU in stream order.
+        """Bind collections and run once. Outputs are written in place; on a GPU in stream order.
 
         Examples
         --------
@@ -142,7 +141,7 @@ class Session:
         ...     return session.bind(session.collection("jets", 5), session.collection("tags", 5))
         >>> session.run_many([event() for _ in range(8)], threads=2)
         """
-        # With telemetry or a watcher, each call is wrapped.
+        # With telemetry or a watcher, each call is wrapped, and must run by itself.
         unwrapped = telemetry() is None and self.watcher is None
         if unwrapped and all(type(binding) is Binding for binding in bindings):
             for binding in bindings:
@@ -178,7 +177,7 @@ class Session:
         self.close()
 
     def _repr_html_(self) -> str:
-        """The session with the columns of each collection, for a notebook."""
+        """Describe the session and the columns of each collection in HTML, for a notebook."""
         return signature_table(self, self.signature)
 
     def __reduce__(self) -> tuple[Callable[[], Session], tuple[()]]:
@@ -191,7 +190,7 @@ class Session:
         return self.reopening, ()
 
     def __repr__(self) -> str:
-        """The version, and the collections with their rows."""
+        """Name the version, and the collections with their row dimensions."""
         rows_of = self.signature.rows_of
         collections = ", ".join(f"{name}[{rows_of[name]}]" for name in self.signature.layouts)
         return f"{type(self).__name__}({self.origin or 'an artifact'}, {collections})"

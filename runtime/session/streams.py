@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def raw_stream(stream: Any, device: Device | torch.device) -> int:
-    """The raw handle of `stream` on the GPU `device`; torch's current stream for None.
+    """Return the raw handle of `stream` on the GPU `device`; None means torch's current stream.
 
     Takes a torch stream, a CuPy stream, any object with `__cuda_stream__` (cuda-python's protocol),
     or a raw handle, as alpaka's queues give it; the device of a raw handle cannot be checked.
@@ -43,7 +43,7 @@ def raw_stream(stream: Any, device: Device | torch.device) -> int:
 
 
 def _current_stream(device: Device | torch.device) -> int:
-    """The handle of torch's current stream. Raises BindError without a torch for GPUs."""
+    """Return the handle of torch's current stream. Raises BindError without a torch for GPUs."""
     if not torch_drives_gpus():
         raise BindError(
             "stream= is missing: by default it is torch's current stream, and no torch that is "

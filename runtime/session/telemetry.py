@@ -67,7 +67,7 @@ class Telemetry:
             else:
                 self._write = prometheus.write_to_textfile
                 self._file = Path(where.replace("{pid}", str(os.getpid())))
-                self.write()  # raises now if that is not possible
+                self.write()  # raises now if the file cannot be written
                 write_regularly(self.write, "telemetry")
         except (OSError, OverflowError) as error:  # OverflowError: no such port
             raise LoadError(
@@ -78,7 +78,7 @@ class Telemetry:
 
     @contextmanager
     def failures(self, origin: Origin | None) -> Iterator[None]:
-        """Count and log an exception of this `with` block as a failed call."""
+        """Count and log an exception that leaves the `with` block as a failed call."""
         try:
             yield
         except Exception as error:
@@ -91,13 +91,15 @@ class Telemetry:
     def timed(
         self, run: Callable[P, object], origin: Origin | None, n: Callable[[], int]
     ) -> Callable[P, None]:
-        """Wrap a call of an artifact, so that it adds to these counts and times. `n` gives its
-        rows after it has run."""
+        """Wrap `run`, the call of an artifact, so that it adds to these counts and times.
+
+        `n`: returns the number of rows of the last call.
+        """
         labels = labels_of(origin)
         seconds, rows = self._seconds.labels(*labels), self._rows.labels(*labels)
 
         def call(*args: P.args, **kwargs: P.kwargs) -> None:
-            """Run; a call that raises is counted as a failure only."""
+            """Run, and add time and rows. A call that raises is counted as a failure only."""
             start = time.perf_counter()
             with self.failures(origin):
                 run(*args, **kwargs)
@@ -107,17 +109,17 @@ class Telemetry:
         return call
 
     def write(self) -> None:
-        """Write the whole file; does nothing if a port is served."""
+        """Write the file with all counts and times. Does nothing if they are served on a port."""
         if self.port is None:
             self._write(str(self._file), self.registry)
 
     def moved(self, model: str, version: str, column: str, psi: float) -> None:
-        """Set how far the values of a column moved: the population stability index."""
+        """Set the population stability index of a column: how far its values moved."""
         self._moved.labels(model, version, column).set(psi)
 
 
 def labels_of(origin: Origin | None) -> tuple[str, str, str, str]:
-    """The values of `_LABELS` for the calls of a session; empty without an origin."""
+    """Return the values of `_LABELS` for a session's calls. Without an origin all are empty."""
     if origin is None:
         return ("", "", "", "")
     return (origin.name, origin.version or "", origin.engine, origin.target)
@@ -125,13 +127,16 @@ def labels_of(origin: Origin | None) -> tuple[str, str, str, str]:
 
 @cache
 def telemetry() -> Telemetry | None:
-    """The telemetry of this process; None if it is off. Raises LoadError."""
+    """Return the telemetry of this process, which the first call starts; None if it is off.
+
+    Raises LoadError if the port or file in PIPELINE_TELEMETRY cannot be used.
+    """
     where = os.environ.get(VARIABLE)
     return Telemetry(where) if where else None
 
 
 def record_drift(model: str, version: str, columns: Mapping[str, float]) -> None:
-    """Set how far each column's values moved, if telemetry is on."""
+    """Set the population stability index of each column of a version, if telemetry is on."""
     active = telemetry()
     if active is not None:
         for column, psi in columns.items():

@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 def in_tiles(
     executable: Executable, signature: Signature, rows: int, threads: int = 1
 ) -> Executable:
-    """An executable that runs tiles of `rows` rows if n is at least twice that, else all rows at
-    once. With `rows` 0, or if the signature allows no tiles, `executable` itself.
+    """Return an executable that runs `executable` on tiles of `rows` rows each.
 
-    No row's answer may depend on other rows. With the native runner `threads` threads share the
-    tiles, and the answers are the same bits. Other engines use threads inside each run.
+    Fewer than two tiles of rows are run at once. If `rows` is 0, or the signature allows no tiles,
+    `executable` itself is returned. No row's answer may depend on other rows. With the native
+    runner `threads` threads share the tiles, and the answers are the same bits. Other engines use
+    threads inside each run.
     """
     kinds = signature.tile_kinds
     if not rows or kinds is None:
@@ -51,7 +52,10 @@ class _Tiled(Executable):
         return _TiledCall(self, arguments)
 
     def calls(self, arguments: Sequence[Span]) -> list[Prepared]:
-        """The calls of a run, one for each tile. The first argument is the row carrier."""
+        """Prepare the calls of a run, one for each tile.
+
+        The first argument is the row carrier: its shape says how many rows there are.
+        """
         n = arguments[0].shape[0]
         if n == 0:
             return [self._executable.prepare(arguments)]
@@ -62,7 +66,7 @@ class _Tiled(Executable):
         ]
 
     def _prepare_tile(self, arguments: Sequence[Span], begin: int, n: int) -> Prepared:
-        """The call for the n rows from `begin` on."""
+        """Prepare the call of a tile: the n rows from row `begin` on."""
         kinds = zip(self._kinds, arguments, strict=True)
         return self._executable.prepare(
             [_span_of_tile(span, kind, begin, n) for kind, span in kinds]
@@ -76,7 +80,7 @@ class _Tiled(Executable):
 
 
 class _TiledCall(Prepared):
-    """Calls of the engine, one for each tile. They refuse a second thread themselves."""
+    """A call that runs the engine's calls of all tiles. These refuse a second thread themselves."""
 
     def __init__(self, executable: _Tiled, arguments: Sequence[Span]) -> None:
         self._executable = executable
@@ -88,7 +92,7 @@ class _TiledCall(Prepared):
             call.run(stream)
 
     def replace(self, changes: Mapping[int, Span]) -> None:
-        """As `Prepared.replace`; the calls of all tiles are made anew."""
+        """Replace arguments as `Prepared.replace` does; the calls of all tiles are made anew."""
         for call in self._calls:
             call.replace({})  # raises while a thread is running it
         arguments = [changes.get(i, span) for i, span in enumerate(self._arguments)]
@@ -96,9 +100,14 @@ class _TiledCall(Prepared):
 
 
 def _span_of_tile(span: Span, kind: str, begin: int, n: int) -> Span:
-    """An argument for the n rows from `begin` on. `kind`: its letter in `Signature.tile_kinds`."""
+    """Return an argument of a tile, which has the n rows from row `begin` on.
+
+    `span`: the argument of the whole run. `kind`: its letter in `Signature.tile_kinds`.
+    """
     if kind == "-":  # all rows share it
         return span
+    # The row carrier ("n") has no elements, so it stays where it is.
     address = span.address if kind == "n" else span.address + begin * itemsize(span.dtype)
-    # A matrix keeps its shape, in which the pitch is; its rows are counted by the row carrier.
-    return span._replace(address=address, shape=span.shape if kind == "m" else (n, *span.shape[1:]))
+    # A matrix ("m") keeps its shape, which has the pitch; the row carrier has its row count.
+    shape = span.shape if kind == "m" else (n, *span.shape[1:])
+    return span._replace(address=address, shape=shape)

@@ -29,11 +29,13 @@ Ref = str | Path
 def open_with_shadow(
     session: Session, opening: Opening, shadow: Ref, fraction: float, record: Ref | None
 ) -> ShadowedSession:
-    """The opened session, with a second version that runs on a fraction of its events.
+    """Open a second version as a shadow: it runs on a fraction of the session's events.
+
+    Returns a session that replaces `session`, and owns it.
 
     `shadow`: a ref, or `@alias` of the same model. It need not be promoted, but it must be signed
-    if this host asks for signatures. The record goes to the registry, or into `record`, a file of
-    this session alone. Raises LoadError.
+    if this host asks for signatures. `record`: a new file for the record of the comparison; None:
+    the registry keeps it. Raises LoadError.
     """
     any_version = replace(opening, mode="test", builder=None)
     opened = open_version(
@@ -57,11 +59,13 @@ def open_with_canary(
     record: Ref | None,
     open_: Callable[[Opened], Session],
 ) -> CanarySession:
-    """The opened session, with a second version that answers a share of its calls.
+    """Open a second version as a canary: it answers a share of the session's calls.
+
+    Returns a session that replaces `session`, and owns it.
 
     `canary`: a ref, or `@alias` of the same model. In production, gates must have let it into that
-    alias, into `staging` or into `production`. `open_` opens it as the session was opened. The
-    record is kept as that of a shadow. Raises LoadError.
+    alias, into `staging` or into `production`. `open_` opens it as the session was opened.
+    `record`: as for a shadow. Raises LoadError.
     """
     if limits.compare and not has_torch():
         raise LoadError("CanaryLimits(compare=...) needs torch: pip install torch")
@@ -75,8 +79,11 @@ def open_with_canary(
 def _second_opening(
     name: str, share: float, session: Session, opening: Opening, ref: Ref
 ) -> Opening:
-    """What to open as the second version, by the rules of `opening`, which opened `session`.
-    `name`: that of the option `share`. Raises LoadError."""
+    """Return what to open as the second version of `session`, by the rules of `opening`.
+
+    `share`: the share of its calls, given by the option `name`. Raises LoadError if the session or
+    the share does not allow a second version.
+    """
     if session.device.type != "cpu" or session.origin is None:
         raise LoadError(f"a second version runs on CPUs; found device {str(session.device)!r}")
     if not 0 <= share <= 1:
@@ -89,8 +96,11 @@ def _second_opening(
 def _open_second(
     session: Session, opened: Opened, record: Ref | None, open_: Callable[[Opened], Session]
 ) -> tuple[Session, Results]:
-    """The session of the second version, and the results that it adds to. `record`: the file to
-    keep them in; None: the registry. Raises LoadError."""
+    """Open the session of the second version, and make the results that it adds to.
+
+    `record`: the file that keeps the results; None: the registry keeps them. Raises LoadError if
+    the second version cannot replace the first, or if the results cannot be kept.
+    """
     origin = session.origin
     assert origin is not None
     empty = ShadowRecord(
@@ -121,7 +131,7 @@ def _open_second(
 
 
 def _open_unchecked(opened: Opened) -> Session:
-    """A session of an opened version on this CPU, also in test mode without a comparison."""
+    """Open a session on this CPU that compares nothing, even in test mode."""
     import torch
 
     here = open_here(opened, torch.device("cpu"))
@@ -129,17 +139,19 @@ def _open_unchecked(opened: Opened) -> Session:
 
 
 def _registry_keeper(opening: Opening) -> Callable[[ShadowRecord], None]:
-    """A function that adds to the record in the registry of `opening`."""
+    """Return a function that adds results to the record in the registry of `opening`."""
     return lambda results: opening.store().add_shadow(results)
 
 
 def _file_keeper(file: Path, empty: ShadowRecord) -> Callable[[ShadowRecord], None]:
-    """A function that adds to the record in `file`, which is created now. Raises LoadError if it
-    exists or cannot be written."""
+    """Create `file` with an empty record, and return a function that adds results to it.
+
+    Raises LoadError if the file exists or cannot be written.
+    """
     total = empty
 
     def keep(results: ShadowRecord) -> None:
-        """Write the total with these results. Raises OSError; then they are not in the total."""
+        """Add results to the total, and write it. If it raises OSError, nothing was added."""
         nonlocal total
         with_results = total.plus([results])
         write_whole(file, record_to_json(with_results))

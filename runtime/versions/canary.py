@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 log = logger("soa-pipeline")
 _WINDOW = 1000  # the calls of each version over which p99 is taken
-_ABOVE_P99 = _WINDOW // 100 + 1
+_ABOVE_P99 = _WINDOW // 100 + 1  # p99 is the time of this rank, from the longest one on
 _P99_CHECKS = 0.1  # the share of the canary's calls after which p99 is looked at
 _SPREAD = 40503  # 2**16 over the golden ratio: D. E. Knuth, TAOCP 3, section 6.4
 Key = SupportsIndex | bytes
@@ -51,15 +51,15 @@ Key = SupportsIndex | bytes
 
 @dataclass(frozen=True, kw_only=True)
 class CanaryLimits:
-    """When a canary is withdrawn: then production answers all later calls.
+    """The limits beyond which a canary is withdrawn: then production answers all later calls.
 
-    `max_errors`: the calls in which the canary may fail. `max_slowdown`: how many times
-    production's p99 the canary's may be, each over its last 1,000 calls. `compare`: the share of
-    the canary's calls that production runs too, before it; this takes the time of both.
+    `max_errors`: in how many calls the canary may fail. `max_slowdown`: the canary's p99 may be at
+    most so many times production's, each over its last 1,000 calls. `compare`: the share of the
+    canary's calls that production runs too, before it; this takes the time of both.
     `max_abs`, `max_rel`: the largest differences of an output in such a call, as in
     `gates: shadow`; the caller of a call beyond them gets production's answer.
 
-    Raises LoadError for a limit that cannot be.
+    Raises LoadError for a value that is no limit.
 
     Examples
     --------
@@ -101,13 +101,13 @@ class CanarySession(SecondSession):
         self.withdrawn = ""
         """Why the canary gets no more calls; empty while it gets some."""
         self._limits = limits
-        # Each of the three decides about a call.
+        # Each decides about one call: does the canary get it, is it compared, is p99 checked.
         self._gives: Callable[[Key | None], bool] = Share(share, results.begun.digest).takes
         self._compares = Share(limits.compare).takes
         self._checks_p99 = Share(0 if limits.max_slowdown is None else _P99_CHECKS).takes
-        # The seconds of the last calls: of the canary, and of production.
+        # The seconds of the last calls: of the canary (ours), and of production (theirs).
         self._ours, self._theirs = deque[float](maxlen=_WINDOW), deque[float](maxlen=_WINDOW)
-        self._failures = count().__next__  # one step, so that no two threads get one number
+        self._next_failure = count().__next__  # one step, so that no two threads get one number
         self._lock = Lock()
         self._send: Callable[..., Future[Mapping[str, Collection]]] | None
         self._send = getattr(inner, "send", None)  # of a RemoteSession
@@ -151,7 +151,7 @@ class CanarySession(SecondSession):
         self.canary.close()
 
     def _count_answer(self, seconds: float) -> None:
-        """Count a call that the canary answered; withdraw it if its p99 is too long."""
+        """Count a call that the canary answered, and withdraw the canary if its p99 is too long."""
         self._results.canary_calls.add()
         self._ours.append(seconds)
         if not self._checks_p99() or len(self._theirs) < _WINDOW:
@@ -162,7 +162,10 @@ class CanarySession(SecondSession):
             self._withdraw(f"p99 of a call is {times}, limit {number(limit)} times")
 
     def _compare_answer(self, event: Binding, expected: dict[str, Collection]) -> bool:
-        """Compare an answer of the canary with production's; withdraw it if it is too far off."""
+        """Compare an answer of the canary with production's, `expected`, and record the difference.
+
+        Returns whether it is within the limits. If it is not, the canary is withdrawn.
+        """
         from runtime.versions.shadow import measure_differences  # it needs torch
 
         deviations = measure_differences(event.signature, event.outputs, expected, event.rows)
@@ -176,22 +179,22 @@ class CanarySession(SecondSession):
         return True
 
     def _count_failure(self, error: Exception) -> None:
-        """Count a call in which the canary failed and production did not."""
+        """Count a call in which the canary failed and production did not; maybe withdraw it."""
         text = self._results.add_failure(error)
-        if self._failures() >= self._limits.max_errors:
+        if self._next_failure() >= self._limits.max_errors:
             self._withdraw(text)
 
-    def _withdraw(self, why: str) -> None:
-        """Give all later calls to production, and save the reason."""
+    def _withdraw(self, reason: str) -> None:
+        """Give all later calls to production, log the reason, and save it."""
         with self._lock:
             if self.withdrawn:
                 return
-            self.withdrawn, self._gives = why, lambda key: False
+            self.withdrawn, self._gives = reason, lambda key: False
         begun = self._results.begun
         text = "the canary %s is withdrawn, and %s answers all calls: %s"
-        log.warning(text, begun.version, begun.production, why)
-        at = datetime.now(UTC).isoformat(timespec="seconds")
-        self._results.add(withdrawals=1, withdrawn=f"{at}: {why}")
+        log.warning(text, begun.version, begun.production, reason)
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        self._results.add(withdrawals=1, withdrawn=f"{now}: {reason}")
         # In a thread: no call waits for the registry. It holds this session, so that the garbage
         # collector does not end it while the results are locked.
         with suppress(RuntimeError):  # the process can start no more threads: `close` saves it
@@ -230,7 +233,7 @@ class CanaryBinding(WrappedBinding):
                 self._run_production(rows, stream)
 
     def _run_production(self, rows: Rows | None, stream: Any) -> None:
-        """Run production, and count the call and its time if it does not fail."""
+        """Run production. If it does not fail, count the call and its time."""
         self.inner, session = self._production, self._session
         start = perf_counter()
         self.inner(rows, stream=stream)
@@ -238,8 +241,11 @@ class CanaryBinding(WrappedBinding):
         session._results.production_calls.add()
 
     def _canary_answers(self, rows: Rows | None, stream: Any) -> bool:
-        """Run the canary; where it fails, production. Returns whether the caller may have the
-        answer that is there: False if the canary's differs too much from production's."""
+        """Let the canary answer a call, and production if the canary fails.
+
+        Returns False if the canary's answer differs too much from production's: then the caller
+        must not get it.
+        """
         session = self._session
         expected = self._run_and_copy_production(rows, stream) if session._compares() else {}
         start = perf_counter()
@@ -257,7 +263,7 @@ class CanaryBinding(WrappedBinding):
         return agrees
 
     def _run_and_copy_production(self, rows: Rows | None, stream: Any) -> dict[str, Collection]:
-        """A copy of production's answer to this call; empty if it has no element."""
+        """Run production, and return a copy of its answer; empty if the answer has no element."""
         production, rows_of = self._production, self.signature.rows_of
         production(rows, stream=stream)
         if not production.writes:
@@ -268,7 +274,7 @@ class CanaryBinding(WrappedBinding):
         }
 
     def _bind_canary(self) -> Binding:
-        """The canary's binding to the memory and the rows that production is bound to."""
+        """Return the canary's binding to production's memory and rows; it is made if necessary."""
         if self._canary is None:
             production = self._production
             binding = self._session.canary.bind(production.inputs, production.outputs)
@@ -288,18 +294,17 @@ class CanaryBinding(WrappedBinding):
 
 
 def _p99(times: deque[float]) -> float:
-    """The time that 1 % of the last `_WINDOW` calls exceed. Of fewer calls: that as many exceed,
-    which is not more."""
+    """Return the time that 1 % of `_WINDOW` times exceed; 0 if there are not so many times."""
     longest = heapq.nlargest(_ABOVE_P99, times.copy())  # a copy: other threads append to it
     return longest[-1] if len(longest) == _ABOVE_P99 else 0.0
 
 
 class Share:
-    """Decides which calls belong to a share of all: exactly so many, and in every run the same.
+    """Decides which calls belong to a share of all calls, in every run of a program the same ones.
 
-    A call without a key is decided by its number: 0.05 takes one call of each 20, not always the
-    same one, so that the share is not in step with a loop of the program. A call with a key is
-    decided by a hash of the key and of `salt`.
+    Without a key, the number of the call decides: 0.05 takes exactly one call of each 20, but at
+    changing places, so that the share is not in step with a loop of the program. With a key, a hash
+    of the key and of `salt` decides.
     """
 
     def __init__(self, share: float, salt: str = "") -> None:
@@ -312,24 +317,31 @@ class Share:
         self._next = count().__next__  # one step, so that no two threads get one number
 
     def takes(self, key: Key | None = None) -> bool:
-        """Whether a call belongs to the share; without `key`, the next one. Raises BindError."""
+        """Whether a call belongs to the share. Without `key`, it is counted as the next call.
+
+        Raises BindError for a key that is no whole number and no bytes.
+        """
         if key is not None:
             return self._takes_key(key)
         call = self._next()
-        # Of `whole` calls in a row, call * part % whole >= whole - part for exactly `part`, evenly
-        # spread. In each round of `whole` calls, the places are rotated by another offset: the
-        # fractions of round * _SPREAD / 2**16 spread evenly over 0 to 1.
+        # The share is part / whole. Of `whole` calls in a row, exactly `part` calls, evenly spread,
+        # have call * part % whole >= whole - part. Each round of `whole` calls is rotated by
+        # another offset: the fractional part of round * _SPREAD / 2**16, times `whole`. For
+        # successive rounds, these fractions spread evenly over 0 to 1.
         rotated = call + ((call // self._whole * _SPREAD & 65535) * self._whole >> 16)
         return rotated * self._part % self._whole >= self._least
 
     def _takes_key(self, key: Key) -> bool:
-        """Whether the hash, as a fraction of 2**64, is below the share. Raises BindError."""
+        """Whether the hash of a key, 8 bytes as a fraction of 2**64, is below part / whole.
+
+        Raises BindError for a key of another type.
+        """
         hashed = self._hash.copy()
         try:
             hashed.update(key if isinstance(key, bytes) else b"%x" % operator.index(key))
         except TypeError:
-            why = f"key is a {type(key).__name__}; give a whole number, or bytes"
-            raise BindError(why) from None
+            message = f"key is a {type(key).__name__}; give a whole number, or bytes"
+            raise BindError(message) from None
         return int.from_bytes(hashed.digest()) * self._whole < self._part << 64
 
 

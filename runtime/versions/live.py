@@ -161,11 +161,11 @@ class LiveSession(Session):
     ) -> None:
         """Run as `Session.run_many` does, all bindings on one version."""
         current = self.current  # read once: another thread may replace it
-        moved = [b.on(current) if isinstance(b, LiveBinding) else b for b in bindings]
-        current.run_many(moved, threads, stream=stream)
+        on_current = [b.on(current) if isinstance(b, LiveBinding) else b for b in bindings]
+        current.run_many(on_current, threads, stream=stream)
 
     def close(self) -> None:
-        """End the watchers and release the artifact once running calls have ended."""
+        """End the watchers, and release the artifact once running calls have ended."""
         with self._listing:
             watchers, self._watchers = self._watchers, []
         for watcher in watchers:
@@ -175,16 +175,18 @@ class LiveSession(Session):
             self.current.close()
 
     def _is_newer(self, lookup: Lookup) -> bool:
-        """True if a lookup found another version than the one in place, and the registry's answer
-        is not older."""
+        """Whether a lookup found another version than the one in place, by an answer not older."""
         current = self._current_lookup
         same_ref = lookup.version.ref == current.version.ref
-        same = same_ref and lookup.version.digest == current.version.digest
-        return not same and lookup.at >= current.at
+        same_version = same_ref and lookup.version.digest == current.version.digest
+        return not same_version and lookup.at >= current.at
 
     def _require_fits(self, opened: Opened, coming: Session) -> None:
-        """Check that the new version has the same signature and devices, and that every binding
-        fits. Raises LoadError, or the error of a device or binding."""
+        """Check that the version of `coming` can take the place of the current one.
+
+        Its signature must allow the same calls. It is opened on all devices in use, and every
+        binding in use is tried. Raises LoadError, or the error of a device or binding.
+        """
         if not can_replace(coming.signature, self.signature):
             ours, theirs = self.signature.layouts, coming.signature.layouts
             changed = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
@@ -229,8 +231,10 @@ class LiveBinding(WrappedBinding):
         self._memory = (inputs, outputs)
 
     def on(self, session: Session) -> Binding:
-        """The binding to this version of the session; it moves there if necessary. Raises RunError
-        while another thread is running it."""
+        """Move to `session`, one version of the live session, and return the binding to it.
+
+        Does nothing if it is there already. Raises RunError while another thread is running it.
+        """
         if self._at is session:
             return self.inner
         old = self.inner
@@ -245,7 +249,7 @@ class LiveBinding(WrappedBinding):
         return new
 
     def bind_on(self, session: Session) -> Binding:
-        """Bind the memory to that version, with the checks of a first bind."""
+        """Bind this memory to another session, with all checks, and return the new binding."""
         return session.bind(*self._memory, graph=self._graph)
 
 
@@ -277,7 +281,7 @@ class Watcher:
         self.close()
 
     def _watch(self) -> None:
-        """Refresh the session every few seconds. `error` is the text of the last failure."""
+        """Refresh the session regularly until `close`, and keep the text of the last failure."""
         while not self._end.wait(self._every_s):
             try:
                 self._session.refresh()
@@ -291,21 +295,26 @@ class Watcher:
 
 
 def _lookup(opened: Opened) -> Lookup:
-    """The lookup of a version that was opened by its name."""
+    """Return the lookup of a version, which must have been opened by its name."""
     assert opened.lookup is not None
     return opened.lookup
 
 
 def can_replace(new: Signature, old: Signature) -> bool:
-    """True if every call that fits the signature `old` fits `new`, too. The typical
-    sizes do not count, and the rows may become unbounded."""
+    """Whether every call that fits the signature `old` fits `new`, too.
+
+    The typical sizes need not be equal, and the rows may become unbounded.
+    """
     if _contract(new) != _contract(old):
         return False
     return all(new.ranges[dim].limit >= rows.limit for dim, rows in old.ranges.items())
 
 
 def _contract(signature: Signature) -> dict[str, Any]:
-    """The signature as data, with only the least and the largest number of rows by dimension."""
+    """Return the part of a signature that calls depend on, as data.
+
+    Of the rows it has only the least and the largest number by dimension.
+    """
     data = signature.to_dict()
     data["rows"] = {dim: (rows.min, rows.max) for dim, rows in signature.ranges.items()}
     return data

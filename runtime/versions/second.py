@@ -1,4 +1,4 @@
-"""What a shadow and a canary share: the session, and what the second version has shown."""
+"""The common part of shadow and canary: the session, and the results of the second version."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ _COUNTED = ("dropped", "canary_calls", "production_calls")
 
 
 class SecondSession(Session):
-    """Production's session, `inner`, with a second version. Any number of threads may use it, as
-    any other session."""
+    """Production's session, `inner`, with a second version. Any number of threads may use it.
+
+    `end`: saves the last results. It is called by `close`, or at the end of the process, or when
+    the session is deleted.
+    """
 
     def __init__(self, inner: Session, results: Results, end: Callable[[], None]) -> None:
         super().__init__(
@@ -31,7 +34,6 @@ class SecondSession(Session):
         )
         self.inner = inner
         self._results = results
-        # Also called at the end of the process, if the session is still open.
         self._end = weakref.finalize(self, end)
 
     @property
@@ -56,11 +58,11 @@ class SecondSession(Session):
 
 
 class Results:
-    """The record of a shadow or a canary since the last `save`. Any number of threads may add to
-    it. It belongs to the process that made it.
+    """The results of a shadow or a canary since the last `save`.
 
-    `dropped`, `canary_calls` and `production_calls` are counted without a lock. `begun`: an empty
-    record, which names both versions. `keep`: adds a record to those kept before.
+    Any number of threads may add to it. It belongs to the process that made it. `begun`: an empty
+    record, which names both versions. `keep`: adds a record to those kept before. `dropped`,
+    `canary_calls` and `production_calls` are counted without a lock.
     """
 
     def __init__(self, begun: ShadowRecord, keep: Callable[[ShadowRecord], None]) -> None:
@@ -88,12 +90,12 @@ class Results:
         return self._unsaved
 
     def add(self, **seen: Any) -> None:
-        """Add to the results; `seen`: fields of a `ShadowRecord`, as `events=1`."""
+        """Add to the results. `seen`: fields of `ShadowRecord` with what to add, as `events=1`."""
         with self._lock:
             self._unsaved = self._unsaved.plus([replace(self.begun, **seen)])
 
     def add_failure(self, error: Exception) -> str:
-        """Add a failed run. Returns the error as one line."""
+        """Add a failed run to the results. Returns the error as one line of text."""
         ours = isinstance(error, SoaPipelineError)
         text = str(error) if ours else f"{type(error).__name__}: {first_line(error)}"
         self.add(errors=1, error=text)
@@ -118,7 +120,7 @@ class Results:
                 raise
 
     def end(self) -> None:
-        """Save what is left; an error is logged. The garbage collector may call this."""
+        """Save the unsaved results, and only log an error. The garbage collector may call this."""
         if not self._process.here():
             return
         try:
@@ -128,14 +130,14 @@ class Results:
 
 
 class _LockFreeCount:
-    """Counts without a lock: a step of `itertools.count` is atomic."""
+    """A counter without a lock: `add` is a step of `itertools.count`, which is atomic."""
 
     def __init__(self) -> None:
         self.add = count().__next__
         self._before = 0
 
     def take_new(self) -> int:
-        """The count since the last time it was asked for. Only one thread at a time may ask."""
-        now = self.add()  # the only way to read it; this step itself does not count
+        """Return the count since the last call of this. Only one thread at a time may call it."""
+        now = self.add()  # the only way to read the counter; the next difference leaves it out
         difference, self._before = now - self._before, now + 1
         return difference

@@ -27,7 +27,9 @@ from soa.memory import Collection, read_block
 from soa.signature import Signature
 
 _ROOM = 8  # the most events that are copied and not yet compared
-_REST = 2.0  # more than 1, because thread switches and cold caches cost time too
+_REST = 2.0  # a factor on each pause: above 1, because thread switches and cold caches cost time
+_FLUSH_POLL_S = 0.1
+_LONGEST_SLEEP_S = 0.05  # short, as `close` and `flush` end a pause
 _draw = Random().random  # its own generator: the program may have seeded the common one
 
 
@@ -99,8 +101,11 @@ class ShadowedBinding(WrappedBinding):
 
 
 class _Copy:
-    """Memory for one event of up to `capacity` rows by dimension, bound to the shadow, and for
-    production's answer. `rows`: those of the event. `seconds`: the time that its copy took."""
+    """A copy of one event: its inputs, production's answer, and memory for the shadow's answer.
+
+    `capacity`: the most rows of an event, by dimension. `rows`: the event's rows. `seconds`: how
+    long it took to copy the event. `binding`: runs the shadow on this memory.
+    """
 
     def __init__(self, shadow: Session, capacity: Mapping[str, int]) -> None:
         self.signature = shadow.signature
@@ -115,12 +120,12 @@ class _Copy:
         self.binding = shadow.bind(self._given, self._answer)
 
     def _new_memory(self, names: Iterable[str]) -> dict[str, Collection]:
-        """New collections of these names, of the copy's capacity."""
+        """Make collections of these names, with the copy's capacity."""
         layouts, dims = self.signature.layouts, self.signature.rows_of
         return {name: Collection(layouts[name], self.capacity[dims[name]]) for name in names}
 
     def take(self, event: Binding) -> None:
-        """Copy the inputs and the answer of production."""
+        """Copy the inputs of an event and production's answer to it."""
         self.rows = dict(event.rows)
         rows_of = self.signature.rows_of
         for memory, theirs in ((self._given, event.inputs), (self._expected, event.outputs)):
@@ -128,7 +133,7 @@ class _Copy:
                 collection.copy_from(theirs[name].rows(self.rows[rows_of[name]]))
 
     def measure_differences(self) -> dict[str, Any]:
-        """How far the shadow's answer is from production's: part of an event's record."""
+        """Measure how far the shadow's answer is from production's."""
         return measure_differences(self.signature, self._answer, self._expected, self.rows)
 
 
@@ -138,8 +143,11 @@ def measure_differences(
     theirs: Mapping[str, Collection],
     rows: Mapping[str, int],
 ) -> dict[str, Any]:
-    """`max_abs` and `max_rel` of an event's record, of the answers of the second version and of
-    production. The relative difference is infinite where production's answer is zero."""
+    """Measure how far the second version's answer (ours) is from production's (theirs).
+
+    Returns the fields `max_abs` and `max_rel` of a `ShadowRecord`: the largest difference of each
+    output. The relative difference is infinite where production's answer is zero.
+    """
     max_abs: dict[str, float] = {}
     max_rel: dict[str, float] = {}
     for bound in signature.outputs:
@@ -158,13 +166,19 @@ def measure_differences(
 
 
 def _largest(values: torch.Tensor) -> float:
-    """The largest value; infinite for a NaN, which comes from a NaN or infinity on one side."""
+    """Return the largest value; 0 if there is none.
+
+    It is infinite if a value is NaN, since then one of the answers is NaN or infinite.
+    """
     worst = float(values.max()) if values.numel() else 0.0
     return math.inf if math.isnan(worst) else worst
 
 
 class _Worker:
-    """The thread of a shadow, and its results so far. It belongs to the process that made it."""
+    """The thread that runs a shadow, and the events that wait for it.
+
+    It belongs to the process that made it.
+    """
 
     def __init__(self, shadow: Session, fraction: float, results: Results) -> None:
         self._shadow, self._fraction, self._results = shadow, fraction, results
@@ -176,7 +190,7 @@ class _Worker:
         self._thread.start()
 
     def offer(self, event: Binding) -> None:
-        """Copy an event whose call has ended, if there is room."""
+        """Copy an event whose call has ended, for the shadow. Without room, it is dropped."""
         if self._closed or not event.writes or not self._process.here():
             return
         start = perf_counter()
@@ -198,10 +212,13 @@ class _Worker:
             self._work.put(copy)
 
     def _capacity_for(self, rows: Mapping[str, int]) -> dict[str, int]:
-        """Rows for a new copy: the next power of two, so that growing events need few new ones."""
+        """Choose the capacity of a new copy for an event with these rows, by dimension.
+
+        It is the next power of two, so that events that grow need few new copies.
+        """
         ranges = self._shadow.signature.ranges
-        doubled = {dim: 1 << max(n - 1, 0).bit_length() for dim, n in rows.items()}
-        return {dim: min(n, ranges[dim].limit) for dim, n in doubled.items()}
+        powers_of_two = {dim: 1 << max(n - 1, 0).bit_length() for dim, n in rows.items()}
+        return {dim: min(n, ranges[dim].limit) for dim, n in powers_of_two.items()}
 
     def flush(self) -> None:
         """Wait until all events so far are compared, and save the results."""
@@ -210,15 +227,16 @@ class _Worker:
         with self._lock:
             self._flushing += 1
         self._work.put(done)
-        while self._thread.is_alive() and not done.wait(0.1):  # another thread may call close
+        while self._thread.is_alive() and not done.wait(
+            _FLUSH_POLL_S
+        ):  # another thread may call close
             pass
         with self._lock:
             self._flushing -= 1
         self._results.save()
 
     def close(self) -> None:
-        """End the thread, which saves the rest. The garbage collector may call this at any
-        time."""
+        """End the thread, which saves the last results. The garbage collector may call this."""
         if self._process.here():
             self._closed = True
             self._work.put(None)
@@ -226,7 +244,10 @@ class _Worker:
                 self._thread.join()
 
     def _run(self) -> None:
-        """Compare events until the end, with pauses, so that the shadow takes only its share."""
+        """Run the shadow on events and compare, until `close`; the thread runs this.
+
+        Pauses keep the shadow within its share of the time.
+        """
         while (work := self._work.get()) is not None:
             if isinstance(work, threading.Event):  # of a `flush` that waits for it
                 work.set()
@@ -241,6 +262,6 @@ class _Worker:
             now = perf_counter()
             rested = now + _REST * (now - start) / self._fraction
             while not (self._closed or self._flushing) and (left := rested - perf_counter()) > 0:
-                sleep(min(left, 0.05))  # short, as `close` and `flush` end the rest
+                sleep(min(left, _LONGEST_SLEEP_S))
         self._results.end()
         self._shadow.close()

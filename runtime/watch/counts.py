@@ -1,4 +1,4 @@
-"""Counts of a version's values in the bins of its profile. Those of many processes add up."""
+"""Counts of a version's values in the bins of its profile. Counts of many processes add up."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from soa.signature import Signature
 
 @dataclass(frozen=True, kw_only=True)
 class Counts(Record):
-    """Numbers of values, by the keys of a `Profile`: first those of `KINDS`, then one for each bin.
+    """How many values each column had in each bin, while a session ran.
 
-    `digest`: that of the version's bundle. `calls`: how many calls were counted.
+    `columns` has the keys of `Profile.columns`. Each list has first a count for each of `KINDS`,
+    then one for each bin. `digest`: the digest of the version's bundle. `calls`: how many calls
+    were counted.
     """
 
     schema_version: int = 1
@@ -33,11 +35,11 @@ class Counts(Record):
 
     @property
     def label(self) -> str:
-        """The version in messages: `name/3`, or only the model's name."""
+        """The version's name in messages: `name/3`, or only the model's name."""
         return f"{self.model}/{self.version}" if self.version else self.model
 
     def plus(self, other: Counts) -> Counts:
-        """The sum. LoadError if `other` counts another version."""
+        """Return the sum of both. Raises LoadError if `other` counts another version."""
         if other.digest != self.digest:
             raise LoadError(
                 f"counts of {other.label} ({other.digest[:12]}) beside counts of {self.label} "
@@ -58,19 +60,21 @@ class Counts(Record):
 
 
 def _add_bins(first: Sequence[int] | None, second: Sequence[int] | None) -> list[int]:
-    """The sums of the counts of one column, bin by bin; None: a column without counts. Raises
-    ValueError if the numbers of bins differ."""
+    """Add two counts of one column, bin by bin. None stands for a column without counts.
+
+    Raises ValueError if the numbers of bins differ.
+    """
     if first is None or second is None:
         return list(first or second or ())
     return [a + b for a, b in zip(first, second, strict=True)]
 
 
 def read_counts(places: Sequence[Path], digest: str) -> Counts:
-    """The sum of the counts of one version in files, and in the .json files of folders. `digest`:
-    that of its bundle.
+    """Read and add all counts of one version.
 
-    Counts of other versions in a folder are left out. LoadError if there are no counts, or if a
-    file counts another version.
+    `places`: files of counts, or folders whose `.json` files are read. `digest`: the digest of the
+    version's bundle. Counts of other versions in a folder are left out. Raises LoadError if there
+    are no counts, or if a file that is named counts another version.
     """
     counts_by_file: dict[Path, Counts] = {}
     for place in places:
@@ -93,7 +97,7 @@ def read_counts(places: Sequence[Path], digest: str) -> Counts:
 
 
 def _read_file(file: Path) -> Counts:
-    """The counts in one file. Raises LoadError."""
+    """Read the counts in one file. Raises LoadError if it has none, or cannot be read."""
     try:
         return read_record(Counts, read_plain(file))
     except OSError as error:
@@ -103,7 +107,7 @@ def _read_file(file: Path) -> Counts:
 
 
 def add_counts(counts: Sequence[Counts]) -> Counts:
-    """The sum of at least one. LoadError if they count several versions, or in other bins."""
+    """Add at least one `Counts`. Raises LoadError if they differ in the version or the bins."""
     total, *others = counts
     for other in others:
         total = total.plus(other)
@@ -111,7 +115,7 @@ def add_counts(counts: Sequence[Counts]) -> Counts:
 
 
 class Counter:
-    """Counts the values of collections. Any number of threads may add to it."""
+    """Counts the values of a model's collections in bins. Any number of threads may add to it."""
 
     def __init__(self, profile: Profile, signature: Signature) -> None:
         self._tallies = [
@@ -123,8 +127,11 @@ class Counter:
         self._calls = 0
 
     def add(self, memory: Mapping[str, Collection], rows: Mapping[str, int]) -> None:
-        """Count the first rows of each collection, by its name; a scalar once. Memory of a GPU is
-        copied, after the work of torch's current stream."""
+        """Count the values of one call.
+
+        `memory`: the collections by name. `rows`: for each name, how many of the first rows count;
+        a scalar counts once. Memory of a GPU is copied, after the work of torch's current stream.
+        """
         with self._lock:
             for component, tally in self._tallies:
                 n = rows[component.collection] if component.has_rows else 1
@@ -133,7 +140,7 @@ class Counter:
             self._calls += 1
 
     def counts(self, model: str, version: str | None, digest: str) -> Counts:
-        """What was counted so far."""
+        """Return what was counted so far, as the counts of this version."""
         with self._lock:
             columns = {component.key: tally.counts() for component, tally in self._tallies}
             calls = self._calls

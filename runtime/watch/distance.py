@@ -18,9 +18,10 @@ from runtime.watch.profile import KINDS, Bins, Profile
 from soa.text import number
 
 LIMIT = 0.005
-"""The index from which a column has moved. A normal distribution that moves by a tenth of its width
-has 0.01."""
+"""A column has moved if its population stability index is larger than this. The index of a normal
+distribution that moves by a tenth of its width is 0.01."""
 _BY_CHANCE = 1e-4  # the probability that one of all columns is reported though nothing moved
+_CHANGES_SHOWN = 3
 _FEWEST = 5  # values that are expected in a bin, for the approximation by chi-squared
 
 
@@ -29,10 +30,10 @@ class Moved:
     """The difference of one column: `psi`, the population stability index; `js`, the Jensen-Shannon
     divergence in bits, from 0 to 1.
 
-    `values`, `reference`: the numbers of values that were counted, and that the reference has.
-    `chance`: about the index that chance alone gives at these numbers. `significant`: with
-    independent rows that did not move, one of all columns has it with a probability of 1e-4.
-    `changes`: in words, the largest changes of shares.
+    `values`: how many values were counted. `reference`: how many values the reference has.
+    `chance`: about the index that chance alone gives at these numbers. `significant`: the
+    difference is not by chance. If no column moved, and the rows are independent, the probability
+    that any column is marked so is 1e-4. `changes`: the largest changes of shares, in words.
     """
 
     column: str
@@ -51,7 +52,10 @@ class Moved:
 
 @dataclass(frozen=True)
 class Share:
-    """The shares of a column's values that lie in one bin, or are of one kind."""
+    """Which share of a column's values lies in one bin, or is of one of `KINDS`.
+
+    `reference`: the share in the reference. `counted`: the share among the counted values.
+    """
 
     name: str
     reference: float
@@ -59,7 +63,7 @@ class Share:
 
 
 def shares_of(bins: Bins, counts: Sequence[int]) -> list[Share]:
-    """The shares of each kind and bin that has values."""
+    """Return the shares of each kind and each bin, without those that have no values at all."""
     names = [*KINDS, *(f"{number(low)} to {number(high)}" for low, high in pairwise(bins.edges))]
     old_total, new_total = max(sum(bins.counts), 1), max(sum(counts), 1)
     return [
@@ -70,8 +74,11 @@ def shares_of(bins: Bins, counts: Sequence[int]) -> list[Share]:
 
 
 def measure_drift(profile: Profile, counts: Counts) -> list[Moved]:
-    """The difference of each column with values, the largest first. LoadError if the counts are not
-    in the bins of this profile."""
+    """Measure how far each counted column moved from the reference; the largest index is first.
+
+    Columns without values are left out. Raises LoadError if the counts have other columns or bins
+    than the profile.
+    """
     for key, column in counts.columns.items():
         bins = profile.columns.get(key)
         if bins is None or len(bins.counts) != len(column):
@@ -84,16 +91,18 @@ def measure_drift(profile: Profile, counts: Counts) -> list[Moved]:
 
 
 def _measure_column(key: str, bins: Bins, counts: Sequence[int], columns: int) -> Moved:
-    """How far the counts of a column are from the reference's bins. `columns`: how many columns are
-    judged together."""
+    """Measure how far the counts of one column are from those of the reference, in `bins`.
+
+    `columns`: how many columns are judged together, for the probability of an error.
+    """
     shares = list(zip(_smoothed_shares(bins.counts), _smoothed_shares(counts), strict=True))
     psi = sum((b - a) * math.log(b / a) for a, b in shares)
     js = sum(_divergence(a, b) + _divergence(b, a) for a, b in shares)
     old, new = sum(bins.counts), sum(counts)
-    used = sum(a + b > 0 for a, b in zip(bins.counts, counts, strict=True))
-    # For samples of one distribution psi is about chi-squared, with used - 1 degrees of freedom,
-    # times 1 / old + 1 / new; this is the mean.
-    chance = (used - 1) * (1 / max(old, 1) + 1 / new)
+    used_bins = sum(a + b > 0 for a, b in zip(bins.counts, counts, strict=True))
+    # For samples of one distribution psi is about chi-squared, with used_bins - 1 degrees of
+    # freedom, times 1 / old + 1 / new. The mean of chi-squared is its degrees of freedom.
+    chance = (used_bins - 1) * (1 / max(old, 1) + 1 / new)
     significant = _differ_significantly(bins.counts, counts, _BY_CHANCE / columns)
     return Moved(
         key,
@@ -108,11 +117,12 @@ def _measure_column(key: str, bins: Bins, counts: Sequence[int], columns: int) -
 
 
 def _differ_significantly(first: Sequence[int], second: Sequence[int], by_chance: float) -> bool:
-    """Whether two samples, counted in the same bins, come from different distributions. If they do
-    not, the answer is wrong with at most the probability `by_chance`.
+    """Whether two samples, counted in the same bins, come from different distributions.
 
-    Half of it is for Pearson's test. The other half is for single bins: of its values, the share in
-    each sample is bounded by H. Chernoff (1952), which holds for any number.
+    If they come from one distribution, the answer is wrong with a probability of at most
+    `by_chance`. Half of this is for Pearson's test of all bins, which needs several values in each.
+    The other half is for single bins, by the bound of H. Chernoff (1952) on the share of a bin's
+    values in each sample; it holds for any number of values.
     """
     n, m = sum(first), sum(second)
     if not n or not m:
@@ -129,22 +139,29 @@ def _differ_significantly(first: Sequence[int], second: Sequence[int], by_chance
 
 
 def _pool_rare_bins(bins: Sequence[tuple[int, int]], n: int, m: int) -> list[tuple[int, int]]:
-    """The counts of two samples of n and m values, with the bins in which few values are expected
-    taken together; left out if even together they have few."""
+    """Put the bins in which few values are expected into one bin, and return all bins.
 
-    def has_few(a: int, b: int) -> bool:  # the smaller sample expects (a + b) * min / (n + m)
+    `bins`: the counts of two samples, which have n and m values. The common bin is left out if even
+    then few values are expected in it.
+    """
+
+    def has_few(a: int, b: int) -> bool:
+        # Of a + b values, (a + b) * min(n, m) / (n + m) are expected in the smaller sample.
         return (a + b) * min(n, m) < _FEWEST * (n + m)
 
     pooled = [(a, b) for a, b in bins if not has_few(a, b)]
-    few = [(a, b) for a, b in bins if has_few(a, b)]
-    rest = sum(a for a, _ in few), sum(b for _, b in few)
-    return pooled if has_few(*rest) else [*pooled, rest]
+    rare = [(a, b) for a, b in bins if has_few(a, b)]
+    common_bin = sum(a for a, _ in rare), sum(b for _, b in rare)
+    return pooled if has_few(*common_bin) else [*pooled, common_bin]
 
 
 def _unlikelihood(a: int, b: int, n: int, m: int) -> float:
-    """How unlikely the counts a and b of one bin are, in samples of n and m values of the same
-    distribution: the logarithm of the reciprocal of Chernoff's bound for the probability that of
-    the a + b values at least so many more than expected, or fewer, lie in the second sample."""
+    """Return how unlikely the counts a and b of one bin are, in two samples of one distribution.
+
+    The samples have n and m values. Chernoff bounds the probability that the a + b values are
+    divided at least so unevenly between the samples. The result is the logarithm of 1 / bound: the
+    larger it is, the less likely are the counts.
+    """
     if not a + b:
         return 0.0
     shares = ((a, n / (n + m)), (b, m / (n + m)))
@@ -152,35 +169,40 @@ def _unlikelihood(a: int, b: int, n: int, m: int) -> float:
 
 
 def _smoothed_shares(counts: Sequence[int]) -> list[float]:
-    """The share of each bin, with half a value more in each."""
+    """Return the share of each bin. Each gets half a value more, so that no share is 0."""
     total = sum(counts) + 0.5 * len(counts)
     return [(count + 0.5) / total for count in counts]
 
 
 def _divergence(a: float, b: float) -> float:
-    """Half the Kullback-Leibler divergence, in bits, of a share a from the mean of a and b."""
+    """Return what a bin adds to the Jensen-Shannon divergence, in bits, for one of its shares.
+
+    It is half the Kullback-Leibler divergence of the share `a` from the mean of `a` and `b`.
+    """
     return 0.5 * a * math.log2(2 * a / (a + b))
 
 
 def _chi_squared(freedom: int, above: float) -> float:
-    """The value that a chi-squared variable exceeds with the probability `above` (E. B. Wilson and
-    M. M. Hilferty, 1931)."""
-    from statistics import NormalDist  # here: it takes 10 ms, and opening a version needs it not
+    """Return the value that a chi-squared variable exceeds with the probability `above`.
 
-    # The cube root of chi-squared / freedom is about normal, around 1 - variance.
+    `freedom`: its degrees of freedom. This is the approximation of E. B. Wilson and M. M. Hilferty
+    (1931): the cube root of chi-squared / freedom is about normal, with the mean 1 - variance.
+    """
+    from statistics import NormalDist  # here: the import takes 10 ms
+
     variance = 2 / (9 * freedom)
     quantile = NormalDist().inv_cdf(1 - above)
     return float(freedom * (1 - variance + quantile * math.sqrt(variance)) ** 3)
 
 
 def _describe_changes(bins: Bins, counts: Sequence[int]) -> Iterator[str]:
-    """The three kinds of values or bins whose shares changed most."""
+    """Yield the largest changes of a column's shares in words, such as `0 to 1: 10 % to 25 %`."""
     changed = [share for share in shares_of(bins, counts) if share.reference != share.counted]
     changed.sort(key=lambda share: -abs(share.counted - share.reference))
-    for share in changed[:3]:
+    for share in changed[:_CHANGES_SHOWN]:
         yield f"{share.name}: {_percent(share.reference)} to {_percent(share.counted)}"
 
 
 def _percent(share: float) -> str:
-    """A share in percent, as text."""
+    """Return a share as text, in percent."""
     return f"{number(100 * share)} %"

@@ -28,9 +28,8 @@ PROFILE = "reports/columns.json"
 """The file in a bundle."""
 BINS = 16
 KINDS = ("NaN", "-infinity", "infinity", "zero", "below", "above")
-"""What is counted beside the bins; a bin has values that are finite and not zero. `below`, `above`:
-outside all bins."""
-
+"""The kinds of values that are counted beside the bins. A bin has only values that are finite and
+not zero; `below` and `above` are such values outside all bins."""
 
 Values = Annotated[int, Within(0, 10**18)]
 """A number of values."""
@@ -40,7 +39,7 @@ Values = Annotated[int, Within(0, 10**18)]
 class Bins(Record):
     """The bins of a column: bin k has the values from `edges[k]` to below `edges[k + 1]`.
 
-    `counts`: the numbers of the reference's values, first those of `KINDS`, then one for each bin.
+    `counts`: how many values the reference has, first of each of `KINDS`, then in each bin.
     """
 
     edges: list[float]
@@ -56,20 +55,22 @@ class Bins(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Profile(Record):
-    """The bins of each column, by `collection/column`, or `collection/column[k]` for component k of
-    an Eigen column."""
+    """The bins of each column of a version.
+
+    A key is `collection/column`, or `collection/column[k]` for component k of an Eigen column.
+    """
 
     schema_version: int = 1
     columns: dict[str, Bins]
 
     def to_json(self) -> str:
-        """The text of `PROFILE`."""
+        """Return the text of the file `PROFILE`."""
         return json.dumps(as_data(self), indent=1) + "\n"
 
 
 @dataclass(frozen=True)
 class Component:
-    """A physical column whose values are counted."""
+    """A physical column whose values are counted. `number`: which component of `column` it is."""
 
     collection: str
     column: Column
@@ -88,8 +89,10 @@ class Component:
 
 
 def components(signature: Signature) -> Iterator[Component]:
-    """Every physical column that the model reads or writes, inputs first; not the offsets of jagged
-    collections."""
+    """Yield every physical column that the model reads or writes, inputs first.
+
+    The offsets of jagged collections are left out.
+    """
     blocks = [bound.block for bound in (*signature.inputs, *signature.outputs)]
     columns = dict.fromkeys((block.collection, name) for block in blocks for name in block.columns)
     offsets = {offsets_of(name) for name in signature.jagged}
@@ -102,8 +105,10 @@ def components(signature: Signature) -> Iterator[Component]:
 
 
 def make_bins(values: npt.NDArray[Any]) -> Bins:
-    """Bins with about the same number of values in each. If there are at most `BINS` different
-    values, each has its own bin."""
+    """Choose bins with about the same number of values in each, and count the values in them.
+
+    If there are at most `BINS` different values, each has its own bin. `values`: `(n,)`.
+    """
     import numpy as np
 
     from runtime.watch.tally import count_values
@@ -120,7 +125,7 @@ def make_bins(values: npt.NDArray[Any]) -> Bins:
 
 
 def _next_larger(value: np.generic) -> float:
-    """The next larger number of the same dtype."""
+    """Return the next larger number: of the same dtype for a float, else the next integer."""
     import numpy as np
 
     if not isinstance(value, np.floating):
@@ -130,12 +135,15 @@ def _next_larger(value: np.generic) -> float:
 
 
 def has_profile(bundle: Bundle) -> bool:
-    """True unless the version is of an older release, or its reference was not the user's rows."""
+    """Whether a version has a profile.
+
+    It has none if an older release built it, or if its reference was not made of the user's rows.
+    """
     return PROFILE in bundle.files
 
 
 def read_profile(bundle: Bundle) -> Profile:
-    """The profile of a version. LoadError if it has none."""
+    """Read the profile of a version. Raises LoadError if it has none, or a damaged one."""
     if not has_profile(bundle):
         raise LoadError(
             f"{bundle.manifest.name}: this version does not say how its columns are distributed: "
@@ -148,7 +156,10 @@ def read_profile(bundle: Bundle) -> Profile:
 
 
 def make_profile(pieces: Iterable[Mapping[str, npt.NDArray[Any]]]) -> Profile:
-    """The profile of pieces of values, `(n,)`, by the keys of `components`."""
+    """Make the profile of a version from its reference.
+
+    `pieces`: parts of the reference, each with values `(n,)` by the keys of `components`.
+    """
     import numpy as np
 
     by_key: dict[str, list[npt.NDArray[Any]]] = {}

@@ -40,9 +40,11 @@ _draw = Random().random  # its own generator: the program may have seeded the co
 
 
 class Watcher:
-    """Counts calls of the sessions of one version in this process. Any number of threads may use
-    it. A child of a fork begins with nothing, in a file of its own. It holds no file of the
-    version."""
+    """Counts calls of the sessions of one version in this process, and writes the counts to a file.
+
+    Any number of threads may use it. A child of a fork begins with no counts, in a file of its own.
+    It keeps no file of the version open.
+    """
 
     def __init__(self, opened: Opened, profile: Profile, share: float, folder: Path) -> None:
         self._profile, self._parse_share, self._folder = profile, share, folder
@@ -54,7 +56,7 @@ class Watcher:
         tell(self)
 
     def after_fork(self) -> None:
-        """Begin with no counts and a new file; called in the child of a fork too."""
+        """Begin with no counts and a new file. The child of a fork calls this, too."""
         self._counter, self._written = Counter(self._profile, self._signature), 0
         name = re.sub(r"[^\w.-]", "_", f"{self._label}-{gethostname()}-{os.getpid()}")
         self.file = self._folder / f"{name}-{token_hex(4)}.json"
@@ -62,15 +64,15 @@ class Watcher:
 
     @property
     def counts(self) -> Counts:
-        """What was counted so far, by this process."""
+        """What this process has counted so far."""
         return self._counter.counts(self._name, self._number, self._digest)
 
     def count_calls(self, run: Callable[P, object], binding: Binding) -> Callable[P, None]:
-        """Wrap a call of a binding, so that a share of the calls is counted after it has run."""
+        """Wrap `run`, the call of a binding, so that a share of the calls is counted afterwards."""
         share = self._parse_share
 
         def call(*args: P.args, **kwargs: P.kwargs) -> None:
-            """Run; a call that raises is not counted."""
+            """Run, then count the call if it was drawn. A call that raises is not counted."""
             run(*args, **kwargs)
             if _draw() < share:
                 self._count(binding)
@@ -78,7 +80,7 @@ class Watcher:
         return call
 
     def _count(self, binding: Binding) -> None:
-        """Count a call. An error is logged once, and does not reach the caller."""
+        """Count one call. The first error is logged; no error reaches the caller."""
         try:
             if binding.device.type != "cpu":
                 import torch
@@ -94,7 +96,7 @@ class Watcher:
             self._warned = True
 
     def write(self) -> None:
-        """Write the file of this process, and set the gauges of telemetry."""
+        """Write this process's file if it has new counts, and set the gauges of telemetry."""
         counts = self.counts
         if counts.calls == self._written:
             return
@@ -114,7 +116,7 @@ class _Writer:
         self._process = 0
 
     def add(self, watcher: Watcher) -> None:
-        """Keep the file of a watcher written from now on. This is called for each counted call."""
+        """From now on write the file of this watcher regularly. Each counted call calls this."""
         if watcher in self._watchers and self._process == os.getpid():
             return
         with self._lock:
@@ -136,7 +138,12 @@ _WRITER = _Writer()
 
 
 def make_watcher(opened: Opened, device: Device | torch.device) -> Watcher | None:
-    """The watcher of a version on a device; None if nothing is to be counted. Raises LoadError."""
+    """Make the watcher that counts the calls of a version on a device.
+
+    Returns None if nothing is to be counted. The option `watch` counts before the variable
+    PIPELINE_WATCH. Raises LoadError for a share that is none, for a version without a profile, and
+    for a GPU without torch.
+    """
     share = opened.opening.watch
     by_variable = share is None
     if share is None:
@@ -153,12 +160,12 @@ def make_watcher(opened: Opened, device: Device | torch.device) -> Watcher | Non
 
 
 def counts_folder() -> Path:
-    """The folder in which sessions keep their counts."""
+    """Return the folder in which sessions keep their counts: PIPELINE_COUNTS, or the default."""
     return Path(os.environ.get(FOLDER) or "pipeline-counts").absolute()
 
 
 def _parse_share(text: str) -> float:
-    """The share in the variable's text. Raises LoadError if it is no number from 0 to 1."""
+    """Read the text of PIPELINE_WATCH. Raises LoadError unless it is a number from 0 to 1."""
     try:
         share = float(text)
     except ValueError:

@@ -21,30 +21,35 @@ class Tally:
     def __init__(self, edges: Sequence[float]) -> None:
         self._edges = np.array(edges, np.float64)
         self._counts = np.zeros(_KINDS + max(len(edges) - 1, 0), np.int64)
-        # What `count_between` takes: the edges' address and number, and the counts' address.
+        # Arguments of `count_between`: the edges' address and number, and the counts' address.
         self._bins = (self._edges.ctypes.data, len(edges), self._counts.ctypes.data)
 
     def add(self, span: Span, n: int) -> None:
-        """Count the first n values. Memory of a GPU is copied, after torch's current stream."""
+        """Count the first n values of a column.
+
+        Memory of a GPU is copied first, after the work of torch's current stream.
+        """
         if span.dtype in _WIDER or span.device.type != "cpu":
             span = _copy_to_cpu(span.first(n))
         count_between(span.address, span.dtype, n, *self._bins)
 
     def counts(self) -> list[int]:
-        """The numbers of values: those of `KINDS`, then one for each bin."""
+        """Return how many values were counted: first of each of `KINDS`, then in each bin."""
         return self._counts.tolist()
 
 
 def count_values(edges: Sequence[float], values: npt.NDArray[Any]) -> list[int]:
-    """The numbers of values, `(n,)`, as `Tally.counts`."""
+    """Count an array of values, `(n,)`, and return the result as `Tally.counts` does."""
     tally = Tally(edges)
     tally.add(_array_span(np.ascontiguousarray(values)), len(values))
     return tally.counts()
 
 
 def _copy_to_cpu(span: Span) -> Span:
-    """A copy of the values on the CPU, those of 16 bits as float32. Only float16 on a CPU needs no
-    torch."""
+    """Copy the values to the CPU, and convert floats of 16 bits to float32.
+
+    torch does both, except for float16 that is on a CPU already: NumPy converts that.
+    """
     if span.device.type == "cpu" and span.dtype == "float16":
         return _array_span(span.numpy().astype(np.float32))
     values = span.tensor().cpu()
@@ -52,5 +57,5 @@ def _copy_to_cpu(span: Span) -> Span:
 
 
 def _array_span(values: npt.NDArray[Any]) -> Span:
-    """The memory of a contiguous array, which the span keeps alive."""
+    """Return the memory of a contiguous array as a span, which keeps the array alive."""
     return Span(values.ctypes.data, values.dtype.name, values.shape, owner=values)

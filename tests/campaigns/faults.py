@@ -687,8 +687,8 @@ FAULTS = (
     ),
     Fault(
         "outputs may lie in read-only memory",
-        "        if collection.readonly:\n            why",
-        "        if False:\n            why",
+        "        if collection.readonly:\n            reason",
+        "        if False:\n            reason",
         ("test_read_only_memory_is_an_input_only",),
     ),
     Fault(
