@@ -72,8 +72,7 @@ def _operator(
     cost: int, text: str, carriers: str, of_bools: str = "", bounds: BoundsOf | None = None
 ) -> Function:
     """A function that is an operator of C++, with as many arguments as `text` has {}."""
-    arguments = text.count("{}")
-    return Function(cost, arguments, carriers, text=text, of_bools=of_bools, bounds=bounds)
+    return Function(cost, text.count("{}"), carriers, text=text, of_bools=of_bools, bounds=bounds)
 
 
 ATEN: dict[str, Function] = {

@@ -76,7 +76,7 @@ class Builder:
         """Returns the tensor converted to a dtype; the tensor itself if it has that dtype."""
         if tensor.dtype == dtype:
             return tensor
-        converted = Map(self.values, dtype, lambda x: self.cast_value(x, dtype), [tensor], 1)
+        converted = Map(self.values, dtype, lambda x: self.cast_value(x, dtype), [tensor], cost=1)
         if converted.bounds is not None and tensor.bounds is not None:
             (low, high), (least, most) = converted.bounds, tensor.bounds
             if low <= least and most <= high:  # no number wraps around
@@ -157,7 +157,7 @@ class Builder:
     def copy(self, tensor: Tensor) -> Tensor:
         """Adds a copy of a tensor. The plan can store the copy even if the tensor itself is a view
         or an argument."""
-        copied = self.add(Map(self.values, tensor.dtype, lambda x: x, [tensor], 0))
+        copied = self.add(Map(self.values, tensor.dtype, lambda x: x, [tensor], cost=0))
         copied.bounds = tensor.bounds
         return copied
 

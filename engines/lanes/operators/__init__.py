@@ -15,9 +15,9 @@ from engines.lanes.operators.registry import LOWERINGS as LOWERINGS
 from engines.lanes.operators.registry import ROWS as ROWS
 from engines.lanes.operators.registry import Operator as Operator
 from engines.lanes.operators.registry import agrees as agrees
-from engines.lanes.operators.registry import lowered as lowered
-from engines.lanes.operators.registry import sizes as sizes
+from engines.lanes.operators.registry import lower_call as lower_call
+from engines.lanes.operators.registry import shape_of as shape_of
 
-_ROOMS = (
+_MODULES = (
     matrices, pointwise, pooling, products, reductions, selection, trees, views, without_code
 )  # fmt: skip

@@ -18,41 +18,47 @@ from engines.lanes.values import Tensor
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator in the program for one row.
+    """A call of an ATen operator in the program for one row.
 
-    `results` are torch's fake tensors for its results, with shape and dtype but without memory.
+    `name` is without the overload, such as "add". `results` are torch's fake tensors for the
+    results, with shape and dtype but without memory.
     """
 
     name: str
     results: tuple[torch.Tensor, ...]
 
+    @classmethod
+    def of(cls, name: str, shape: Sequence[int], dtype: str) -> Operator:
+        """A call with one result, of this shape and dtype."""
+        return cls(name, (torch.empty(shape, dtype=getattr(torch, dtype), device="meta"),))
+
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the first result."""
-        return sizes(self.results[0])
+        return shape_of(self.results[0])
 
     @property
     def dtype(self) -> str:
         """The dtype of the first result, such as "float32"."""
-        return _dtype(self.results[0])
+        return dtype_name(self.results[0])
 
 
 Lowering = TypeVar("Lowering", bound=Callable[..., Any])
 LOWERINGS: dict[str, Callable[..., Any]] = {}
 ROWS: dict[str, Rule] = {}
-"""The rules for rows: see row_rules.py in engines/exported/."""
+"""The rule for rows of each operator: see row_rules.py in engines/exported/."""
 
 
 def lowers(*names: str, rows: Rule | None = None) -> Callable[[Lowering], Lowering]:
-    """Registers a function that lowers the operators with these names, for all overloads.
+    """A decorator that registers a function to lower all overloads of the operators named here.
 
-    `rows` is their rule for rows. They need none if torch tags them as pointwise, or takes them
-    apart into operators that have a rule.
+    `rows` is the operators' rule for rows. They need none if torch tags them as pointwise, or takes
+    them apart into operators that have a rule.
 
-    It takes the builder, the op and the operator's arguments: by position up to a `/`, the others
-    by their names in ATen. `lowered` drops those in `NO_EFFECT`, and refuses those that it does not
-    take. It returns a tensor, or a list if the operator has several results. It raises NotKnown for
-    arguments that it cannot lower.
+    The function takes the builder, the Operator and the arguments of the call: by position up to a
+    `/`, the others by their names in ATen. It does not get those in `NO_EFFECT`, and a call with
+    other arguments that it does not take is refused. It returns a tensor, or a list if the operator
+    has several results. It raises NotKnown for arguments that it cannot lower.
     """
 
     def register(function: Lowering) -> Lowering:
@@ -60,15 +66,15 @@ def lowers(*names: str, rows: Rule | None = None) -> Callable[[Lowering], Loweri
         return function
 
     if rows is not None:
-        has_rule(rows, *names)
+        register_rule(rows, *names)
     return register
 
 
-def has_rule(rows: Rule, *names: str) -> None:
-    """Registers the rule for rows of operators that have no code here. ValueError if one has a rule
-    already."""
-    if twice := (ROWS.keys() | LOWERINGS.keys()).intersection(names):
-        raise ValueError(f"operators in two places: {', '.join(sorted(twice))}")
+def register_rule(rows: Rule, *names: str) -> None:
+    """Registers the rule for rows of these operators. Raises ValueError if one of them has a rule
+    or a lowering already."""
+    if registered := (ROWS.keys() | LOWERINGS.keys()).intersection(names):
+        raise ValueError(f"operators in two places: {', '.join(sorted(registered))}")
     ROWS.update(dict.fromkeys(names, rows))
 
 
@@ -100,67 +106,76 @@ NO_EFFECT = frozenset(
 )  # fmt: skip
 """The arguments that no lowering reads: `name` for all operators, `operator.name` for one."""
 
+# Operators of which eager torch also rounds the plain numbers among the arguments to 16 bits, if
+# the result has 16 bits. It does not do so for `mul` and `div`.
+_ROUNDS_NUMBERS = frozenset(["add", "sub", "rsub", "pow", "fmod", "remainder"])
 
-def lowered(
+
+def lower_call(
     build: Builder, op: Operator, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
-    """Lowers a call of the ATen operator `target`. Raises NotKnown if there is no code for it.
+    """Lowers a call of the ATen operator `target`: adds its tensors to the program, and returns
+    what the operator's lowering returns. Raises NotKnown if there is no code for the call.
 
     An operator whose result has 16 bits is computed in float32 and rounded once, as in eager torch.
     """
     lowering = LOWERINGS[op.name]
-    positional, by_name = arguments(op.name, target, args, kwargs)
-    narrow = {result.dtype for result in op.results if _dtype(result) in HALF}
-    if not narrow:
+    positional, by_name = bind_arguments(op.name, target, args, kwargs)
+    half_dtypes = {result.dtype for result in op.results if dtype_name(result) in HALF}
+    if not half_dtypes:
         return lowering(build, op, *positional, **by_name)
-    rounds = narrow.pop() if op.name in _ROUNDS_NUMBERS else None
-    wide = [result.float() if _dtype(result) in HALF else result for result in op.results]
+    rounding = half_dtypes.pop() if op.name in _ROUNDS_NUMBERS else None
+    wide = [result.float() if dtype_name(result) in HALF else result for result in op.results]
     computed = lowering(
         build,
         Operator(op.name, tuple(wide)),
-        *_widened(build, positional, rounds),
-        **{name: _widened(build, value, rounds) for name, value in by_name.items()},
+        *_widen(build, positional, rounding),
+        **{name: _widen(build, value, rounding) for name, value in by_name.items()},
     )
     if not isinstance(computed, list):
-        return _rounded(build, computed, op.results[0])
+        return _narrow(build, computed, op.results[0])
     pairs = zip(computed, op.results, strict=False)
-    return [_rounded(build, tensor, result) for tensor, result in pairs]
+    return [_narrow(build, tensor, result) for tensor, result in pairs]
 
 
-# Eager torch rounds the numbers among their arguments to 16 bits too. `mul` and `div` do not.
-_ROUNDS_NUMBERS = frozenset(["add", "sub", "rsub", "pow", "fmod", "remainder"])
+def _widen(build: Builder, argument: Any, rounding: torch.dtype | None) -> Any:
+    """Returns an argument with float32 in place of 16 bits.
 
-
-def _widened(build: Builder, argument: Any, rounds: torch.dtype | None) -> Any:
-    """An argument with float32 instead of 16 bits. `rounds`: the dtype to which numbers and tensors
-    of one number are rounded before."""
+    If `rounding` is not None, numbers, and tensors of torch with one number, are rounded to this
+    dtype before.
+    """
     if isinstance(argument, list | tuple):
-        return [_widened(build, inner, rounds) for inner in argument]
+        return [_widen(build, inner, rounding) for inner in argument]
     if isinstance(argument, Tensor):
         return build.cast(argument, "float32") if argument.dtype in HALF else argument
-    if isinstance(argument, float) and rounds is not None:
-        return torch.tensor(argument).to(rounds).item()
+    if isinstance(argument, float) and rounding is not None:
+        return torch.tensor(argument).to(rounding).item()
     if not isinstance(argument, torch.Tensor) or not argument.is_floating_point():
         return argument
-    if rounds is not None and not argument.dim():
-        argument = argument.to(rounds)
-    return argument.float() if _dtype(argument) in HALF else argument
+    if rounding is not None and not argument.dim():
+        argument = argument.to(rounding)
+    return argument.float() if dtype_name(argument) in HALF else argument
 
 
-def _rounded(build: Builder, tensor: Any, result: torch.Tensor) -> Any:
-    """The tensor with the dtype of torch's `result`, if that has 16 bits."""
-    narrow = isinstance(tensor, Tensor) and _dtype(result) in HALF
-    return build.cast(tensor, _dtype(result)) if narrow else tensor
+def _narrow(build: Builder, computed: Any, result: torch.Tensor) -> Any:
+    """Returns a computed tensor cast to the dtype of torch's `result`, if that has 16 bits; else
+    the tensor itself."""
+    narrows = isinstance(computed, Tensor) and dtype_name(result) in HALF
+    return build.cast(computed, dtype_name(result)) if narrows else computed
 
 
-def arguments(
+def bind_arguments(
     name: str, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a call that the operator's lowering takes, by position and by name. NotKnown
-    if it needs one that is missing, or if the call has another whose value is not the default."""
+    """The arguments that the operator's lowering takes of a call: those by position, and those by
+    name. `name` and `target` are the operator.
+
+    Raises NotKnown if the lowering needs an argument that the call does not have, or if the call
+    has one that the lowering does not take and whose value is not the default.
+    """
     parameters = _parameters(LOWERINGS[name])
     positional, by_name = list[Any](), dict[str, Any]()
-    for argument, value in _in_order(target, args, kwargs):
+    for argument, value in _with_schema(target, args, kwargs):
         default = argument.default_value
         if argument.name in NO_EFFECT or f"{name}.{argument.name}" in NO_EFFECT:
             continue
@@ -175,10 +190,11 @@ def arguments(
     return positional, by_name
 
 
-def _in_order(
+def _with_schema(
     target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[torch._C.Argument, Any]]:
-    """Each argument of a call with its description in the operator's schema."""
+    """Yields each argument that a call gives, with its description in the operator's schema, in the
+    order of the schema."""
     for number, argument in enumerate(target._schema.arguments):
         if number < len(args):
             yield argument, args[number]
@@ -188,8 +204,11 @@ def _in_order(
 
 @dataclass(frozen=True)
 class _Parameters:
-    """The parameters of a lowering behind the builder and the op: the number of those by position
-    and of those without a default among them, and the names of the others."""
+    """The parameters of a lowering after the builder and the Operator.
+
+    positional, needed : the number of those by position, and of those that have no default.
+    names, needed_names : the names of all others, and of those that have no default.
+    """
 
     positional: int
     needed: int
@@ -199,8 +218,9 @@ class _Parameters:
 
 @cache
 def _parameters(function: Callable[..., Any]) -> _Parameters:
-    """The parameters of a lowering."""
+    """Reads the parameters of a lowering from its signature."""
     parameters = inspect.signature(function).parameters.values()
+    # [2:]: without the builder and the Operator.
     by_position = [p for p in parameters if p.kind is p.POSITIONAL_ONLY][2:]
     by_name = [p for p in parameters if p.kind is not p.POSITIONAL_ONLY]
     return _Parameters(
@@ -212,18 +232,18 @@ def _parameters(function: Callable[..., Any]) -> _Parameters:
 
 
 def agrees(lowered: Any, result: torch.Tensor) -> bool:
-    """True if a lowered result has the dtype and the shape that torch gives it. One that is no
-    tensor of rows was computed by torch itself."""
+    """True if a lowered result has the dtype and the shape of torch's `result`. So has each one
+    that is no Tensor, since torch computed it."""
     if not isinstance(lowered, Tensor):
         return True
-    return lowered.dtype == _dtype(result) and lowered.shape == sizes(result)
+    return lowered.dtype == dtype_name(result) and lowered.shape == shape_of(result)
 
 
-def _dtype(tensor: torch.Tensor) -> str:
-    """The name of a tensor's dtype, such as "float32"."""
+def dtype_name(tensor: torch.Tensor | Tensor) -> str:
+    """The name of the dtype of a tensor, such as "float32"."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def sizes(tensor: torch.Tensor) -> tuple[int, ...]:
+def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
     """The shape of a tensor, with UNKNOWN for a size that is known only at run time."""
     return tuple(size if isinstance(size, int) else UNKNOWN for size in tensor.shape)

@@ -12,53 +12,53 @@ from engines.exported import row_rules
 from engines.lanes.functions import RANGES
 from engines.lanes.index import Index, Indices, constant, entry, flat
 from engines.lanes.operators.pointwise import common_dtype, select
-from engines.lanes.operators.reductions import reduced
-from engines.lanes.operators.registry import Operator, lowers
+from engines.lanes.operators.reductions import add_reduction
+from engines.lanes.operators.registry import Operator, dtype_name, lowers
 from engines.lanes.tensor_builder import Builder, NotKnown
 from engines.lanes.tensors import UNKNOWN, Constant, Gathered, Map, Pick, Scattered, Sorted
 from engines.lanes.values import Tensor, Value
 
 
-@lowers("gather", rows=row_rules.gathered)
+@lowers("gather", rows=row_rules.follow_gather)
 def gather(build: Builder, op: Operator, x: Any, dim: int, index: Any, /) -> Tensor:
     """The elements of `x` at `index` along `dim`: each element of the result has its own index."""
-    base = build.tensor(x)
+    base = build.as_tensor(x)
     dim %= max(len(base.shape), 1)
     picks = [same_index(d) for d in range(len(base.shape))]
     picks[dim] = per_element(build, index, op.shape)
-    return picked(build, base, op.shape, picks)
+    return pick_elements(build, base, op.shape, picks)
 
 
-@lowers("index_select", rows=row_rules.index_select)
+@lowers("index_select", rows=row_rules.follow_index_select)
 def index_select(build: Builder, op: Operator, x: Any, dim: int, index: Any, /) -> Tensor:
     """The elements of `x` at some indices along `dim`."""
-    base = build.tensor(x)
+    base = build.as_tensor(x)
     dim %= max(len(base.shape), 1)
     picks = [same_index(d) for d in range(len(base.shape))]
     picks[dim] = along_dim(build, index, op.shape, dim)
-    return picked(build, base, op.shape, picks)
+    return pick_elements(build, base, op.shape, picks)
 
 
-@lowers("embedding", rows=row_rules.embedding)
+@lowers("embedding", rows=row_rules.follow_embedding)
 def embedding(build: Builder, op: Operator, weight: Any, index: Any, /) -> Tensor:
     """The rows of a table at the given indices."""
-    base = build.tensor(weight)
+    base = build.as_tensor(weight)
     last = len(op.shape) - 1
     if isinstance(index, torch.Tensor):
         row: Pick = _constant_pick(index, op.shape[:last], 0)
     else:
-        row = build.view(build.tensor(index, "int64"), op.shape, lambda at: at[:last])
-    return picked(build, base, op.shape, [row, same_index(last)])
+        row = build.view(build.as_tensor(index, "int64"), op.shape, lambda at: at[:last])
+    return pick_elements(build, base, op.shape, [row, same_index(last)])
 
 
-@lowers("index", "_unsafe_index", rows=row_rules.indexed)
+@lowers("index", "_unsafe_index", rows=row_rules.follow_index)
 def index(build: Builder, op: Operator, x: Any, indices: Sequence[Any], /) -> Tensor:
     """`x[indices]`; an index of None takes its whole dimension."""
-    base, indices = build.tensor(x), _without_constant_masks(indices)
-    if _masks(indices):
+    base, indices = build.as_tensor(x), _without_constant_masks(indices)
+    if _masks_among(indices):
         raise NotKnown("picking by a mask, which gives each row another number of elements")
     picks = _Indexing.of(indices, base.shape).picks(build)
-    return picked(build, base, op.shape, picks)
+    return pick_elements(build, base, op.shape, picks)
 
 
 @dataclass(frozen=True)
@@ -131,15 +131,17 @@ def from_end(build: Builder, index: Tensor, size: int) -> Tensor:
         bounds = (min(low + size, 0), max(high, size - 1))
         return values.call("select", negative, moved, place, dtype="int64", bounds=bounds)
 
-    return build.add(Map(values, "int64", counted_from_begin, [index], 2))
+    return build.add(Map(values, "int64", counted_from_begin, [index], cost=2))
 
 
-def picked(build: Builder, base: Tensor, shape: Sequence[int], picks: Sequence[Pick]) -> Tensor:
+def pick_elements(
+    build: Builder, base: Tensor, shape: Sequence[int], picks: Sequence[Pick]
+) -> Tensor:
     """The elements of `base` at `picks`. If an index differs between rows, a `base` that rows
     compute is stored in memory."""
     if any(isinstance(pick, Tensor) for pick in picks):
         if UNKNOWN not in base.shape and not isinstance(base, Constant):
-            base = build.in_memory(base)
+            base = build.storable(base)
         return build.add(Gathered(base, tuple(shape), picks))
     formulas: list[Callable[[Indices], Index]] = [p for p in picks if not isinstance(p, Tensor)]
     return build.view(base, shape, lambda at: tuple(formula(at) for formula in formulas))
@@ -154,14 +156,14 @@ def per_element(build: Builder, index: Any, shape: Sequence[int]) -> Pick:
     """The given index of each element of the result; `index` has the result's `shape`."""
     if isinstance(index, torch.Tensor):
         return _constant_pick(index, shape, 0)
-    return build.tensor(index, "int64")
+    return build.as_tensor(index, "int64")
 
 
 def along_dim(build: Builder, index: Any, shape: Sequence[int], dim: int) -> Pick:
     """An index for each place along one dimension of the result, which has this `shape`."""
     if isinstance(index, torch.Tensor):
         return _constant_pick(index.reshape(-1), shape[dim : dim + 1], dim)
-    return build.view(build.tensor(index, "int64"), shape, lambda at: (at[dim],))
+    return build.view(build.as_tensor(index, "int64"), shape, lambda at: (at[dim],))
 
 
 def _constant_pick(index: torch.Tensor, shape: Sequence[int], begin: int) -> Pick:
@@ -171,12 +173,7 @@ def _constant_pick(index: torch.Tensor, shape: Sequence[int], begin: int) -> Pic
     return lambda at: entry(table, flat(at[begin : begin + len(shape)], shape))
 
 
-def _dtype(tensor: Tensor | torch.Tensor) -> str:
-    """The name of a dtype, such as "float32"."""
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-@lowers("topk", rows=row_rules.along)
+@lowers("topk", rows=row_rules.follow_along_dims)
 def topk(
     build: Builder, op: Operator, x: Tensor, /, k: int, dim: int = -1, largest: bool = True,
 ) -> list[Tensor]:  # fmt: skip
@@ -184,7 +181,7 @@ def topk(
     return _first_in_order(build, x, dim, k, largest)
 
 
-@lowers("sort", rows=row_rules.along)
+@lowers("sort", rows=row_rules.follow_along_dims)
 def sort(
     build: Builder, op: Operator, x: Tensor, /, dim: int = -1, descending: bool = False
 ) -> list[Tensor]:
@@ -197,7 +194,7 @@ def _first_in_order(
 ) -> list[Tensor]:
     """The first `count` elements in order along `dim`, and their indices."""
     numbers = build.cast(x, "int32") if x.dtype == "bool" else x  # a stored true is -1
-    in_order = Sorted(build.in_memory(numbers), dim % len(x.shape), count, descending)
+    in_order = Sorted(build.storable(numbers), dim % len(x.shape), count, descending)
     return [build.cast(build.add(in_order), x.dtype), build.add(in_order.places)]
 
 
@@ -205,7 +202,7 @@ def _first_in_order(
 _SHORT_NAMES = {"add": "sum", "multiply": "prod", "amax": "max", "amin": "min"}
 
 
-@lowers("scatter", "scatter_add", "scatter_reduce", rows=row_rules.scattered)
+@lowers("scatter", "scatter_add", "scatter_reduce", rows=row_rules.follow_scatter)
 def scatter(
     build: Builder, op: Operator, x: Any, dim: int, index: Any, source: Any, /, reduce: str = "put",
     include_self: bool = True,
@@ -217,41 +214,41 @@ def scatter(
     shape = tuple(index.shape)
     picks = [same_index(d) for d in range(len(shape))]
     picks[dim % len(shape)] = per_element(build, index, shape)
-    numbers = build.tensor(source, op.dtype)
+    numbers = build.as_tensor(source, op.dtype)
     if numbers.shape and numbers.shape != shape:  # of a larger source, the first elements count
         numbers = build.view(numbers, shape, lambda at: at)
     numbers = build.expand(numbers, shape)
     if not include_self:  # the sum starts from 0 where something is added
-        zeros = build.expand(build.tensor(0, op.dtype), shape)
-        x = _put(build, op, x, zeros, picks, "put")
-    return _put(build, op, x, numbers, picks, how)
+        zeros = build.expand(build.as_tensor(0, op.dtype), shape)
+        x = _scatter(build, op, x, zeros, picks, "put")
+    return _scatter(build, op, x, numbers, picks, how)
 
 
-@lowers("index_put", "_unsafe_index_put", rows=row_rules.indexed)
+@lowers("index_put", "_unsafe_index_put", rows=row_rules.follow_index)
 def index_put(
     build: Builder, op: Operator, x: Any, indices: Sequence[Any], source: Any, /,
     accumulate: bool = False,
 ) -> Tensor:  # fmt: skip
     """Write or add `source` where indices or a mask say."""
     indices = _without_constant_masks(indices)
-    if _masks(indices):
-        return _put_by_mask(build, op, build.tensor(x), indices, source, accumulate)
+    if _masks_among(indices):
+        return _put_by_mask(build, op, build.as_tensor(x), indices, source, accumulate)
     indexing = _Indexing.of(indices, op.shape)
     picks = indexing.picks(build)
-    numbers = build.expand(build.tensor(source, op.dtype), indexing.shape)
-    return _put(build, op, x, numbers, picks, "sum" if accumulate else "put")
+    numbers = build.expand(build.as_tensor(source, op.dtype), indexing.shape)
+    return _scatter(build, op, x, numbers, picks, "sum" if accumulate else "put")
 
 
-def _masks(indices: Sequence[Any]) -> list[Any]:
+def _masks_among(indices: Sequence[Any]) -> list[Any]:
     """The indices that are masks: torch takes uint8 as bool."""
-    return [i for i in indices if i is not None and _dtype(i) in ("bool", "uint8")]
+    return [i for i in indices if i is not None and dtype_name(i) in ("bool", "uint8")]
 
 
 def _without_constant_masks(indices: Sequence[Any]) -> list[Any]:
     """The indices, with those of the true elements in place of each mask that no row changes."""
     numbers: list[Any] = []
     for index in indices:
-        if isinstance(index, torch.Tensor) and _masks([index]):
+        if isinstance(index, torch.Tensor) and _masks_among([index]):
             numbers += index.bool().nonzero(as_tuple=True)  # an index for each dimension
         else:
             numbers.append(index)
@@ -263,7 +260,7 @@ def _put_by_mask(
 ) -> Tensor:
     """`x[mask] = number`, also with dimensions before and behind those of the mask, which is the
     last of the indices. All others are None."""
-    value, dim = build.tensor(source, op.dtype), len(indices) - 1
+    value, dim = build.as_tensor(source, op.dtype), len(indices) - 1
     if value.count != 1 or any(i is not None for i in indices[:dim]):
         raise NotKnown("putting several values by a mask, whose number differs between rows")
     mask = build.cast(indices[dim], "bool")
@@ -275,19 +272,19 @@ def _put_by_mask(
     return select(build, op, mask, put, x)
 
 
-def _put(
+def _scatter(
     build: Builder, op: Operator, x: Any, source: Tensor, picks: Sequence[Pick], how: str
 ) -> Tensor:
     """Write, or add with `how` "sum", the elements of `source` at the picked places of `x`."""
-    base = build.tensor(x, op.dtype)
+    base = build.as_tensor(x, op.dtype)
     if how != "sum":
         return build.add(Scattered(base, source, picks, how))
     if op.dtype == "bool":  # a stored true is -1, and a sum of two would be -2
         base, source = build.cast(base, "int32"), build.cast(source, "int32")
-    return build.cast(build.total(build.add(Scattered(base, source, picks, how))), op.dtype)
+    return build.cast(build.round_sums(build.add(Scattered(base, source, picks, how))), op.dtype)
 
 
-@lowers("index_fill", rows=row_rules.index_added)
+@lowers("index_fill", rows=row_rules.follow_index_add)
 def index_fill(
     build: Builder, op: Operator, x: Tensor, dim: int, index: Any, value: Any, /
 ) -> Tensor:
@@ -297,50 +294,49 @@ def index_fill(
     chosen = torch.zeros(x.shape[dim], dtype=torch.bool).index_fill(0, index, True)
     shape = [1] * len(x.shape)
     shape[dim % len(shape)] = x.shape[dim]
-    filled = build.tensor(value, op.dtype)
-    return select(build, op, build.tensor(chosen.view(shape)), filled, x)
+    filled = build.as_tensor(value, op.dtype)
+    return select(build, op, build.as_tensor(chosen.view(shape)), filled, x)
 
 
-@lowers("bucketize", rows=row_rules.searched)
+@lowers("bucketize", rows=row_rules.follow_search)
 def bucketize(build: Builder, op: Operator, x: Any, edges: Any, /, right: bool = False) -> Tensor:
     """The bin of each value; with `right`, a value at an edge is in the bin above it."""
-    return _searched(build, op, x, edges, right)
+    return _search(build, op, x, edges, right)
 
 
-@lowers("searchsorted", rows=row_rules.searched)
+@lowers("searchsorted", rows=row_rules.follow_search)
 def searchsorted(
     build: Builder, op: Operator, edges: Any, x: Any, /, right: bool = False,
     side: str | None = None, sorter: Any = None,
 ) -> Tensor:  # fmt: skip
     """The place of each value among the edges; with `right`, behind those that are equal to it."""
     if sorter is not None:
-        dtype = getattr(torch, _dtype(edges))
-        result = torch.empty(tuple(edges.shape), dtype=dtype, device="meta")
-        edges = gather(build, Operator("gather", (result,)), edges, -1, sorter)
-    return _searched(build, op, x, edges, right or side == "right")
+        sorting = Operator.of("gather", edges.shape, dtype_name(edges))
+        edges = gather(build, sorting, edges, -1, sorter)
+    return _search(build, op, x, edges, right or side == "right")
 
 
-def _searched(build: Builder, op: Operator, x: Any, edges: Any, right: bool) -> Tensor:
+def _search(build: Builder, op: Operator, x: Any, edges: Any, right: bool) -> Tensor:
     """The number of edges below each value; with `right`, also of those that are equal to it. It is
     the number of all edges for NaN."""
     dtype, count = common_dtype(x, edges), edges.shape[-1]
-    values = build.expand(build.tensor(x, dtype), op.shape)
+    values = build.expand(build.as_tensor(x, dtype), op.shape)
     is_behind = "gt" if right else "ge"  # of an edge and a value; false for NaN
-    if isinstance(edges, torch.Tensor) and edges.dim() == 1 and _ascending(edges):
+    if isinstance(edges, torch.Tensor) and edges.dim() == 1 and _is_ascending(edges):
         shape = (*op.shape, count)
         spread = build.view(values, shape, lambda at: at[:-1])
         compared = build.map(is_behind, [edges, spread], shape, "bool", of=dtype)
-        behind = reduced(build, "sum", build.cast(compared, op.dtype), -1, op.dtype)
+        behind = add_reduction(build, "sum", build.cast(compared, op.dtype), -1, op.dtype)
         behind.bounds = 0, count
         place = build.map("sub", [count, behind], op.shape, op.dtype)
     else:
-        halved = _binary_search(build, op, values, build.tensor(edges, dtype), is_behind)
+        halved = _binary_search(build, op, values, build.as_tensor(edges, dtype), is_behind)
         place = build.cast(halved, op.dtype)
     place.bounds = 0, count
     return place
 
 
-def _ascending(edges: torch.Tensor) -> bool:
+def _is_ascending(edges: torch.Tensor) -> bool:
     """True if constant edges are in order, and none is NaN."""
     return bool((edges[:-1] <= edges[1:]).all()) and not bool(edges.isnan().any())
 
@@ -358,12 +354,12 @@ def _binary_search(
     def truth(function: str, *arguments: Any, of: str = "bool") -> Tensor:
         return build.map(function, arguments, op.shape, "bool", of=of)
 
-    of_integers = Operator("where", (torch.empty(op.shape, dtype=torch.int64, device="meta"),))
-    begin, end = (build.expand(build.tensor(n, "int64"), op.shape) for n in (0, count))
+    of_integers = Operator.of("where", op.shape, "int64")
+    begin, end = (build.expand(build.as_tensor(n, "int64"), op.shape) for n in (0, count))
     for _ in range(count.bit_length()):
         middle = integer("bitwise_right_shift", integer("add", begin, end), 1)
         place = integer("maximum", integer("minimum", middle, count - 1), 0)  # also if none is left
-        edge = picked(build, edges, op.shape, [*(same_index(d) for d in range(lead)), place])
+        edge = pick_elements(build, edges, op.shape, [*(same_index(d) for d in range(lead)), place])
         going = truth("lt", begin, end, of="int64")
         behind = truth(is_behind, edge, values, of=values.dtype)
         before = truth("bitwise_and", going, truth("bitwise_not", behind))

@@ -42,8 +42,8 @@ def leaves(
         raise NotKnown("trees that score any number of items")
     children = below.numpy().reshape(-1, 2)
     trees = _Trees(feature.numpy(), threshold.numpy(), children, roots.numpy(), inner)
-    forest = _forest(trees, depth, equal, x.shape[1])
-    return build.cast(build.add(Leaves(build.in_memory(x), forest)), "int64")
+    forest = _build_forest(trees, depth, equal, x.shape[1])
+    return build.cast(build.add(Leaves(build.storable(x), forest)), "int64")
 
 
 @dataclass(frozen=True)
@@ -60,26 +60,26 @@ class _Trees:
     inner: int
 
 
-def _forest(trees: _Trees, depth: int, equal: bool, columns: int) -> Forest:
+def _build_forest(trees: _Trees, depth: int, equal: bool, columns: int) -> Forest:
     """The tables of trees that compare `columns` columns. Raises NotKnown if a node compares
     another column, or if the leaves of a tree are not numbered in order."""
     if not ((trees.feature >= 0) & (trees.feature < columns)).all():
         raise NotKnown("trees with other columns")
-    below = _leaves_below(trees, depth)
+    below = _find_leaves_below(trees, depth)
     first_leaves, last_leaves = below.first[trees.roots], below.last[trees.roots]
     words_of_trees = -(-(last_leaves - first_leaves + 1) // _BITS)  # rounded up
     first_words = np.append(0, np.cumsum(words_of_trees))
     words = int(first_words[-1])
-    nodes = _nodes_by_word(trees, below, first_words)
+    nodes = _list_nodes_by_word(trees, below, first_words)
     ordered = nodes.in_order(np.argsort(nodes.word, kind="stable"))
-    paths = _paths(trees, columns, len(nodes.word), words)
+    paths = _order_along_paths(trees, columns, len(nodes.word), words)
     return Forest(
         thresholds=torch.from_numpy(ordered.threshold),
-        nodes=_pairs(ordered.column, ordered.kept),
-        words=_numbers(np.searchsorted(ordered.word, np.arange(words + 1))),
-        trees=_pairs(first_words, np.append(first_leaves, last_leaves[-1] + 1)),
+        nodes=_pair_as_int32(ordered.column, ordered.kept),
+        words=_as_int32(np.searchsorted(ordered.word, np.arange(words + 1))),
+        trees=_pair_as_int32(first_words, np.append(first_leaves, last_leaves[-1] + 1)),
         equal=equal,
-        ranks=_ranks(nodes, words, columns) if paths is None else None,
+        ranks=_rank_nodes(nodes, words, columns) if paths is None else None,
         paths=paths,
     )
 
@@ -91,7 +91,7 @@ class _LeavesBelow(NamedTuple):
     last: Array
 
 
-def _leaves_below(trees: _Trees, depth: int) -> _LeavesBelow:
+def _find_leaves_below(trees: _Trees, depth: int) -> _LeavesBelow:
     """The leaves below each node of trees with at most `depth` levels of inner nodes. NotKnown if
     the leaves of the trees are not numbered from left to right, tree after tree."""
     nodes, inner = len(trees.feature), trees.inner
@@ -123,7 +123,7 @@ class _Nodes(NamedTuple):
         return _Nodes(*(values[order] for values in self))
 
 
-def _nodes_by_word(trees: _Trees, below: _LeavesBelow, first_words: Array) -> _Nodes:
+def _list_nodes_by_word(trees: _Trees, below: _LeavesBelow, first_words: Array) -> _Nodes:
     """The entries of all nodes. A row that goes right at a node reaches none of the leaves below
     the node's left child: the node clears their bits. `first_words`: of each tree."""
     left, first_leaves = trees.children[: trees.inner, 0], below.first[trees.roots]
@@ -141,7 +141,7 @@ def _nodes_by_word(trees: _Trees, below: _LeavesBelow, first_words: Array) -> _N
     return _Nodes(trees.feature[node], trees.threshold[node], first_words[tree[node]] + word, kept)
 
 
-def _ranks(nodes: _Nodes, words: int, columns: int) -> Ranks | None:
+def _rank_nodes(nodes: _Nodes, words: int, columns: int) -> Ranks | None:
     """The nodes by column and threshold. None if a row's words or a mask for each column are too
     many."""
     width = -(-words // 16) * 16
@@ -162,14 +162,14 @@ def _ranks(nodes: _Nodes, words: int, columns: int) -> Ranks | None:
         first_masks.append(len(masks))
     return Ranks(
         thresholds=torch.from_numpy(ordered.threshold),
-        nodes=_pairs(ordered.word, ordered.kept),
-        columns=_pairs(first_nodes, np.array(first_masks)),
-        masks=_numbers(np.stack(masks)),
+        nodes=_pair_as_int32(ordered.word, ordered.kept),
+        columns=_pair_as_int32(first_nodes, np.array(first_masks)),
+        masks=_as_int32(np.stack(masks)),
         step=step,
     )
 
 
-def _paths(trees: _Trees, columns: int, entries: int, words: int) -> Paths | None:
+def _order_along_paths(trees: _Trees, columns: int, entries: int, words: int) -> Paths | None:
     """The nodes for rows that go down. None if these take longer than rows that clear bits: those
     of `entries` (see `_Nodes`) in so many words."""
     levels = list(_levels(trees))
@@ -181,7 +181,7 @@ def _paths(trees: _Trees, columns: int, entries: int, words: int) -> Paths | Non
         return None
     rounds = math.ceil(len(trees.roots) / _TOGETHER)
     together = math.ceil(len(trees.roots) / rounds)  # about as many trees in each round
-    return Paths(_path_nodes(trees, np.concatenate(levels), columns), together, deep)
+    return Paths(_path_table(trees, np.concatenate(levels), columns), together, deep)
 
 
 def _levels(trees: _Trees) -> Iterator[Array]:
@@ -192,7 +192,7 @@ def _levels(trees: _Trees) -> Iterator[Array]:
         level = trees.children[level[level < trees.inner]].reshape(-1)
 
 
-def _path_nodes(trees: _Trees, order: Array, columns: int) -> torch.Tensor:
+def _path_table(trees: _Trees, order: Array, columns: int) -> torch.Tensor:
     """The `nodes` of Paths, in an order in which two children stand beside each other."""
     place = np.empty(len(trees.feature), np.int64)
     place[order] = np.arange(len(order))
@@ -202,14 +202,14 @@ def _path_nodes(trees: _Trees, order: Array, columns: int) -> torch.Tensor:
     limits[leaf, 0] = order[leaf] - trees.inner
     column = np.where(leaf, columns, trees.feature[order])
     left = place[np.where(leaf, order, trees.children[order, 0])]
-    return _numbers(np.column_stack([column, left, limits]))
+    return _as_int32(np.column_stack([column, left, limits]))
 
 
-def _numbers(values: Array) -> torch.Tensor:
+def _as_int32(values: Array) -> torch.Tensor:
     """The values as int32."""
     return torch.from_numpy(values.astype(np.int32))
 
 
-def _pairs(left: Array, right: Array) -> torch.Tensor:
+def _pair_as_int32(left: Array, right: Array) -> torch.Tensor:
     """Two arrays (n,) as (n, 2), int32."""
-    return _numbers(np.stack([left, right], axis=1))
+    return _as_int32(np.stack([left, right], axis=1))

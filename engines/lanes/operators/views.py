@@ -9,14 +9,14 @@ import torch
 
 from engines.exported import row_rules, shape_rules
 from engines.lanes.index import Indices, constant, reshaped
-from engines.lanes.operators.registry import Operator, lowers, sizes
+from engines.lanes.operators.registry import Operator, lowers, shape_of
 from engines.lanes.tensor_builder import Builder, NotKnown
 from engines.lanes.tensors import UNKNOWN, Assembly, Beside, Joined, Part
 from engines.lanes.values import Shape, Tensor
 
 
 @lowers("view", "_unsafe_view", "reshape", "_reshape_alias", "unsqueeze", "squeeze", "unflatten",
-        "flatten", rows=shape_rules.reshaped)  # fmt: skip
+        "flatten", rows=shape_rules.follow_reshape)  # fmt: skip
 def reshape(build: Builder, op: Operator, x: Tensor, /) -> Tensor:
     """The same elements in the same order, in another shape."""
     shape, before = op.shape, x.shape
@@ -26,13 +26,13 @@ def reshape(build: Builder, op: Operator, x: Tensor, /) -> Tensor:
 
 
 @lowers("alias", "detach", "clone", "contiguous", "lift_fresh_copy", "positive",
-        "lift_fresh", rows=row_rules.same)  # fmt: skip
-def same(build: Builder, op: Operator, x: Tensor, /) -> Tensor:
+        "lift_fresh", rows=row_rules.follow_same_elements)  # fmt: skip
+def unchanged(build: Builder, op: Operator, x: Tensor, /) -> Tensor:
     """`x` itself: an operator that changes no element."""
     return x
 
 
-@lowers("dropout", rows=row_rules.dropped)
+@lowers("dropout", rows=row_rules.follow_dropout)
 def dropout(build: Builder, op: Operator, x: Tensor, p: float, train: bool, /) -> Tensor:
     """`x` itself, unless in training."""
     if train and p:
@@ -40,7 +40,7 @@ def dropout(build: Builder, op: Operator, x: Tensor, p: float, train: bool, /) -
     return x
 
 
-@lowers("transpose", "t", "swapaxes", rows=shape_rules.transposed)
+@lowers("transpose", "t", "swapaxes", rows=shape_rules.follow_transpose)
 def transpose(
     build: Builder, op: Operator, x: Tensor, first: int = 0, second: int = 1, /
 ) -> Tensor:
@@ -51,7 +51,7 @@ def transpose(
     return permute(build, op, x, order)
 
 
-@lowers("permute", rows=shape_rules.permuted)
+@lowers("permute", rows=shape_rules.follow_permute)
 def permute(build: Builder, op: Operator, x: Tensor, /, dims: Sequence[int]) -> Tensor:
     """The dimensions of `x` in another order: dimension k of the result is `dims[k]` of `x`."""
     rank = len(x.shape)
@@ -60,7 +60,7 @@ def permute(build: Builder, op: Operator, x: Tensor, /, dims: Sequence[int]) -> 
     return build.view(x, op.shape, lambda index: tuple(index[d] for d in inverse))
 
 
-@lowers("expand", rows=shape_rules.expanded)
+@lowers("expand", rows=shape_rules.follow_expand)
 def expand(build: Builder, op: Operator, x: Tensor, /) -> Tensor:
     return build.expand(x, op.shape)
 
@@ -97,17 +97,17 @@ def known_size(x: Tensor, dim: int) -> int:
     return x.shape[dim]
 
 
-@lowers("slice", rows=shape_rules.sliced)
-def cut(
+@lowers("slice", rows=shape_rules.follow_slice)
+def slice_along(
     build: Builder, op: Operator, x: Tensor, dim: int = 0, start: Any = None, by: int = 1, /,
 ) -> Tensor:  # fmt: skip
     """Each `by`-th index along `dim`, from `start` on."""
     first = first_of_slice(start, x.shape[dim])
-    return moved(build, x, op.shape, dim, first, by)
+    return strided_view(build, x, op.shape, dim, first, by)
 
 
-@lowers("select", rows=shape_rules.selected)
-def pick(build: Builder, op: Operator, x: Tensor, dim: int, at: int, /) -> Tensor:
+@lowers("select", rows=shape_rules.follow_select)
+def select_index(build: Builder, op: Operator, x: Tensor, dim: int, at: int, /) -> Tensor:
     """The elements at one index along `dim`, without that dimension."""
     dim %= len(x.shape)
     if at < 0:
@@ -116,15 +116,15 @@ def pick(build: Builder, op: Operator, x: Tensor, dim: int, at: int, /) -> Tenso
     return build.view(x, op.shape, lambda index: (*index[:dim], place, *index[dim:]))
 
 
-@lowers("flip", rows=row_rules.along)
+@lowers("flip", rows=row_rules.follow_along_dims)
 def flip(build: Builder, op: Operator, x: Tensor, /, dims: Sequence[int]) -> Tensor:
     """The elements in reverse order along some dimensions."""
     for dim in dims:
-        x = moved(build, x, x.shape, dim, known_size(x, dim) - 1, by=-1)
+        x = strided_view(build, x, x.shape, dim, known_size(x, dim) - 1, by=-1)
     return x
 
 
-@lowers("repeat", rows=shape_rules.repeated)
+@lowers("repeat", rows=shape_rules.follow_repeat)
 def repeat(build: Builder, op: Operator, x: Tensor, times: Sequence[int], /) -> Tensor:
     """`x` several times along each axis."""
     lacking, sizes = len(times) - len(x.shape), x.shape
@@ -137,7 +137,7 @@ def repeat(build: Builder, op: Operator, x: Tensor, times: Sequence[int], /) -> 
     return build.view(x, op.shape, where)
 
 
-@lowers("diagonal", rows=shape_rules.diagonal)
+@lowers("diagonal", rows=shape_rules.follow_diagonal)
 def diagonal(
     build: Builder, op: Operator, x: Tensor, /, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Tensor:
@@ -152,7 +152,7 @@ def diagonal(
     return build.view(x, op.shape, where)
 
 
-@lowers("unfold", rows=shape_rules.unfolded)
+@lowers("unfold", rows=shape_rules.follow_unfold)
 def unfold(build: Builder, op: Operator, x: Tensor, dim: int, by: int, /) -> Tensor:
     """Windows along `dim`, each `by` after the one before; a window is the last dimension."""
     dim %= len(x.shape)
@@ -163,22 +163,22 @@ def unfold(build: Builder, op: Operator, x: Tensor, dim: int, by: int, /) -> Ten
     return build.view(x, op.shape, where)
 
 
-@lowers("split", "split_with_sizes", "unbind", "chunk", rows=shape_rules.split)
+@lowers("split", "split_with_sizes", "unbind", "chunk", rows=shape_rules.follow_split)
 def split(build: Builder, op: Operator, x: Tensor, /, dim: int = 0) -> list[Tensor]:
     """Pieces along `dim`; with `unbind`, one for each index, without that axis."""
     if op.name == "unbind":
         selects = [Operator("select", (result,)) for result in op.results]
-        return [pick(build, select, x, dim, k) for k, select in enumerate(selects)]
+        return [select_index(build, select, x, dim, k) for k, select in enumerate(selects)]
     known_size(x, dim)  # refuses items
     pieces, first = [], 0
     for result in op.results:
-        shape = sizes(result)
-        pieces.append(moved(build, x, shape, dim, first))
+        shape = shape_of(result)
+        pieces.append(strided_view(build, x, shape, dim, first))
         first += shape[dim]
     return pieces
 
 
-def moved(
+def strided_view(
     build: Builder, x: Tensor, shape: Sequence[int], dim: int, first: int, by: int = 1
 ) -> Tensor:
     """A view of this shape: its index i along `dim` is the index i * `by` + `first` of `x`."""
@@ -190,10 +190,10 @@ def moved(
     return build.view(x, shape, where)
 
 
-@lowers("cat", "stack", rows=shape_rules.joined)
+@lowers("cat", "stack", rows=shape_rules.follow_join)
 def cat(build: Builder, op: Operator, tensors: Sequence[Any], /, dim: int = 0) -> Tensor:
     """Tensors one after the other along `dim`; with `stack`, along a new axis."""
-    sources = [build.tensor(x, op.dtype) for x in tensors]
+    sources = [build.as_tensor(x, op.dtype) for x in tensors]
     dim %= len(op.shape)
     if op.name == "stack":
         shape = (*op.shape[:dim], 1, *op.shape[dim + 1 :])
@@ -202,7 +202,7 @@ def cat(build: Builder, op: Operator, tensors: Sequence[Any], /, dim: int = 0) -
         ]
     sources = [x for x in sources if x.count]
     if UNKNOWN in op.shape:
-        return _cat_of_items(build, op, sources, dim)
+        return _concatenate_items(build, op, sources, dim)
     parts, first = [], 0
     for x in sources:
         parts.append(Part(x, shift(dim, first)))
@@ -212,7 +212,7 @@ def cat(build: Builder, op: Operator, tensors: Sequence[Any], /, dim: int = 0) -
     return build.add(Assembly(build.values, op.shape, op.dtype, parts))
 
 
-def _cat_of_items(build: Builder, op: Operator, sources: Sequence[Tensor], dim: int) -> Tensor:
+def _concatenate_items(build: Builder, op: Operator, sources: Sequence[Tensor], dim: int) -> Tensor:
     """A concatenation whose first dimension is items. Along it, the items of one collection come
     first, and then tensors of known sizes; NotKnown if it is otherwise."""
     if dim:
@@ -233,7 +233,7 @@ def shift(dim: int, by: int) -> Callable[[Indices], Indices]:
     return place
 
 
-@lowers("constant_pad_nd", rows=shape_rules.edged)
+@lowers("constant_pad_nd", rows=shape_rules.follow_padding)
 def pad(
     build: Builder, op: Operator, x: Tensor, sides: Sequence[int], /, value: float = 0
 ) -> Tensor:
@@ -246,7 +246,7 @@ def pad(
         size = x.shape[dim] - cut_off - max(-behind, 0)
         if size != x.shape[dim]:
             shape = (*x.shape[:dim], size, *x.shape[dim + 1 :])
-            x = moved(build, x, shape, dim, cut_off)
+            x = strided_view(build, x, shape, dim, cut_off)
     if x.shape == op.shape:
         return x
     first = [max(widths[dim][0], 0) if dim in widths else 0 for dim in range(rank)]
@@ -254,16 +254,16 @@ def pad(
     def place(index: Indices) -> Indices:
         return tuple(i + begin for i, begin in zip(index, first, strict=True))
 
-    parts = [*_around(build, op, x.shape, first, value), Part(build.cast(x, op.dtype), place)]
+    parts = [*_parts_around(build, op, x.shape, first, value), Part(build.cast(x, op.dtype), place)]
     return build.add(Assembly(build.values, op.shape, op.dtype, parts))
 
 
-def _around(
+def _parts_around(
     build: Builder, op: Operator, inner: Shape, first: Sequence[int], value: float
 ) -> Iterator[Part]:
     """The parts before and behind the inner tensor in each dimension, filled with a number. It has
     the shape `inner`, and begins at the index `first`."""
-    number = build.tensor(value, op.dtype)
+    number = build.as_tensor(value, op.dtype)
     for dim, (whole, size, begin) in enumerate(zip(op.shape, inner, first, strict=True)):
         end = begin + size
         for start, width in ((0, begin), (end, whole - end)):
@@ -272,44 +272,44 @@ def _around(
                 yield Part(build.expand(number, shape), shift(dim, start))
 
 
-@lowers("slice_scatter", "select_scatter", rows=shape_rules.put_in)
-def put(
+@lowers("slice_scatter", "select_scatter", rows=shape_rules.follow_slice_scatter)
+def overwrite_slice(
     build: Builder, op: Operator, x: Any, source: Any, dim: int = 0, start: Any = None,
     by: int = 1, /,
 ) -> Tensor:  # fmt: skip
     """`x` with `source` in place of a slice or of one index along `dim`."""
     dim %= len(op.shape)
     first = first_of_slice(start, op.shape[dim])
-    inserted = build.tensor(source, op.dtype)
+    inserted = build.as_tensor(source, op.dtype)
     if inserted.shape == op.shape:
         return inserted
     if not inserted.count:
-        return build.tensor(x, op.dtype)
+        return build.as_tensor(x, op.dtype)
 
     def place(index: Indices) -> Indices:
         if op.name == "select_scatter":
             return (*index[:dim], constant(first), *index[dim:])
         return (*index[:dim], index[dim] * by + first, *index[dim + 1 :])
 
-    parts = [Part(build.tensor(x, op.dtype), lambda index: index), Part(inserted, place)]
+    parts = [Part(build.as_tensor(x, op.dtype), lambda index: index), Part(inserted, place)]
     return build.add(Assembly(build.values, op.shape, op.dtype, parts))
 
 
-@lowers("copy", rows=row_rules.pointwise)
+@lowers("copy", rows=row_rules.follow_pointwise)
 def copy(build: Builder, op: Operator, source: Any, /) -> Tensor:
     """`source`, expanded to the shape of the tensor that it overwrites."""
-    return build.expand(build.tensor(source, op.dtype), op.shape)
+    return build.expand(build.as_tensor(source, op.dtype), op.shape)
 
 
 @lowers("full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_full", "empty_like",
-        "new_empty", "full", "zeros", "ones", rows=shape_rules.filled)  # fmt: skip
-def filled(build: Builder, op: Operator, /, fill_value: Any = None) -> Any:
+        "new_empty", "full", "zeros", "ones", rows=shape_rules.follow_fill)  # fmt: skip
+def fill(build: Builder, op: Operator, /, fill_value: Any = None) -> Any:
     """A tensor with the same number in all elements; one of torch, unless the number or the shape
     differs between calls."""
     value = 1 if "ones" in op.name else 0
     if "full" in op.name:
         value = fill_value
-    tensor = build.tensor(value, op.dtype)
+    tensor = build.as_tensor(value, op.dtype)
     if UNKNOWN in op.shape or hasattr(value, "dtype"):
         return build.expand(tensor, op.shape)
     return torch.full(op.shape, value, dtype=op.results[0].dtype)

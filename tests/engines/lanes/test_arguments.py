@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engines.lanes.operators import LOWERINGS
-from engines.lanes.operators.registry import NO_EFFECT, arguments
+from engines.lanes.operators.registry import NO_EFFECT, bind_arguments
 from engines.lanes.tensor_builder import NotKnown
 
 
@@ -43,7 +43,7 @@ def test_every_argument_is_taken_or_refused(name: str) -> None:
         values = {argument.name: object() for argument in target._schema.arguments}
         read = {value for argument, value in values.items() if not without_effect(name, argument)}
         try:
-            positional, named = arguments(name, target, list(values.values()), {})
+            positional, named = bind_arguments(name, target, list(values.values()), {})
         except NotKnown:
             continue
         lowered += 1

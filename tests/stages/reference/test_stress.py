@@ -103,7 +103,7 @@ class Pooled(nn.Module):
 @pytest.fixture
 def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Built:
     """An artifact of `lanes` whose divisor of a window counts an element beyond the row's end."""
-    monkeypatch.setattr(pooling, "_inside", lambda windows, x, room=None: windows)
+    monkeypatch.setattr(pooling, "_clip_to_input", lambda windows, x, room=None: windows)
     return build(Pooled(), SIGNATURE, tmp_path, ("lanes",), PADDED)
 
 
