@@ -22,7 +22,7 @@ _REF = re.compile(
 
 @dataclass(frozen=True)
 class Ref:
-    """A version in the registry. With neither `version` nor `alias`: the latest one."""
+    """The name of a version in the registry. With neither number nor alias: the latest version."""
 
     name: str
     version: int | None = None
@@ -60,8 +60,8 @@ def parse_ref(text: str) -> Ref | Path:
     )
 
 
-def check_alias(alias: str) -> str:
-    """The alias, if it can be one. Raises RegistryError."""
+def check_alias(alias: str) -> None:
+    """Raise RegistryError if the text cannot be an alias."""
     # MLflow reserves `latest` and `v1`, `v2`, ...; it would refuse them only after the history and
     # a tag have been written.
     reserved = alias.lower() == "latest" or re.fullmatch(r"[vV][0-9]+", alias)
@@ -69,4 +69,3 @@ def check_alias(alias: str) -> str:
         raise RegistryError(
             f"{alias!r} cannot be an alias: use A-Z a-z 0-9 _ -, but not 'latest' or 'v1'"
         )
-    return alias

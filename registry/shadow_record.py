@@ -15,7 +15,9 @@ _COUNTS = ("events", "dropped", "errors", "canary_calls", "production_calls", "w
 
 @dataclass(frozen=True, kw_only=True)
 class ShadowRecord(Record):
-    """Sums over sessions. `events` counts the compared events. `dropped` counts sampled events that
+    """Sums over all sessions in which a version ran beside production.
+
+    `events` counts the compared events. `dropped` counts sampled events that
     were not compared, because the buffers for copies were full. `errors` counts failed runs of the
     shadow; `error` is the message of the last one.
 
@@ -62,7 +64,7 @@ class ShadowRecord(Record):
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str) -> ShadowRecord:
-        """Read a record. Raises RegistryError, which begins with `where`."""
+        """Read a record from JSON. Raises RegistryError, whose message begins with `where`."""
         try:
             return read_record(cls, text)
         except ValueError as error:
@@ -70,6 +72,6 @@ class ShadowRecord(Record):
 
 
 def _maxima(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
-    """The larger value of each name. A name may be in one mapping only; values are at least 0."""
+    """Return the larger value of each name; a name that one mapping lacks has 0 there."""
     names = {**first, **second}  # not a set: a mapping keeps the order
     return {name: max(first.get(name, 0.0), second.get(name, 0.0)) for name in names}

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 
 def user() -> str:
-    """The name of this process's user, or the user's number if there is no name."""
+    """Return the name of this process's user, or the user's number if there is no name."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a container's user without a name
@@ -17,20 +17,20 @@ def user() -> str:
 
 
 def user_at_host() -> str:
-    """`ada@worker-3`: this process's user and the name of this host."""
+    """Return this process's user and the name of this host, such as `ada@worker-3`."""
     return f"{user()}@{socket.gethostname()}"
 
 
 def time_of(milliseconds: int) -> datetime:
-    """The time (UTC) of MLflow's milliseconds since 1970."""
+    """Convert MLflow's milliseconds since 1970 to a time (UTC)."""
     return datetime.fromtimestamp(milliseconds / 1000, UTC)
 
 
 def milliseconds(time: datetime) -> int:
-    """The inverse of `time_of`; smaller parts of a second are cut off."""
+    """Convert a time to MLflow's milliseconds since 1970; smaller parts of a second are cut off."""
     return int(time.timestamp() * 1000)
 
 
 def now() -> str:
-    """The current time in UTC, as ISO 8601 in whole seconds."""
+    """Return the current time in UTC as text: ISO 8601 in whole seconds."""
     return datetime.now(UTC).isoformat(timespec="seconds")

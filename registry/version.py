@@ -32,7 +32,7 @@ SHADOW = "shadow."
 
 
 def tag_of(target: str) -> str:
-    """`cpu/x86-64-v3` as part of a tag or metric: `cpu.x86-64-v3`."""
+    """Write a target as part of a tag or metric: `cpu/x86-64-v3` gives `cpu.x86-64-v3`."""
     return target.replace("/", ".")
 
 
@@ -56,21 +56,21 @@ class Promotion:
 
     @property
     def time(self) -> datetime:
-        """The time of the promotion, in whole seconds; of a valid record it has a time zone."""
+        """The time of the promotion, in whole seconds. In a valid record it has a time zone."""
         return datetime.fromisoformat(self.at)
 
     def of(self, version: Version) -> Promotion:
-        """The same record, but with the name, number and digest of `version`."""
+        """Return a copy of the record that names `version`, by model, number and digest."""
         return replace(self, model=version.name, number=version.number, digest=version.digest)
 
     def to_json(self) -> str:
-        """The text of the version's tag. Fields that are None are left out."""
+        """Return the record as the text of the version's tag. Fields that are None are left out."""
         fields = {name: value for name, value in asdict(self).items() if value is not None}
         return json.dumps(fields, sort_keys=True, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str, where: str) -> Promotion:
-        """Read the text of a tag. Raises RegistryError, which begins with `where`."""
+        """Read the text of a tag. Raises RegistryError, whose message begins with `where`."""
         try:
             record = as_record(cls, parse_json(text))
             if record.time.tzinfo is None:
@@ -140,7 +140,7 @@ class Version:
         return html_table(f"Version {self.ref}{names}", ("target", "engine", "status"), rows)
 
     def promotion(self, alias: str) -> Promotion | None:
-        """The promotion to `alias` in the version's tag, or None if there is no such tag.
+        """Return the promotion to `alias` in the version's tag, or None if there is no such tag.
 
         Examples
         --------
@@ -155,11 +155,12 @@ class Version:
         return Promotion.from_json(text, f"{self.ref}, tag {PROMOTION}{alias}")
 
     def let_in(self, alias: str, history: Sequence[Promotion] | None) -> Promotion:
-        """The promotion to `alias` of exactly this version: same model, number and digest.
+        """Return the promotion to `alias` of exactly this version: same model, number and digest.
 
         `history`: the version's promotions in the model's history; None if the registry may not be
-        asked: then the tag alone counts. Otherwise returns the tag's promotion if the history has
-        it too, else the last promotion in the history. Raises NotPromotedError if there is none.
+        asked, so that the tag alone counts. With a history, the tag's promotion is returned if the
+        history has it too, else the last promotion in the history. Raises NotPromotedError if the
+        tag or the history has no promotion of this version.
         """
         record = self.promotion(alias)
         if record is None:
@@ -183,7 +184,7 @@ class Version:
         return tagged if tagged in recorded else recorded[-1]
 
     def promoted(self, record: Promotion) -> Version:
-        """A copy of the version whose tags contain `record`."""
+        """Return a copy of the version whose tags contain `record`."""
         tags = {**self.tags, PROMOTION + record.alias: record.to_json()}
         return replace(self, tags=MappingProxyType(tags))
 
@@ -219,7 +220,7 @@ class Version:
 
     @classmethod
     def of(cls, found: Stored, aliases: Mapping[str, int]) -> Version:
-        """The version `found` in MLflow's store; `aliases`: all aliases of its model.
+        """Return the version that MLflow's store has `found`. `aliases`: all those of its model.
 
         Raises RegistryError if soa-pipeline did not register the version.
         """
@@ -244,8 +245,11 @@ class Version:
 
 
 def _by_target(tags: Mapping[str, str], prefix: str) -> Mapping[str, str]:
-    """The tags that begin with `prefix`, by target. A tag that names no valid target is not ours,
-    and its name might be an unsafe path: it is left out."""
+    """Return the values of the tags that are `prefix` and a target, by target.
+
+    Tags that name no valid target are left out: they are not ours, and their names might be unsafe
+    paths.
+    """
     by_target = {}
     for key in sorted(tags):
         # A target has one slash, after a device that has no dot: `tag_of` wrote a dot for it.

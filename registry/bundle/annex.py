@@ -32,7 +32,7 @@ ANNEX_SCHEMA = 1
 
 
 def prefix_of(target: str) -> str:
-    """The beginning of the names of an attached annex's files."""
+    """Return the beginning of the names that an annex's files have in their bundle."""
     return f"{ANNEXES}/{target}/"
 
 
@@ -61,7 +61,7 @@ class AnnexRecord(Record):
             raise ValueError(f"an annex is of a verified target; {self.target} is not")
 
     def to_json(self) -> str:
-        """The text of `annex.json`, see `record_to_json`."""
+        """Return the text of `annex.json`, see `record_to_json`."""
         return record_to_json(self)
 
 
@@ -78,12 +78,12 @@ class Annex(Sealed):
 
     @property
     def prefix(self) -> str:
-        """The beginning of the names of its files in a bundle, see `prefix_of`."""
+        """The beginning of the names that its files have in the bundle, see `prefix_of`."""
         return prefix_of(self.target)
 
     @classmethod
     def open(cls, path: str | Path, *, verify: bool = True) -> Self:
-        """Like `Bundle.open`: raises BundleError if the folder is not intact."""
+        """Open an annex. Raises BundleError if the folder is not intact, like `Bundle.open`."""
         content, sealed = open_sealed(path, ANNEX, verify=verify)
         record = record_from_json(AnnexRecord, content, str(sealed.path / ANNEX), ANNEX_SCHEMA)
         return cls(record=record, **vars(sealed))

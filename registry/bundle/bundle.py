@@ -65,18 +65,21 @@ class Bundle(Sealed):
         return cls(manifest=manifest, **vars(sealed))
 
     def verify(self) -> None:
-        """As `Sealed.verify`, for the bundle and its annexes."""
+        """Do what `Sealed.verify` does, for the bundle and for its annexes."""
         super().verify()
         for annex in self.annexes.values():
             annex.verify()
 
     def file(self, name: str) -> Path:
-        """The path of a file. `name`: relative to the bundle."""
+        """Return the path of a file of the bundle or an annex. `name`: relative to the bundle."""
         root, inside = self.place(name)
         return root / inside
 
     def place(self, name: str) -> tuple[Path, str]:
-        """The folder that contains a file (the bundle's or an annex's), and its name there."""
+        """Return the folder that contains a file, the bundle's or an annex's, and its name there.
+
+        Raises BundleError if there is no such file.
+        """
         if name not in self.files:
             raise BundleError(f"{self.path}: the bundle has no file {name!r}")
         for annex in self.annexes.values():
@@ -85,11 +88,11 @@ class Bundle(Sealed):
         return self.path, name
 
     def signature(self) -> bytes | None:
-        """The signature file next to the sealed files, or None; see registry/trust."""
+        """Return the content of the signature file (see registry/trust), or None if unsigned."""
         return read_sealed(self.path, SIGNATURE) if os.path.lexists(self.path / SIGNATURE) else None
 
     def report(self, name: str) -> dict[str, Any]:
-        """The report VALIDATION, BENCHMARK or CURVES, by target; empty if the bundle has none.
+        """Return the report VALIDATION, BENCHMARK or CURVES, by target; empty if there is none.
 
         For the target of an annex, the report in the annex is taken.
         """
@@ -145,8 +148,11 @@ def _require_base(bundle: Bundle, annex: Annex) -> None:
 
 
 def _require_artifacts(bundle: Bundle, annex: Annex, files: Mapping[str, str]) -> None:
-    """Raise BundleError if an artifact of an annex is not among `files`, is neither the annex's own
-    nor a portable program of the bundle, or has a card that is not that of its record."""
+    """Raise BundleError if the record of an annex names an artifact that it must not name.
+
+    An artifact must be among `files`, be the annex's own or a portable program of the bundle, and
+    have the card of its record.
+    """
     record = annex.record.record
     portable = (bundle.manifest.program, bundle.manifest.torchscript)
     for engine, candidate in record.candidates.items():
@@ -164,7 +170,8 @@ def open_folder(
 ) -> Bundle:
     """Open the bundle in a folder with the annexes in the same folder.
 
-    `only`: digests by target; just these annexes are taken, and all must exist. None: all annexes.
+    `only`: digests by target; just these annexes are taken, and all must exist. None: all annexes
+    are taken. Raises BundleError if a folder is not intact or not the one that `only` names.
     """
     bundle = Bundle.open(path, verify=verify)
     by_target = _annex_folders(bundle.path)
@@ -190,7 +197,7 @@ def open_folder(
 
 
 def _annex_folders(bundle: Path) -> dict[str, Path]:
-    """The folder of each annex in a bundle's folder, by target: `annexes/<device>/<arch>`."""
+    """Return the folder `annexes/<device>/<arch>` of each annex in a bundle's folder, by target."""
     root = bundle / ANNEXES
     if not root.exists():
         return {}

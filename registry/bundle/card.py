@@ -51,18 +51,21 @@ def require_cards(
 
 
 def _possible_cards(signature: Signature, candidate: Candidate) -> Iterator[list[str]]:
-    """What a card may say. It may leave out tiles and windows that the manifest allows."""
+    """Yield the lines of each card that is true: it may leave out the tile and the windows."""
     for tile in {None, candidate.tile}:
         for windows in {False, candidate.windows}:
             yield _sorted_lines(describe(signature, tile, windows))
 
 
 def _sorted_lines(card: str) -> list[str]:
-    """The lines, collection by collection: a manifest has its collections in another order. The
-    order of arguments counts and stays, as sorting is stable."""
+    """Sort the lines of a card by kind and collection, so that cards can be compared.
+
+    A manifest may have its collections in another order than the card. The order of arguments
+    counts: they stay in their order, as sorting is stable.
+    """
 
     def kind_and_collection(line: str) -> tuple[str, str]:
-        """The line's first word, and its collection; an argument has none here."""
+        """Return the line's first word, and its collection; an empty one for an argument."""
         word, _, rest = line.partition(" ")
         return word, "" if word == "argument" else rest.partition(" ")[0]
 

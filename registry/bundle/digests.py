@@ -37,7 +37,7 @@ _WORTH_A_THREAD = 4 << 20  # bytes; hashing them takes some 10 ms
 
 
 class Identity(NamedTuple):
-    """A write to a file changes at least one of these."""
+    """What identifies a file with its content: a write changes at least one of these."""
 
     device: int
     inode: int
@@ -56,11 +56,11 @@ class Hashed(NamedTuple):
 # Digests that this process has computed: an unchanged file is not read again. Two writes within one
 # tick of the clock give the same times, so the digest of a file that was just written is not kept.
 _known_digests: dict[Identity, str] = {}
-_SETTLED_NS = 2_000_000_000
+_SETTLED_NS = 2_000_000_000  # since its last change, a file counts as no longer being written
 
 
 def identity(place: int | Path) -> Identity:
-    """The identity of an open file, or of the file at a path (links are not followed)."""
+    """Return the identity of an open file, or of the file at a path (links are not followed)."""
     stat = os.fstat(place) if isinstance(place, int) else place.lstat()
     return Identity(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
@@ -96,10 +96,10 @@ class Sealed:
 def open_sealed(
     path: str | Path, main: str, *, aside: Collection[str] = (), verify: bool = True
 ) -> tuple[bytes, Sealed]:
-    """Check a sealed folder; return the content of the file `main`, and the folder.
+    """Check a sealed folder; return the content of its file `main`, and the opened folder.
 
     `aside` names subfolders that the seal does not cover. `verify=False` leaves out the digests of
-    all files but `main`. Raises BundleError.
+    all files but `main`. Raises BundleError if the folder is not as it was sealed.
     """
     root = Path(path).absolute()
     if not root.is_dir():
@@ -120,7 +120,7 @@ def open_sealed(
 
 
 def seal(path: str | Path) -> str:
-    """Write `SHA256SUMS` for all files of the folder, and return the bundle's digest."""
+    """Write `SHA256SUMS` for all files of a folder; return its sha256, the folder's digest."""
     root = Path(path)
     names = sorted(name for name in _list_files(root) if name not in _BESIDE)
     pairs = zip(_hash_files(root, names), names, strict=True)
@@ -130,13 +130,13 @@ def seal(path: str | Path) -> str:
 
 
 def open_file(root: Path, name: str) -> int:
-    """A descriptor of a plain file. Raises BundleError for a link or a special file."""
+    """Open a plain file; return its descriptor. Raises BundleError for a link or a special file."""
     with _explain_read_errors(root, name):
         return open_plain(root / name)
 
 
 def read_sealed(root: Path, name: str) -> bytes:
-    """The content of a plain file. Raises BundleError for a link or a special file."""
+    """Return the content of a plain file. Raises BundleError for a link or a special file."""
     with _explain_read_errors(root, name):
         return read_plain(root / name)
 
@@ -153,8 +153,7 @@ def _explain_read_errors(root: Path, name: str) -> Iterator[None]:
 
 
 def _hash_files(root: Path, names: Sequence[str]) -> list[Hashed]:
-    """The hash of each file. If there is much to hash, several threads share the files: hashing
-    releases the GIL."""
+    """Hash each file, in several threads if there is much to hash: hashing releases the GIL."""
     try:
         total = sum(
             file.size for name in names if (file := identity(root / name)) not in _known_digests
@@ -171,7 +170,7 @@ def _hash_files(root: Path, names: Sequence[str]) -> list[Hashed]:
 
 
 def _hash_by_name(root: Path, name: str) -> Hashed:
-    """The hash of a file. A file that did not change is not read again."""
+    """Hash a file. One that this process has hashed is not read again if it did not change."""
     handle, opened_ns = open_file(root, name), time.time_ns()
     try:
         now = identity(handle)
@@ -187,7 +186,7 @@ def _hash_by_name(root: Path, name: str) -> Hashed:
 
 
 def hash_file(handle: int, root: Path, name: str) -> Hashed:
-    """The hash of an open file. Raises BundleError if it is changed meanwhile."""
+    """Hash an open file. Raises BundleError if it is changed meanwhile."""
     digest, offset = hashlib.sha256(), 0
     chunk = memoryview(bytearray(_CHUNK))
     with _explain_read_errors(root, name):
@@ -222,7 +221,10 @@ def _require_safe(root: Path, name: str) -> None:
 
 
 def _parse_sums(root: Path, content: bytes, main: str) -> dict[str, str]:
-    """The digest of each file, by name, from the text of a seal. Raises BundleError."""
+    """Read the digest of each file from `content`, the bytes of a seal.
+
+    Raises BundleError if these are no valid seal, or if they do not list the file `main`.
+    """
     try:
         text = content.decode()
     except UnicodeDecodeError:
@@ -247,7 +249,10 @@ def _parse_sums(root: Path, content: bytes, main: str) -> dict[str, str]:
 
 
 def _list_files(root: Path) -> Iterator[str]:
-    """All files below `root`, relative to it; links, special files and unsafe names are refused."""
+    """Yield the names of all files below `root`, relative to it.
+
+    Raises BundleError for links, special files and unsafe names.
+    """
     folders = [root]
     while folders:
         with os.scandir(folders.pop()) as entries:
@@ -265,7 +270,10 @@ def _list_files(root: Path) -> Iterator[str]:
 
 
 def _compare_listing(root: Path, listed: Mapping[str, str], aside: Collection[str]) -> None:
-    """Raise BundleError if a listed file is missing, or one is there that is not listed."""
+    """Raise BundleError if a listed file is missing, or if a file is there that is not listed.
+
+    Files in the subfolders `aside` are left out.
+    """
     try:
         present = {name for name in _list_files(root) if name.partition("/")[0] not in aside}
     except OSError as error:
@@ -282,5 +290,5 @@ def _compare_listing(root: Path, listed: Mapping[str, str], aside: Collection[st
 
 
 def _count_others(names: list[str]) -> str:
-    """How many names there are beside the first one, for a message that names only this."""
+    """Write how many names follow the first one, for a message that has only that one."""
     return f" (and {len(names) - 1} more)" if len(names) > 1 else ""

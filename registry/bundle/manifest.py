@@ -32,7 +32,7 @@ SCHEMA_VERSION = 1
 
 
 def safe_relative(text: str) -> str:
-    """`text` itself if it is a plain path inside a folder, with `/`; else ValueError."""
+    """Return the text if it is a plain path inside a folder, with `/`; else raise ValueError."""
     if not text or text.startswith("/") or "\\" in text or not text.isprintable():
         raise ValueError(f"{text!r} is not a relative path with plain characters")
     names = text.split("/")
@@ -45,7 +45,7 @@ _NOT_FINITE = ("NaN", "Infinity", "-Infinity")  # as record_to_json writes them
 
 
 def _as_number(value: object) -> object:
-    """A value of `_NOT_FINITE` as a number; anything else unchanged, to be checked later."""
+    """Convert a value of `_NOT_FINITE` to a number; return any other value unchanged."""
     return float(value) if isinstance(value, str) and value in _NOT_FINITE else value
 
 
@@ -106,7 +106,7 @@ class Worst(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ManyRows(Record):
-    """An artifact beside the eager model on many rows like those of the reference."""
+    """How often an artifact deviated from the eager model on many rows like the reference's."""
 
     rows: Annotated[int, Within(1)]
     outside: Annotated[int, Within(0)]
@@ -114,8 +114,8 @@ class ManyRows(Record):
     below: Measured
     """With a confidence of 95 %, the share of such rows is below this."""
     artifact: Annotated[int, Within(0)] = 0
-    """Of the rows outside that were looked at: in how many the artifact is nearer to the model in
-    float64 than the eager model is."""
+    """In how many rows the artifact is nearer to the model in float64 than the eager model is.
+    Only rows outside are looked at, and not all of them. `eager` counts the opposite."""
     eager: Annotated[int, Within(0)] = 0
     neither: Annotated[int, Within(0)] = 0
 
@@ -180,7 +180,7 @@ does not support this model or target."""
 
 
 def _current_word(status: object) -> object:
-    """A candidate's status in the words of this release: earlier ones wrote "invalid"."""
+    """Translate a candidate's status into the words of this release: "invalid" is "refused" now."""
     return "refused" if status == "invalid" else status
 
 
@@ -252,13 +252,13 @@ class TargetRecord(Record):
             raise ValueError(f"chosen engine {engine!r} is {candidate.status}, not valid")
 
     def engines(self) -> list[str]:
-        """Every engine that a session of this target runs; empty if none was chosen."""
+        """Return every engine that a session of this target runs; none if none was chosen."""
         if self.chosen is None:
             return []
         return list(dict.fromkeys([self.chosen, *(below.engine for below in self.below)]))
 
     def engine_at(self, case: str) -> str:
-        """The engine for a case of the benchmark, such as `32` or `nodes=5,edges=20`."""
+        """Return the engine for a case of the benchmark, such as `32` or `nodes=5,edges=20`."""
         if case.isdecimal():  # with several row dimensions, `chosen` runs every case
             for below in self.below:
                 if int(case) < below.rows:
@@ -266,20 +266,21 @@ class TargetRecord(Record):
         return str(self.chosen)
 
     def choice(self) -> str:
-        """The chosen engines as text: `aoti`, or `aoti (onnxruntime below 100 rows)`."""
+        """Write the chosen engines, as `aoti` or `aoti (onnxruntime below 100 rows)`."""
         others = [f"{name} {rows}" for name, rows in self.spans().items() if name != self.chosen]
         return f"{self.chosen} ({', '.join(others)})" if others else f"{self.chosen}"
 
     def spans(self) -> dict[str, str]:
-        """By engine: its row counts as text, see `spans_of`."""
+        """Return the row counts at which each engine runs as text, see `spans_of`."""
         return spans_of([(below.rows, below.engine) for below in self.below], self.chosen)
 
 
 def spans_of(below: Sequence[tuple[int, str]], chosen: str | None) -> dict[str, str]:
-    """By engine: the row counts at which it runs, as text; empty if it runs for all of them.
+    """Return the row counts at which each engine runs, as text: an empty one means all of them.
 
     `below`: pairs (rows, engine), ascending: the engine runs fewer than `rows` rows. `chosen` runs
-    from the last of these row counts on.
+    from the last of these row counts on. `[(100, "onnxruntime")], "aoti"` gives
+    `{"onnxruntime": "below 100 rows", "aoti": "from 100 rows on"}`.
     """
     spans: dict[str, list[str]] = {}
     first = 0
@@ -347,7 +348,7 @@ class Manifest(Record):
     provenance: Provenance
 
     def files(self) -> dict[str, str]:
-        """Every file that the manifest names, with the place in the manifest."""
+        """Return every file that the manifest names, with the place in the manifest."""
         places = {self.program: "program", self.reference: "reference"}
         if self.torchscript is not None:
             places[self.torchscript] = "torchscript"
@@ -360,13 +361,15 @@ class Manifest(Record):
         return places
 
     def to_json(self) -> str:
-        """The text of `manifest.json`; equal manifests give equal bytes."""
+        """Return the text of `manifest.json`; equal manifests give equal bytes."""
         return record_to_json(self)
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str = "manifest.json") -> Manifest:
-        """Read a manifest. Raises BundleError with a message of one line, in which `where` names
-        the file."""
+        """Read a manifest from JSON.
+
+        Raises BundleError with a message of one line, in which `where` names the file.
+        """
         return record_from_json(cls, text, where, SCHEMA_VERSION)
 
 
@@ -374,8 +377,7 @@ R = TypeVar("R", bound=Record)
 
 
 def record_to_json(record: DataclassInstance) -> str:
-    """A record as JSON text. Keys are sorted, and one newline ends it: equal records give equal
-    bytes."""
+    """Write a record as JSON text: equal records give equal bytes, since the keys are sorted."""
     # JSON has no NaN and no Infinity, but a worst relative deviation can be either: these values
     # are written as strings, and read back as numbers.
     data = json.loads(  # ours
@@ -385,7 +387,11 @@ def record_to_json(record: DataclassInstance) -> str:
 
 
 def record_from_json(kind: type[R], text: str | bytes, where: str, newest: int) -> R:
-    """Read a record with a `schema_version`. Raises BundleError if that is above `newest`."""
+    """Read a record that has a `schema_version` from JSON.
+
+    `newest`: the newest version that can be read. Raises BundleError, in which `where` names the
+    file, for a newer one and for anything that is no such record.
+    """
     try:
         data = parse_json(text)
     except ValueError as error:

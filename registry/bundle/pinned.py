@@ -28,9 +28,11 @@ from registry.errors import BundleError
 
 
 class Pinned:
-    """Holds some files of a bundle open until `close`. `file(name)` is the path to open instead of
-    the file's own path. It works in this process and its forks; with `for_others` instead in other
-    processes that it starts, as long as it lives.
+    """Holds some files of a bundle open until `close`.
+
+    `file(name)` is the path to open instead of the file's own path. It works in this process and in
+    its forks. With `for_others` it works instead in other processes that this one starts, as long
+    as this one lives.
 
     If the bundle was opened without checking digests, the files are held as they are now.
     """
@@ -51,7 +53,7 @@ class Pinned:
             raise
 
     def file(self, name: str) -> Path:
-        """The path by which an engine opens the file `name` of the bundle."""
+        """Return the path by which an engine opens the file `name` of the bundle."""
         return self.folder / name
 
     def check(self) -> None:
@@ -68,7 +70,10 @@ class Pinned:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _hold(self, name: str) -> None:
-        """Open a file, compare it with its digest if it changed, and link it into the folder."""
+        """Open a file and link it into the folder; hash it again if it changed since it was hashed.
+
+        Raises BundleError if its content is another one.
+        """
         if name in self._handles:
             return
         root, inside = self._bundle.place(name)  # raises if the bundle has no such file
@@ -83,7 +88,7 @@ class Pinned:
         self.file(name).symlink_to(f"/proc/{self._owner}/fd/{handle}")
 
     def _changed_error(self, name: str) -> BundleError:
-        """The error for a file that is not the one whose digest was checked."""
+        """Return the error for a file that is not the one whose digest was checked."""
         return BundleError(
             f"{self._bundle.path}: {name} was changed after its digest was checked",
             code="bundle-altered",

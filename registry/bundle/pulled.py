@@ -38,7 +38,7 @@ def write_note(folder: Path, record: PulledNote) -> None:
 
 
 def read_note(folder: Path) -> PulledNote | None:
-    """The note of a pulled bundle, or None. Raises BundleError if it exists but is unreadable."""
+    """Read the note of a pulled bundle; None if it has none. Raises BundleError if unreadable."""
     path = folder / PROMOTED
     try:
         return read_record(PulledNote, read_plain(path))

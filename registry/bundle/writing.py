@@ -22,11 +22,11 @@ _NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EI
 def write_atomically(
     dest: str | Path, *, replace: bool = False, resume: str = ""
 ) -> Iterator[Path]:
-    """Yield an empty folder next to `dest`. When the block ends, it is written to disk (fsync) and
-    renamed to `dest`. After an exception it is removed.
+    """Yield an empty folder next to `dest`, which becomes `dest` when the block ends.
 
-    An existing `dest` is refused before the block runs, unless `replace`. Errors such as a full
-    disk become a BundleError with a message of one line.
+    Then it is written to disk (fsync) and renamed. After an exception it is removed. An existing
+    `dest` is refused before the block runs, unless `replace`. Errors such as a full disk become a
+    BundleError with a message of one line.
 
     `resume`: the name of this work. After a RegistryUnavailableError or Ctrl-C the folder stays as
     it is, and a later call with the same name yields it again. One process at a time has it.
@@ -58,8 +58,11 @@ def write_atomically(
 
 @contextlib.contextmanager
 def _hold_folder(partial: Path) -> Iterator[None]:
-    """Hold a folder whose name could be foreseen, so it may be another user's or process's. Raises
-    BundleError or RegistryUnavailableError if it is."""
+    """Keep other processes from using a folder during the block.
+
+    The folder's name could be foreseen, so it may be in use: raises BundleError if it belongs to
+    another user, RegistryUnavailableError if another process holds it.
+    """
     handle = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.fstat(handle).st_uid != os.geteuid():
@@ -76,7 +79,10 @@ def _hold_folder(partial: Path) -> Iterator[None]:
 
 
 def _move_into_place(partial: Path, final: Path, *, replace: bool) -> None:
-    """Rename `partial` to `final`. What was there stays if the rename fails."""
+    """Rename `partial` to `final`. An existing `final` is replaced, or refused unless `replace`.
+
+    If the rename fails, the existing one stays.
+    """
     if not os.path.lexists(final):
         partial.rename(final)
         return
@@ -97,7 +103,7 @@ def _move_into_place(partial: Path, final: Path, *, replace: bool) -> None:
 
 @contextlib.contextmanager
 def _explain_disk_errors(dest: Path) -> Iterator[None]:
-    """Turn the errors that a user can mend into BundleErrors; others pass."""
+    """Turn errors in the block that a user can mend, as a full disk, into BundleErrors."""
     try:
         yield
     except OSError as error:

@@ -99,7 +99,7 @@ class Event:
 
     @property
     def title(self) -> str:
-        """One line for people, which names the run on MLflow's page."""
+        """The event in one line for people, which names the run on MLflow's page."""
         version = "" if self.version is None else f" {self.model}/{self.version}"
         match self.kind:
             case "approval":
@@ -116,7 +116,10 @@ class Event:
                 return f"{self.kind} of{version} to @{self.alias}"
 
     def to_json(self) -> dict[str, Any]:
-        """JSON data for the record and for `--json`. The run itself holds the model and its id."""
+        """Return JSON data for the record and for `--json`.
+
+        It lacks the model and the id, which the MLflow run itself holds.
+        """
         data = as_data(self)
         del data["model"], data["id"]
         if not self.imported:
@@ -132,14 +135,14 @@ class History:
         self._store, self._experiment, self._model = store, experiment, model
 
     def events(self) -> list[Event]:
-        """All events, oldest first."""
+        """Return all events, oldest first."""
         return self._read_events(RunQuery(self._experiment, _EVENT))
 
     def promotions(self, second: datetime | None = None) -> list[Event]:
-        """The promotions, oldest first.
+        """Return the promotions, oldest first.
 
-        `second`: only those in the second that begins at this time; the store selects them, which
-        is faster if the history is long.
+        `second`: return only those in the second that begins at this time. The store selects them,
+        which is faster if the history is long.
         """
         started = None
         if second is not None:
@@ -148,12 +151,12 @@ class History:
         return self._read_events(RunQuery(self._experiment, _EVENT, "promotion", started=started))
 
     def last(self) -> Event | None:
-        """The event that was written last, or None."""
+        """Return the event that was written last, or None."""
         query = RunQuery(self._experiment, _EVENT, order="start_time DESC", limit=1)
         return next(iter(self._read_events(query)), None)
 
     def _read_events(self, query: RunQuery) -> list[Event]:
-        """The events of the runs that `query` finds, by number."""
+        """Read the events in the runs that `query` finds, in the order of their numbers."""
         events = [_read_event(run, self._model) for run in self._store.runs(query)]
         return sorted(events, key=lambda event: event.number)
 
@@ -166,7 +169,10 @@ class HistoryWriter(History):
         self._client = client
 
     def append(self, event: Event, after: Event | None) -> Event:
-        """Write an open event. `after`: the last event so far. The caller holds the write lock."""
+        """Write an event as an open one; return it with its number, time and id.
+
+        `after`: the last event so far, or None. The caller holds the write lock.
+        """
         now = datetime.now(UTC)
         if after is not None:
             now = max(now, after.time + timedelta(milliseconds=1))
@@ -192,7 +198,7 @@ class HistoryWriter(History):
 
 
 def _record_tags(event: Event) -> dict[str, str]:
-    """The tags that hold an event's record, which `_read_event` joins in the order of their names.
+    """Return the tags that hold an event's record, in pieces that `_read_event` joins by name.
 
     Raises RegistryError if the record is too long, or has text that is not UTF-8.
     """
@@ -211,7 +217,7 @@ def _record_tags(event: Event) -> dict[str, str]:
 
 
 def _read_event(run: StoredRun, model: str) -> Event:
-    """The event that an MLflow run holds. Raises RegistryError."""
+    """Read the event that an MLflow run holds. Raises RegistryError if it is not one of ours."""
     tags = run.tags
     try:
         text = "".join(tags[key] for key in sorted(tags) if key.startswith(_RECORD))
@@ -235,7 +241,7 @@ def _read_event(run: StoredRun, model: str) -> Event:
 
 
 def markdown(event: Event) -> str:
-    """The text about an event on MLflow's page."""
+    """Return the text about an event on MLflow's page."""
     lines = [f"{event.title}, by {event.by}"]
     lines += [
         f"@{alias}: {event.before.get(alias, 'none')} → {event.after.get(alias, 'none')}"
@@ -251,7 +257,7 @@ def markdown(event: Event) -> str:
 
 
 def _decision_table(decisions: Sequence[Decision]) -> str:
-    """The gates' decisions as a table in Markdown; long cells are cut."""
+    """Write the gates' decisions as a table in Markdown; long cells are cut."""
     lines = ["| gate | answer | found | limit | |", "| --- | --- | --- | --- | --- |"]
     for decision in decisions:
         cells = (decision.gate, decision.answer, decision.found, decision.limit, decision.detail)
@@ -260,20 +266,22 @@ def _decision_table(decisions: Sequence[Decision]) -> str:
 
 
 def aliases_at(events: Sequence[Event], when: datetime) -> Mapping[str, int] | None:
-    """All aliases at the time `when`; None before the first event. `events`: oldest first."""
+    """Return all aliases at a time; None before the first event. `events`: oldest first."""
     past = [event for event in events if event.time <= when]
     return past[-1].left if past else None
 
 
 def missing_numbers(events: Sequence[Event]) -> list[int]:
-    """The numbers of missing events: somebody removed these with MLflow's own tools."""
+    """Return the numbers of missing events, which somebody removed with MLflow's own tools."""
     present = {event.number for event in events}
     return [n for n in range(1, max(present, default=0) + 1) if n not in present]
 
 
 def promoted_since(events: Sequence[Event], alias: str, number: int) -> datetime | None:
-    """The time from which a version has held an alias without a break, if a promotion gave it the
-    alias; else None."""
+    """Return the time since which a version has held an alias without a break.
+
+    None if it does not hold the alias, or if no promotion gave it. `events`: oldest first.
+    """
     since = None
     for event in events:
         if event.left.get(alias) != number:
@@ -284,7 +292,7 @@ def promoted_since(events: Sequence[Event], alias: str, number: int) -> datetime
 
 
 def approvers(events: Sequence[Event], number: int, digest: str) -> dict[str, str]:
-    """The approvals of a version with this digest: by approver, the user who recorded it."""
+    """Return who approved a version with this digest: by approver, the user who recorded it."""
     return {
         event.approver: event.by
         for event in events

@@ -73,7 +73,10 @@ class WriteLock:
 def write_lock(
     access: Access, client: MlflowClient, name: str
 ) -> contextlib.AbstractContextManager[WriteLock]:
-    """Wait for the lock on all data of model `name`. Must not be nested."""
+    """Return a block that waits for the lock on all data of model `name`, and holds it.
+
+    Such blocks must not be nested. Raises RegistryUnavailableError if others keep the lock.
+    """
     if access.sqlite is None:
         return _hold_lease(access, client, f"soa-pipeline lock {name}")
     return _hold_file_lock(access.sqlite, access.shown)
@@ -81,7 +84,10 @@ def write_lock(
 
 @contextlib.contextmanager
 def _hold_file_lock(database: Path, shown: str) -> Iterator[WriteLock]:
-    """Wait for the file lock next to an SQLite registry, and hold it in the block."""
+    """Wait for the file lock next to an SQLite registry, and hold it in the block.
+
+    `shown`: the registry's name in an error.
+    """
     from filelock import FileLock, Timeout
 
     lock = FileLock(f"{database}.lock", timeout=QUEUE_WAIT_S)
@@ -111,7 +117,10 @@ def _hold_lease(access: Access, client: MlflowClient, name: str) -> Iterator[Wri
 
 
 def _wait_for_lease(access: Access, lease: Lease) -> WriteLock:
-    """Wait for the lease. Short outages of the server are waited for, too."""
+    """Wait until the lease is acquired; short outages of the server are waited for, too.
+
+    Raises RegistryUnavailableError if other writers keep it, or the error of a long outage.
+    """
     deadline = time.monotonic() + QUEUE_WAIT_S
     silent_since: float | None = None  # None: the server answered the last request
     while True:
@@ -120,8 +129,8 @@ def _wait_for_lease(access: Access, lease: Lease) -> WriteLock:
         except Exception as error:
             if silent_since is None:
                 silent_since = time.monotonic()
-            passing = isinstance(translate_error(error, access.shown), RegistryUnavailableError)
-            if not passing or time.monotonic() - silent_since > OUTAGE_WAIT_S:
+            temporary = isinstance(translate_error(error, access.shown), RegistryUnavailableError)
+            if not temporary or time.monotonic() - silent_since > OUTAGE_WAIT_S:
                 raise
             time.sleep(random.uniform(0.2, 1))
             continue
@@ -146,7 +155,7 @@ class Lease:
         self.holder = "somebody"  # for messages: who has the lease
 
     def try_acquire(self) -> WriteLock | None:
-        """Return the lock if it is free, else None. Renames the lease of a dead owner."""
+        """Return the lock if it is free, else None. The lease of a dead owner is renamed."""
         start = time.monotonic()
         self._asked_at = start if self._asked_at is None else self._asked_at
         if self._try_to_create():
@@ -171,15 +180,21 @@ class Lease:
         return None
 
     def release(self) -> None:
-        """Rename the lease to a name with its token, then delete that. So a request that arrives
-        late or twice cannot end the next owner's lease. If this fails, the lease expires."""
+        """End the lease: rename it to a name with its token, then delete it.
+
+        The other name keeps a request that arrives late or twice from ending the next owner's
+        lease. A failure is ignored: then the lease expires.
+        """
         with contextlib.suppress(Exception):
             self._client.rename_registered_model(self.name, f"{self.name} {self.token}")
             self._client.delete_registered_model(f"{self.name} {self.token}")
 
     def bury(self, owner: str) -> None:
-        """Rename a dead owner's lease, unless another successor was faster. Then delete the leases
-        that were renamed longer than KEEP_DEAD ago."""
+        """Rename a dead owner's lease, so that a new one can be created.
+
+        If another successor was faster, nothing is done. Otherwise leases that were renamed longer
+        than KEEP_DEAD ago are deleted.
+        """
         try:
             self._client.rename_registered_model(self.name, f"{self.name} {owner}")
         except Exception as error:
@@ -197,7 +212,7 @@ class Lease:
                     self._client.delete_registered_model(dead.name)
 
     def _try_to_create(self) -> bool:
-        """Try to create the lease; False if another writer has it."""
+        """Try to create the lease; return False if another writer has it."""
         try:
             self._client.create_registered_model(
                 self.name,

@@ -76,8 +76,10 @@ def check_promotable(alias: str) -> None:
 
 
 def as_settled(store: Store, events: Sequence[Event], aliases: Mapping[str, int]) -> list[Event]:
-    """The events; an open one gets the state in which the next writer will close it. `aliases`: all
-    aliases of the model now."""
+    """Return the events, an open one in the state in which the next writer will close it.
+
+    `aliases`: all aliases of the model now.
+    """
     settled = list(events)
     for i, event in enumerate(events):
         if event.state == "open":
@@ -88,14 +90,14 @@ def as_settled(store: Store, events: Sequence[Event], aliases: Mapping[str, int]
 
 
 def promotions_of(store: Store, history: History, version: Version, alias: str) -> list[Promotion]:
-    """The promotions of a version to `alias`, see `Reader.promotions`."""
+    """Return the promotions of a version to `alias`, see `Reader.promotions`."""
     tagged = version.promotion(alias)
     if tagged is None:
         return []
     aliases = dict.fromkeys(version.aliases, version.number)
 
     def completed(second: datetime | None) -> list[Promotion]:
-        """Those that have happened; `second`: only those of this time."""
+        """Return those that have happened; `second`: only those in this second, None: all."""
         return [
             promotion_of(event)
             for event in as_settled(store, history.promotions(second), aliases)
@@ -107,8 +109,10 @@ def promotions_of(store: Store, history: History, version: Version, alias: str) 
 
 
 def _has_taken_effect(store: Store, event: Event, aliases: Mapping[str, int]) -> bool:
-    """True if an open event has taken effect in the registry and must be completed; else it is
-    void."""
+    """Return whether an open event has taken effect in the registry, and must be completed.
+
+    Otherwise it is void. `aliases`: all aliases of the model now.
+    """
     if event.kind in _MOVES:
         return event.alias is not None and aliases.get(event.alias) == event.after[event.alias]
     if event.kind == "build":
@@ -122,7 +126,7 @@ def _has_taken_effect(store: Store, event: Event, aliases: Mapping[str, int]) ->
 
 
 def _read_tags(store: Store, model: str, number: int | None) -> Mapping[str, str] | None:
-    """The tags of a version; None if there is no such version."""
+    """Read the tags of a version; None if there is no such version."""
     stored = None if number is None else store.version(model, number)
     return None if stored is None else stored.tags
 
@@ -152,8 +156,8 @@ class ModelWriter:
     ) -> Event:
         """Make an event about a version, without writing it.
 
-        `alias`: it moves to the version if `kind` is one that moves aliases. `fields`: further
-        fields of `Event`.
+        `alias` moves to the version if `kind` is one that moves aliases. `fields`: further fields
+        of `Event`.
         """
         before, after = dict(self.aliases), dict(self.aliases)
         digests = {version.ref: version.digest}
@@ -169,7 +173,10 @@ class ModelWriter:
         )
 
     def _aliases_after(self, number: int, alias: str) -> dict[str, int]:
-        """All aliases after `alias` has moved to a version. From production, `previous` follows."""
+        """Return all aliases as they will be after `alias` has moved to a version.
+
+        If `alias` is `production`, `previous` moves to the version that is replaced.
+        """
         after = dict(self.aliases)
         holder = after.get(alias)
         if holder == number:
@@ -182,8 +189,11 @@ class ModelWriter:
         return after
 
     def find_way_back(self, other_than: int) -> int | None:
-        """The last version that was in production by a promotion or rollback, and is `other_than`
-        this one. It is the version in production now, if a gate let that in."""
+        """Return the version to which production can go back from the version `other_than`.
+
+        It is the version in production now, or else the last one that was there by a promotion or a
+        rollback, as it is now. None if there is none but `other_than`.
+        """
         holder = self.aliases.get(PRODUCTION)
         if holder != other_than and self._was_let_in(holder):
             return holder
@@ -200,7 +210,7 @@ class ModelWriter:
         return None
 
     def _was_let_in(self, number: int | None) -> bool:
-        """True if the version, as it is now, was promoted to production."""
+        """Return whether the version, with its present files, was promoted to production."""
         stored = None if number is None else self._store.version(self.model, number)
         if stored is None:
             return False
@@ -213,7 +223,11 @@ class ModelWriter:
         return True
 
     def refuse_if_moved(self, alias: str, replacing: int | None) -> list[Decision]:
-        """A refusal if the version that the gates compared with no longer holds the alias."""
+        """Return a refusal if the version that the gates compared with has lost the alias.
+
+        `replacing`: the number of that version, 0 for none; None: this is not checked. The list is
+        empty if nothing moved.
+        """
         holder = self.aliases.get(alias, 0)
         if replacing is None or holder == replacing:
             return []
@@ -226,7 +240,7 @@ class ModelWriter:
         return [Decision("in place", False, found=now, limit=measured, detail=detail)]
 
     def last_promotion(self, number: int | None, alias: str | None) -> Promotion | None:
-        """The last completed promotion of a version to an alias."""
+        """Return the last completed promotion of a version to an alias, or None."""
         past = [
             event
             for event in self.history.events()
@@ -278,7 +292,10 @@ class ModelWriter:
             self.tag(event.version, f"{PROMOTION}{event.alias}", promotion_of(event).to_json())
 
     def _undo_prepare(self, event: Event) -> None:
-        """Undo `_prepare`: set the tag to the last completed promotion, or delete it."""
+        """Undo `_prepare`: set the tag to the last completed promotion, or delete it.
+
+        A tag that another program has changed since is left as it is.
+        """
         if event.kind != "promotion":
             return
         key, prepared = f"{PROMOTION}{event.alias}", promotion_of(event)
@@ -295,7 +312,7 @@ class ModelWriter:
             self.client.delete_model_version_tag(self.model, str(event.version), key)
 
     def _finish(self, event: Event) -> Event:
-        """Do the steps of an event that are not done yet, and close it."""
+        """Do the steps of an event that are not done yet, and close it as done."""
         self._prepare(event)
         if event.kind in _MOVES:
             self._move_aliases(event)
@@ -319,7 +336,7 @@ class ModelWriter:
         return self.last
 
     def _move_aliases(self, event: Event) -> None:
-        """Move every alias that differs before and after the event and has not been moved yet."""
+        """Move every alias that the event moves and that has not been moved yet."""
         for alias, number in event.after.items():
             moves = event.before.get(alias) != number
             # Another program may have deleted the version since the event was written.
@@ -327,7 +344,7 @@ class ModelWriter:
                 self._move_alias(event, alias)
 
     def _move_alias(self, event: Event, alias: str) -> None:
-        """Move one alias to its version after the event, unless it is there."""
+        """Move one alias to the version that it has after the event, unless it is there already."""
         number = event.after[alias]
         if self.aliases.get(alias) == number:
             return
@@ -346,12 +363,12 @@ class ModelWriter:
             self.tag(event.version, prefix + tag_of(target), value)
 
     def _read_aliases(self) -> dict[str, int]:
-        """All aliases of the model now, and the numbers of their versions."""
+        """Read all aliases of the model, and the numbers of their versions."""
         return aliases_of(self.client.get_registered_model(self.model))
 
 
 def promotion_of(event: Event) -> Promotion:
-    """The record that the version's tag holds about a promotion event."""
+    """Return the record that a version's tag holds about an event of kind "promotion"."""
     return Promotion(
         str(event.alias),
         event.by,
@@ -365,5 +382,5 @@ def promotion_of(event: Event) -> Promotion:
 
 
 def _time_text(event: Event) -> str:
-    """The time of an event, as a promotion's record has it."""
+    """Write the time of an event as a promotion's record has it: ISO 8601 in whole seconds."""
     return event.time.isoformat(timespec="seconds")

@@ -29,11 +29,11 @@ _SCOPE = "soa.policy.scope"
 _TEXT = "soa.policy"
 _SHA256 = "soa.policy.reference"
 _EVERY_MODEL = "*"
-_LONGEST = 5000
+_LONGEST = 5000  # of a policy as JSON, in characters
 
 
 def set_policy(access: Access, policy: Policy, model: str | None, reference: Path | None) -> None:
-    """From now on `policy` is that of `model`, or if `model` is None, that of the registry.
+    """Make `policy` the one for all promotions of `model`, or if that is None, of all models.
 
     `reference`: the file of the policy's reference set, which is copied into the registry.
     """
@@ -64,8 +64,11 @@ def set_policy(access: Access, policy: Policy, model: str | None, reference: Pat
 def _finish_as_last(
     access: Access, client: MlflowClient, experiment: str, model: str | None, run: str
 ) -> None:
-    """End a run later than every other one of the model: the run that ends last counts. The lock is
-    not held while the reference is copied, which is slow."""
+    """Give the run of a policy an end later than those of the model's other policies.
+
+    The run that ends last counts. The lock is taken only now, because copying a reference set
+    before may be slow.
+    """
     with write_lock(access, client, _EXPERIMENT) as lock:
         last = _last_run(ClientStore(client), experiment, model)
         now = stamp.milliseconds(datetime.now(UTC))
@@ -76,7 +79,7 @@ def _finish_as_last(
 
 
 def policies_in_force(access: Access, model: str | None, into: Path | None = None) -> list[Asked]:
-    """The registry's policy and that of `model`, each if there is one.
+    """Return the registry's policy and that of `model`, as far as they are set.
 
     Their reference sets are copied into the folder `into` and their digests are checked; if `into`
     is None, they are not copied.
@@ -94,7 +97,10 @@ def policies_in_force(access: Access, model: str | None, into: Path | None = Non
 
 
 def _last_run(store: Store, experiment: str, model: str | None) -> StoredRun | None:
-    """The run that holds the policy of `model`, or that of every model; None if none was set."""
+    """Return the run that holds the policy of `model`, or if that is None, of every model.
+
+    None if no such policy was set.
+    """
     # Deleted runs count too: deleting a run on MLflow's page does not cancel the policy.
     scope = model or _EVERY_MODEL
     query = RunQuery(experiment, _SCOPE, scope, status="FINISHED", order="end_time DESC", limit=1)
@@ -102,7 +108,10 @@ def _last_run(store: Store, experiment: str, model: str | None) -> StoredRun | N
 
 
 def _read_policy(access: Access, run: StoredRun, into: Path | None) -> Asked:
-    """A stored policy and its origin. With `into`, its reference set is copied there."""
+    """Read the policy that a run holds, and its origin. Raises RegistryError if it is damaged.
+
+    Its reference set is copied into a new folder in `into`, unless that is None.
+    """
     # Imported here: these need pydantic, which a lookup should not load if no policy is set.
     from pydantic import ValidationError
 

@@ -64,7 +64,7 @@ class Happened:
 
 
 def _checked_event(event: dict[str, Any]) -> dict[str, Any]:
-    """The event itself, if it has the fields of `Happened`; else ValueError."""
+    """Return the event if it has the fields of `Happened`; else raise ValueError."""
     as_record(Happened, event)
     return event
 
@@ -85,12 +85,12 @@ class ForeignEvent(Record):
 
     @property
     def key(self) -> tuple[str, str, int, str]:
-        """What identifies the event, so that no import adds it twice."""
+        """The values that identify the event, so that no import adds it twice."""
         return self.registry, self.model, self.happened.number, self.happened.time
 
 
 def _number_from_key(key: object) -> object:
-    """The number of a version from a key of JSON, which is text; anything else unchanged."""
+    """Convert a key of JSON, which is text, to a version's number; return others unchanged."""
     return int(key) if isinstance(key, str) and key.isdecimal() else key
 
 
@@ -111,8 +111,10 @@ class Export(Record):
 
 @dataclass(frozen=True)
 class Imported:
-    """The result of an import. `versions`: by the number in the export, the version here.
-    `events`: the number of added events."""
+    """The result of an import.
+
+    `versions`: the version here, by its number in the export. `events`: how many were added.
+    """
 
     export: Export
     versions: Mapping[int, Pushed]
@@ -120,8 +122,11 @@ class Imported:
 
 
 def export_to(registry: Registry, ref: Ref, dest: Path) -> Export:
-    """Export a version, or all versions of a model, to the new folder or `*.tar` file `dest`, with
-    the history of the version or the model. `dest` is complete and verified, or not created."""
+    """Export a version, or all versions of a model, with its history to `dest`.
+
+    `ref`: a model's name alone means all its versions. `dest`: a new folder, or file if its name
+    ends in `.tar`. It is complete and verified, or not created.
+    """
     whole_model = ref == Ref(ref.name)
     versions = registry.versions(ref.name) if whole_model else [registry.find(ref)]
     if not versions:
@@ -147,7 +152,7 @@ def export_to(registry: Registry, ref: Ref, dest: Path) -> Export:
 
 
 def _describe_version(version: Version) -> ExportedVersion:
-    """What an export says about a version, beside its files."""
+    """Return what an export says about a version beside its files."""
     return ExportedVersion(
         digest=version.digest,
         created=version.created.isoformat(),
@@ -182,8 +187,11 @@ def import_from(registry: Registry, source: Path, name: str | None = None) -> Im
 
 
 def _read_export(folder: Path, source: Path) -> Export:
-    """The `export.json` in a folder. Raises BundleError if a version is not what it says: every
-    digest of each is checked. `source`: the folder or archive that the user named, for errors."""
+    """Read the `export.json` in a folder, and check every digest of each version.
+
+    Raises BundleError if a version is not what the file says. `source`: the folder or archive that
+    the user named, for errors.
+    """
     try:
         text = read_plain(folder / EXPORT)
     except OSError as error:
@@ -198,7 +206,7 @@ def _read_export(folder: Path, source: Path) -> Export:
 
 
 def _export_event(event: Event, registry: Registry) -> ForeignEvent:
-    """An event for the export. An imported event keeps its original registry and content."""
+    """Return an event for the export. An imported one keeps its original registry and content."""
     if event.kind == "import":
         return _read_original_event(event)
     data = {"registry": registry.shown, "model": event.model, "event": event.to_json()}
@@ -206,7 +214,7 @@ def _export_event(event: Event, registry: Registry) -> ForeignEvent:
 
 
 def _read_original_event(event: Event) -> ForeignEvent:
-    """The event of another registry in an event of kind "import". Raises RegistryError."""
+    """Read the event of another registry from one of kind "import". Raises RegistryError."""
     try:
         return as_record(ForeignEvent, event.imported)
     except ValueError as error:
@@ -214,13 +222,15 @@ def _read_original_event(event: Event) -> ForeignEvent:
 
 
 def _imported_keys(events: Iterable[Event]) -> set[tuple[str, str, int, str]]:
-    """The keys of the foreign events that these events imported."""
+    """Return the keys of the foreign events that are imported in `events`."""
     return {_read_original_event(event).key for event in events if event.kind == "import"}
 
 
 def _add_events(registry: Registry, model: str, export: Export, numbers: Mapping[int, int]) -> int:
-    """Record the events of an export that are not in the registry; returns their number.
-    `numbers`: by number of a version in the export, its number here."""
+    """Record the events of an export that are not in the registry; return how many these are.
+
+    `numbers`: the numbers of versions here, by those in the export.
+    """
     events = registry.history(model)
     known, newest = _imported_keys(events), len(events)
     added = 0
@@ -245,7 +255,7 @@ def _add_events(registry: Registry, model: str, export: Export, numbers: Mapping
 
 
 def _replace_by_tar(folder: Path) -> None:
-    """Replace the folder by a tar file of its content."""
+    """Replace a folder by a tar file of its content, under the same name."""
     archive = folder.with_suffix(".old")
     try:
         with tarfile.open(archive, "w", format=tarfile.PAX_FORMAT) as tar:
@@ -260,8 +270,12 @@ def _replace_by_tar(folder: Path) -> None:
 
 @contextlib.contextmanager
 def open_as_folder(source: Path, scratch: Path) -> Iterator[Path]:
-    """The export as a folder. A tar is unpacked in a new folder in `scratch`: not in /tmp, which
-    may be small, but where `pipeline registry gc` finds it if this process is killed."""
+    """Yield the folder of an export; a tar is unpacked, and the unpacked folder removed at the end.
+
+    It is unpacked in a new folder in `scratch`: not in /tmp, which may be small, but where
+    `pipeline registry gc` finds it if this process is killed. Raises BundleError if `source` is
+    neither a folder nor a tar.
+    """
     if source.is_dir():
         yield source
         return
@@ -292,8 +306,11 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 def _extract(tar: tarfile.TarFile, size: int, folder: Path) -> None:
-    """Extract the archive, which has `size` bytes, into `folder`. All members are checked first:
-    only plain files with safe names, together no larger than the archive. Raises ValueError."""
+    """Extract an archive of `size` bytes into `folder`, after a check of all its members.
+
+    Raises ValueError unless these are plain files and folders with safe names that are together no
+    larger than the archive.
+    """
     members = tar.getmembers()
     left = size
     for member in members:

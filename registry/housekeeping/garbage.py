@@ -92,8 +92,10 @@ def collect(
 
 
 def _remove_temporary(registry: Registry, path: Path, dry_run: bool) -> int:
-    """Remove a file or folder of this host, unless `dry_run`; return its size in bytes. Raises
-    FileNotFoundError if it does not exist."""
+    """Remove a file or folder of this host; return its size in bytes.
+
+    With `dry_run` only return the size. Raises FileNotFoundError if it does not exist.
+    """
     size = path.lstat().st_size
     if path.is_dir() and not path.is_symlink():
         size = sum(bundle_files.stored_sizes(registry, str(path)).values())
@@ -105,8 +107,11 @@ def _remove_temporary(registry: Registry, path: Path, dry_run: bool) -> int:
 
 
 class _Collector:
-    """Collects the garbage in a registry. `before`: work that began later may still be running.
-    `folders`: the local folders with files of versions, which `collect` finds."""
+    """Collects the garbage in a registry.
+
+    `before`: work that began later may still be running, and is left alone. `folders`: the folders
+    of this host that hold files of versions; `collect` fills this list.
+    """
 
     def __init__(
         self, registry: Registry, client: MlflowClient, before: datetime, dry_run: bool
@@ -116,7 +121,7 @@ class _Collector:
         self.folders: list[Path] = []
 
     def collect(self) -> Iterator[Garbage]:
-        """All garbage in the registry, after interrupted removals are settled."""
+        """Settle interrupted removals; then remove and yield all garbage in the registry."""
         if not self.dry_run:
             for summary in self.registry.list():
                 with self.registry.writing(summary.name):
@@ -128,7 +133,7 @@ class _Collector:
                 yield garbage
 
     def _find_runs(self) -> Iterator[tuple[str, Any]]:
-        """Each of our runs that was made for the files of a version, with the model's name."""
+        """Yield each run that was made for the files of a version, after the model's name."""
         from mlflow.entities import ViewType
 
         every, search = ViewType.ALL, self.client.search_runs
@@ -139,7 +144,7 @@ class _Collector:
                     yield experiment.name, run
 
     def _find_versions(self, run: Any) -> Sequence[Any]:
-        """MLflow's versions of this run, or else of its files."""
+        """Return MLflow's versions that were made of a run; if there are none, of its files."""
         search, info = self.client.search_model_versions, run.info
         versions = fetch_all_pages(search, f"run_id = '{info.run_id}'")
         if versions:
@@ -149,8 +154,10 @@ class _Collector:
         return fetch_all_pages(search, f"source_path = '{source}'")
 
     def _collect_registration(self, model: str, run: Any) -> Garbage | None:
-        """Remove a run without a version. It is first ended under the lock, so that nobody can make
-        a version of it any more."""
+        """Remove a run without a version, and return it; None if it may still become a version.
+
+        The run is first ended under the lock, so that nobody can make a version of it any more.
+        """
         verdict = self._judge_run(run)
         if verdict is None:
             return None
@@ -171,7 +178,7 @@ class _Collector:
         return Garbage(verdict.kind, f"{model}: {verdict.why}", uri, size)
 
     def _judge_run(self, run: Any) -> _Verdict | None:
-        """The verdict on a run without a version; None if it may still become a version."""
+        """Say why a run without a version is garbage; None if it may still become a version."""
         info, tags = run.info, run.data.tags
         if REMOVED in tags:
             return _Verdict("removed version", f"{tags[REMOVED]} was removed")
@@ -187,7 +194,7 @@ class _Collector:
         return _Verdict("registration", "no version refers to it")
 
     def _collect_annexes(self, model: str, run: Any) -> Iterator[Garbage]:
-        """Remove the annexes next to a version's bundle that no tag of the version names."""
+        """Remove and yield the annexes next to a bundle that no tag of a version names."""
         root = run.info.artifact_uri.rstrip("/")
         if (local := bundle_files.local_folder(root)) is not None:
             self.folders.append(local)
@@ -210,8 +217,10 @@ class _Collector:
             )
 
     def _is_abandoned(self, run: Any, annex: str) -> bool:
-        """True if no version has this annex, and its upload did not begin after `before`. `annex`:
-        its target and digest, as `TARGET/DIGEST`."""
+        """Return whether no version has an annex and its upload did not begin after `before`.
+
+        `annex`: its target and digest, as `TARGET/DIGEST`.
+        """
         target, _, folder = annex.partition("/")
         versions = self._find_versions(run)
         if any(version.tags.get(ANNEX + target) == folder for version in versions):
@@ -225,9 +234,10 @@ class _Collector:
 def _find_temporary(
     registry: Registry, folders: Sequence[Path], cache: str | Path | None, before: datetime
 ) -> Iterator[Path]:
-    """Temporary files and folders that have not been changed since `before`.
+    """Yield temporary files and folders that have not been changed since `before`.
 
     They would have been renamed when complete. `folders`: the local folders of versions' files.
+    `cache`: the cache's folder, or None for that of this host.
     """
     candidates: list[Path] = []
     for folder in folders:
@@ -247,8 +257,11 @@ def _find_temporary(
 
 
 def _last_change(path: Path) -> datetime:
-    """The time of the last change in a folder or of a file. A copy may keep the modification times
-    of its original, so the change time (ctime) is used."""
+    """Return the time of the last change of a file, or of anything in a folder.
+
+    It is the change time (ctime), as a copy may keep the modification times of its original. The
+    result is the present if a path disappears meanwhile, since another process is at work there.
+    """
     paths = [path]
     for parent, subfolders, files in os.walk(path):
         paths += [Path(parent, name) for name in (*subfolders, *files)]

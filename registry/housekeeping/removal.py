@@ -29,7 +29,7 @@ class Removal:
 
 
 def find_removable(registry: Registry, ref: Ref) -> Version:
-    """The version that `ref` names by its number.
+    """Find the version that `ref` names by its number, if it can be removed.
 
     Raises RegistryError if it has an alias, or if another version has the same files.
     """
@@ -48,7 +48,7 @@ def find_removable(registry: Registry, ref: Ref) -> Version:
 
 
 def remove(registry: Registry, ref: Ref, reason: str = "") -> Removal:
-    """Remove the version that `ref` names by its number, for good, if it is `find_removable`."""
+    """Remove for good the version that `ref` names by its number; see `find_removable`."""
     find_removable(registry, ref)  # raises before anything is written
     with registry.writing(ref.name) as writer:
         version, client = find_removable(registry, ref), writer.client

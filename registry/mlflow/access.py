@@ -41,6 +41,7 @@ ARTIFACTS_VARIABLE = "PIPELINE_ARTIFACTS"
 DEFAULT_FOLDER = "pipeline-registry"
 LOCK_WAIT_S = 5.0
 ANSWER_WAIT_S = 5.0
+_LONGEST_LINE = 300  # of an error, in characters
 
 _SQLITE = "sqlite:///"
 _DEFAULT_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
@@ -82,7 +83,10 @@ class Access:
         return self.sqlite is None or self.sqlite.exists()
 
     def artifact_location(self, name: str) -> str | None:
-        """URI of the folder for model `name`; None: the tracking server decides."""
+        """Return the URI of the folder for the model `name`; None: the tracking server decides.
+
+        Raises RegistryError for a database other than SQLite if no such place was named.
+        """
         root = self._artifact_root
         if root is None:
             if urlsplit(self.uri).scheme in ("http", "https"):
@@ -97,11 +101,11 @@ class Access:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Store]:
-        """A `Store` for reading; errors inside the block become RegistryErrors.
+        """Yield a `Store` for reading; errors inside the block become RegistryErrors.
 
-        It asks the server or the database directly if that is known to give the same answers as
-        MLflow's client; else it asks that client. Raises NoRegistryError if the file does not exist
-        or the database has no tables: it never creates them.
+        The store asks the server or the database directly if that is known to give the same answers
+        as MLflow's client; else it asks that client. Raises NoRegistryError if the file does not
+        exist or the database has no tables: neither is ever created here.
         """
         if not self.exists:
             raise NoRegistryError.at(self.shown, "the file does not exist")
@@ -110,7 +114,7 @@ class Access:
 
     @contextlib.contextmanager
     def client(self, *, write: bool = False) -> Iterator[MlflowClient]:
-        """MLflow's client, once the store has answered; errors inside become RegistryErrors.
+        """Yield MLflow's client once the store has answered; errors inside become RegistryErrors.
 
         Blocks may be nested, such as a reader in a writer: only the outermost one tests the store.
         A reader never creates the store: test `exists` first.
@@ -146,7 +150,10 @@ class Access:
 
     @contextlib.contextmanager
     def _answering(self, write: bool) -> Iterator[None]:
-        """Check before use that the registry answers, and translate the errors of MLflow."""
+        """Check that the registry answers, then turn MLflow's errors in the block into ours.
+
+        The check is left out in a block inside another one. `write`: the block will write.
+        """
         nested = _inside.get()
         try:
             with _quietly():
@@ -165,7 +172,7 @@ class Access:
             raise translate_error(error, self.shown) from error
 
     def _direct_store(self) -> contextlib.AbstractContextManager[Store | None]:
-        """A store without MLflow's client, or None if only that client can read this one."""
+        """Open the store without MLflow's client; gives None if only that client can read it."""
         scheme = urlsplit(self.uri).scheme
         if scheme in ("http", "https"):
             from registry.mlflow.rest_store import open_server
@@ -178,7 +185,7 @@ class Access:
         return contextlib.nullcontext()
 
     def _mlflow_client(self) -> MlflowClient:
-        """MLflow's client, made once."""
+        """Return MLflow's client, which is made at the first call."""
         if self._client is None:
             _silence_mlflow()
             from mlflow.tracking import MlflowClient
@@ -219,19 +226,19 @@ class Access:
             )
 
     def _ask_database(self, host: str, port: int) -> None:
-        """Connect to a database server, and send nothing."""
+        """Connect to a database server and send nothing, to see that it answers."""
         try:
             socket.create_connection((host, port), ANSWER_WAIT_S).close()
         except OSError as error:
             raise self._no_answer("database", error) from error
 
     def _no_answer(self, peer: str, error: OSError) -> RegistryUnavailableError:
-        """The error for a server or database, `peer`, that does not answer."""
+        """Return the error for a `peer`, "server" or "database", that does not answer."""
         text = f"registry {self.shown}: no answer from the {peer}: {error_text(error)}"
         return RegistryUnavailableError(text)
 
     def _require_same_file(self) -> None:
-        """Raise RegistryUnavailableError if the SQLite file is another one than at first.
+        """Raise RegistryUnavailableError if the SQLite file is not the one that was opened first.
 
         MLflow keeps its connections until the process ends, also to a file that was deleted.
         Whatever it then writes is lost without an error."""
@@ -249,7 +256,7 @@ _opened: dict[str, Inode] = {}
 
 
 def _absolute_uri(uri: str) -> str:
-    """The registry's URI with an absolute path. Raises RegistryError if it cannot be one."""
+    """Return a registry's URI with an absolute path. Raises RegistryError for any other URI."""
     scheme = urlsplit(uri).scheme
     if scheme in ("", "file") or len(scheme) == 1:
         folder = uri.removeprefix("file://")
@@ -267,7 +274,10 @@ def _absolute_uri(uri: str) -> str:
 
 
 def _ask_sqlite(path: Path, write: bool) -> None:
-    """Test the file with one short transaction of the kind that will follow: read or write."""
+    """Test that an SQLite file answers, with one short transaction that reads, or that writes.
+
+    A transaction for writing changes nothing, but needs the lock. Errors are those of sqlite3.
+    """
     # SQLite opens a file that this user may only read for reading, also with `mode=rw`. Otherwise
     # it must be able to write: it undoes the half transaction of a killed writer before it reads.
     where = f"file:{quote(str(path))}?mode=rw"
@@ -281,7 +291,7 @@ def _ask_sqlite(path: Path, write: bool) -> None:
 
 
 def _make_database() -> bytes:
-    """The content of a new SQLite file with all of MLflow's tables."""
+    """Return the content of a new SQLite file with all of MLflow's tables, made by MLflow."""
     _silence_mlflow()
     from mlflow.store.db.utils import _initialize_tables, create_sqlalchemy_engine_with_retry
 
@@ -296,8 +306,11 @@ def _make_database() -> bytes:
 
 
 def _write_database(path: Path, content: bytes) -> None:
-    """Create a new database, completely or not at all: MLflow cannot complete a file that has only
-    some of the tables, for example after a full disk or Ctrl-C."""
+    """Write a new database file, completely or not at all; one that exists already stays.
+
+    MLflow cannot complete a file that has only some of the tables, for example after a full disk or
+    Ctrl-C.
+    """
     partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
     try:
         with partial.open("wb") as stream:
@@ -311,7 +324,7 @@ def _write_database(path: Path, content: bytes) -> None:
 
 
 def _silence_mlflow() -> None:
-    """Call this before MLflow is imported: it sets up what this process sends and logs."""
+    """Stop MLflow's usage statistics and needless log messages. To be called before its import."""
     # A production process sends no usage statistics, unless its user has set the variable.
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     for name in _CHATTY:
@@ -358,7 +371,7 @@ _silent, _once = _Variables(), _Variables()
 
 
 def send_once(seconds: float) -> contextlib.AbstractContextManager[None]:
-    """In this block MLflow's client sends each request once and gives up after `seconds`."""
+    """Return a block in which MLflow's client sends each request once and waits for `seconds`."""
     return _once.set(
         MLFLOW_HTTP_REQUEST_MAX_RETRIES="0", MLFLOW_HTTP_REQUEST_TIMEOUT=str(max(1, int(seconds)))
     )
@@ -378,7 +391,7 @@ _inside: ContextVar[bool] = ContextVar("inside_registry", default=False)
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """MLflow logs nothing from this thread."""
+    """Keep MLflow from logging anything from this thread inside the block."""
     token = _inside.set(True)
     try:
         yield
@@ -390,7 +403,7 @@ class _Quiet(logging.Filter):
     """Drops the messages that MLflow logs inside `_quietly`."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """False, which drops the message, if this thread is in `_quietly`."""
+        """Return False, which drops the message, if this thread is in `_quietly`."""
         return not _inside.get()
 
 
@@ -400,11 +413,14 @@ _DAMAGED = ("not a database", "malformed", "no such table", "schema")
 
 
 def translate_error(error: Exception, shown: str) -> RegistryError:
-    """An error of MLflow, of its database or of the network as one of ours, with one line.
+    """Translate an error of MLflow, of its database or of the network into one of ours.
 
-    RegistryUnavailableError: a later try may work, because the store is locked, busy or not
-    reached. NotFoundError: it is not there. RegistryError: anything else, such as a damaged
-    database, for which MLflow has no code, as for a network that fails.
+    The message is one line that begins with `shown`, the URI without its password. The type is
+
+    - RegistryUnavailableError if a later try may work: the store is locked, busy or not reached;
+    - NotFoundError if what was asked for does not exist;
+    - RegistryError for anything else. A damaged database is told from a network that fails by its
+      message, since MLflow has an error code for neither.
     """
     text = f"registry {shown}: {error_text(error)}"
     code = getattr(error, "error_code", None)
@@ -416,7 +432,7 @@ def translate_error(error: Exception, shown: str) -> RegistryError:
         return RegistryError(text)
     if code in _MISSING:
         return NotFoundError(text)
-    not_reached = "API request to" in str(error)
+    not_reached = "API request to" in str(error)  # so begins the error of MLflow's client
     of_the_system = code is None and not isinstance(error, ValueError)  # the disk, the network
     if code in _BUSY or not_reached or of_the_system:
         return RegistryUnavailableError(text)
@@ -424,7 +440,10 @@ def translate_error(error: Exception, shown: str) -> RegistryError:
 
 
 def error_text(error: BaseException) -> str:
-    """The innermost message: MLflow wraps SQLAlchemy's error, which wraps the driver's error."""
+    """Return the innermost message of an error in one line.
+
+    MLflow wraps SQLAlchemy's error, which wraps the driver's; `requests` nests four of its own.
+    """
     for cause in causes(error):
         original = getattr(cause, "orig", None)  # SQLAlchemy's name for the driver's error
         if isinstance(original, BaseException):
@@ -445,6 +464,6 @@ def error_text(error: BaseException) -> str:
 
 
 def _one_line(error: BaseException) -> str:
-    """The error's text in one line of at most 300 characters, or its type if it has none."""
+    """Return an error's text, or its type if it has none, in one line that is cut if too long."""
     text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 300 else f"{text[:299]}…"
+    return text if len(text) <= _LONGEST_LINE else f"{text[: _LONGEST_LINE - 1]}…"

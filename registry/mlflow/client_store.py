@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def find_model(client: MlflowClient, name: str) -> Any | None:
-    """MLflow's RegisteredModel, or None if there is no model of that name."""
+    """Return MLflow's RegisteredModel, or None if there is no model of that name."""
     try:
         return client.get_registered_model(name)
     except Exception as error:
@@ -29,12 +29,12 @@ def find_model(client: MlflowClient, name: str) -> Any | None:
 
 
 def has_code(error: Exception, *codes: str) -> bool:
-    """True if `error` has one of these error codes of MLflow."""
+    """Return whether an error has one of these error codes of MLflow."""
     return getattr(error, "error_code", None) in codes
 
 
 def fetch_all_pages(search: Callable[..., Any], *arguments: Any, **options: Any) -> list[Any]:
-    """All results of one of MLflow's searches, page by page."""
+    """Return all results of a search method of MLflow's client, which gives one page a call."""
     results: list[Any] = []
     token = None
     while True:
@@ -46,7 +46,7 @@ def fetch_all_pages(search: Callable[..., Any], *arguments: Any, **options: Any)
 
 
 def aliases_of(model: Any) -> dict[str, int]:
-    """Version numbers by alias. `model`: MLflow's RegisteredModel."""
+    """Return the version numbers of MLflow's RegisteredModel, by alias."""
     return {str(alias): int(number) for alias, number in model.aliases.items()}
 
 
@@ -71,7 +71,7 @@ class ClientStore:
         return [_convert_version(version) for version in versions]
 
     def version(self, name: str, number: int) -> StoredVersion | None:
-        """As `Store.version`. The error codes of other failures are those of MLflow."""
+        """As `Store.version`. Errors other than a missing version stay those of MLflow."""
         try:
             return _convert_version(self._client.get_model_version(name, str(number)))
         except Exception as error:
@@ -93,7 +93,7 @@ class ClientStore:
         from mlflow.entities import ViewType
 
         def search(page_token: str | None) -> Any:
-            """One page of results; the first one for None."""
+            """Return one page of results; None asks for the first one."""
             return self._client.search_runs(
                 [query.experiment],
                 query.filter,
@@ -109,12 +109,12 @@ class ClientStore:
 
 
 def _convert_model(model: Any) -> StoredModel:
-    """Our record of MLflow's RegisteredModel."""
+    """Return our record of MLflow's RegisteredModel."""
     return StoredModel(str(model.name), model.description or "", aliases_of(model))
 
 
 def _convert_version(version: Any) -> StoredVersion:
-    """Our record of MLflow's ModelVersion."""
+    """Return our record of MLflow's ModelVersion."""
     return StoredVersion(
         str(version.name),
         int(version.version),
@@ -126,7 +126,7 @@ def _convert_version(version: Any) -> StoredVersion:
 
 
 def _convert_run(run: Any) -> StoredRun:
-    """Our record of MLflow's Run."""
+    """Return our record of MLflow's Run."""
     info = run.info
     return StoredRun(
         info.run_id, info.status, info.start_time, info.end_time, _convert_tags(run.data.tags)
@@ -134,5 +134,5 @@ def _convert_run(run: Any) -> StoredRun:
 
 
 def _convert_tags(tags: Mapping[Any, Any]) -> dict[str, str]:
-    """Tags with keys and values as text."""
+    """Return MLflow's tags with both keys and values as text."""
     return {str(key): str(value) for key, value in tags.items()}

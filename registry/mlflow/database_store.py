@@ -27,7 +27,7 @@ from registry.mlflow.store_protocol import (
 TESTED = frozenset({"dc11669786a5"})
 """The revisions of the tables that can be read: that of MLflow 3.17."""
 
-_NO_LIMIT = 1 << 62  # SQL has no word for it that both databases take
+_NO_LIMIT = 1 << 62  # SQL has no word for "no limit" that both databases take
 
 _MODELS = """
 SELECT m.name, m.description, a.alias, a.version
@@ -70,14 +70,14 @@ _ORDERS = {
 }
 
 Ask = Callable[[str, Mapping[str, Any]], Iterable[Any]]
-"""The rows of a query with named parameters."""
+"""Sends a query with named parameters and returns its rows."""
 
 
 @contextlib.contextmanager
 def open_tables(
     uri: str, sqlite: Path | None, shown: str, wait_s: float
 ) -> Iterator[TableStore | None]:
-    """The store, or None if the revision of the tables is not one of `TESTED`.
+    """Yield a store, or None if the revision of the tables is not one of `TESTED`.
 
     `sqlite`: the file of an SQLite URI, else None. `shown`: the URI without its password. `wait_s`:
     how long to wait for a lock on that file, in seconds. Raises NoRegistryError if there are no
@@ -98,7 +98,11 @@ def open_tables(
 
 
 def _make_store(ask: Ask, shown: str) -> TableStore | None:
-    """A store that reads the tables, if their schema is known and has no workspaces; else None."""
+    """Return a store that reads the tables, or None if MLflow's client must read them.
+
+    That is so if their revision is not one of `TESTED`, or if they hold several workspaces. Raises
+    NoRegistryError if there are no tables.
+    """
     try:
         revisions = {str(row[0]) for row in ask("SELECT version_num FROM alembic_version", {})}
     except Exception as error:
@@ -115,8 +119,11 @@ def _make_store(ask: Ask, shown: str) -> TableStore | None:
 
 
 def _group_pairs(rows: Iterable[Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Join the rows that differ only in their last two values: yield each common part once, with a
-    dictionary of the last two values as keys and values."""
+    """Group rows that differ only in their last two values, a key and its value.
+
+    Yields what the rows of each group have in common, and a dictionary of their keys and values:
+    `(1, "a", 2), (1, "b", 3)` gives `(1,), {"a": 2, "b": 3}`.
+    """
     groups: dict[Any, dict[str, Any]] = {}
     for *head, key, value in rows:
         pairs = groups.setdefault(tuple(head), {})
@@ -181,7 +188,7 @@ class TableStore:
         ]
 
     def _read_models(self, condition: str, **values: Any) -> list[StoredModel]:
-        """The models for which the SQL `condition` is true. `values`: those of its parameters."""
+        """Read the models for which the SQL `condition` holds. `values` are its parameters."""
         rows = self._ask(_MODELS.format(condition=condition), values)
         return [
             StoredModel(name, description or "", aliases)
@@ -189,7 +196,7 @@ class TableStore:
         ]
 
     def _read_versions(self, condition: str, name: str, **values: Any) -> list[StoredVersion]:
-        """The versions of a model for which the SQL `condition` is true."""
+        """Read the versions of a model for which the SQL `condition` holds."""
         rows = self._ask(_VERSIONS.format(condition=condition), {"name": name, **values})
         return [
             StoredVersion(name, number, created, run or "", str(source), tags)

@@ -22,7 +22,7 @@ Rows = Sequence[tuple[str, ...]]
 
 
 def tags(bundle: Bundle) -> dict[str, str]:
-    """The tags of a new version: its digest, its targets and the digests of its annexes."""
+    """Return the tags of a new version: its digest, targets, engines and annexes' digests."""
     by_name = {DIGEST: bundle.digest}
     for target, record in bundle.manifest.targets.items():
         by_name[TARGET + tag_of(target)] = record.status
@@ -34,7 +34,7 @@ def tags(bundle: Bundle) -> dict[str, str]:
 
 
 def parameters(manifest: Manifest) -> dict[str, str]:
-    """The parameters of a version's MLflow run, as texts within MLflow's limit."""
+    """Return the parameters of a version's MLflow run, as texts within MLflow's limit."""
     provenance = manifest.provenance
     values: dict[str, object] = {
         "config_sha256": provenance.config_sha256,
@@ -64,9 +64,9 @@ class Plotted(NamedTuple):
 
 
 def metrics(targets: Targets) -> Iterator[Plotted]:
-    """The metrics of targets.
+    """Yield the numbers of targets for MLflow's page of a run.
 
-    `<target>.metric.<name>` of the gates, `<target>.<engine>.n<rows>.median_us`,
+    Their names are `<target>.metric.<name>` of the gates, `<target>.<engine>.n<rows>.median_us`,
     `<target>.<engine>.worst.<output>.max_abs`, ... `<target>.<engine>.median_us` has the row count
     as its step, so that MLflow plots it; of several row dimensions, the largest count is taken.
     """
@@ -78,7 +78,7 @@ def metrics(targets: Targets) -> Iterator[Plotted]:
 
 
 def _candidate_metrics(candidate: Candidate, prefix: str) -> Iterator[Plotted]:
-    """The metrics of one candidate, under names that begin with `prefix`."""
+    """Yield the numbers of one candidate, under names that begin with `prefix`."""
     for case, stats in candidate.benchmark.items():  # a case is `32`, or `nodes=5,edges=20`
         rows = max(int(count.rpartition("=")[2]) for count in case.split(","))
         for name, value in asdict(stats).items():
@@ -92,7 +92,10 @@ def _candidate_metrics(candidate: Candidate, prefix: str) -> Iterator[Plotted]:
 
 
 def markdown(bundle: Bundle) -> str:
-    """The candidates as a table. If MLflow's limit cuts it, a last line counts the other rows."""
+    """Return the description of a version in Markdown: its origin, and a table of its candidates.
+
+    If MLflow's limit cuts the table, a last line counts the other rows.
+    """
     manifest = bundle.manifest
     provenance = manifest.provenance
     origin = f"Bundle {bundle.digest[:12]}, made {provenance.created}"
@@ -126,7 +129,7 @@ def append_target(text: str, target: str, record: TargetRecord) -> str:
 
 
 def _candidate_rows(targets: Targets) -> Rows:
-    """One row for each candidate; one row for a target without candidates."""
+    """Return a table's row for each candidate, and one for each target without candidates."""
     rows = []
     for target, record in sorted(targets.items()):
         if not record.candidates:
@@ -152,17 +155,19 @@ def _candidate_rows(targets: Targets) -> Rows:
 
 
 def _table_lines(rows: Rows) -> list[str]:
-    """The rows of a table in Markdown."""
+    """Write the rows of a table in Markdown, a line for each."""
     return [f"| {' | '.join(map(_cell_text, row))} |" for row in rows]
 
 
 def _cell_text(text: str) -> str:
-    """A text in one line of a table, cut to MLflow's limits."""
+    """Write a text as a cell in Markdown: in one line, which is cut to `_CELL_LIMIT`."""
     flat = " ".join(text.split())
     return in_markdown(flat if len(flat) <= _CELL_LIMIT else f"{flat[: _CELL_LIMIT - 1]}…")
 
 
 def _valid_name(text: str) -> str:
-    """`text` as a valid MLflow name. MLflow allows also spaces, `:` and `/`, which become `_`
-    here, because it refuses names with `/` that are no normal path."""
+    """Turn a text into a valid MLflow name, by writing `_` for characters that may be refused.
+
+    MLflow takes spaces, `:` and `/` too, but refuses names with `/` that are no normal path.
+    """
     return re.sub(r"[^A-Za-z0-9_.-]", "_", text)[:250]

@@ -49,12 +49,12 @@ class Field:
     rows: str | None
 
     def shape(self, n: int) -> tuple[int, ...]:
-        """The shape of the column's array for `n` rows."""
+        """Return the shape of the column's array for `n` rows; MLflow's signatures use n = -1."""
         return (1,) if self.rows is None else (n, *self.column.shape)
 
 
 def fields(signature: Signature, role: Literal["input", "output"]) -> tuple[Field, ...]:
-    """Every column that the model reads ("input") or writes ("output"), once."""
+    """Return every column that the model reads ("input") or writes ("output"), once."""
     bound_blocks = signature.inputs if role == "input" else signature.outputs
     blocks = [bound.block for bound in bound_blocks]
     pairs = dict.fromkeys((block.collection, name) for block in blocks for name in block.columns)
@@ -69,7 +69,7 @@ def fields(signature: Signature, role: Literal["input", "output"]) -> tuple[Fiel
 
 
 def is_frame(columns: Sequence[Field]) -> bool:
-    """True if a DataFrame can hold these fields and an MLflow signature with columns fits."""
+    """Return whether a DataFrame can hold these fields: then MLflow's signature has columns."""
     return len({field.collection for field in columns}) == 1 and all(
         field.column.kind == "column" and field.column.dtype in _COLUMN_TYPES for field in columns
     )
@@ -117,8 +117,10 @@ def write_mlmodel(folder: Path, manifest: Manifest, example: Mapping[str, Any]) 
 
 
 def _write_examples(folder: Path, example: Mapping[str, Any], frame: bool) -> None:
-    """Write the input example, and the same as a request to MLflow's server. `frame`: as the rows
-    of a DataFrame; else as an array for each field."""
+    """Write the input example, and the same as a request to MLflow's server.
+
+    `frame`: True to write the rows of a DataFrame, False to write an array for each field.
+    """
     lists = {name: values.tolist() for name, values in example.items()}
     data: dict[str, Any] = lists
     if frame:
@@ -130,7 +132,7 @@ def _write_examples(folder: Path, example: Mapping[str, Any], frame: bool) -> No
 
 
 def summarize_model(manifest: Manifest) -> dict[str, Any]:
-    """The description of the model that MLflow's page of a run needs."""
+    """Return the part of `MLmodel` that MLflow's page of a run needs, too."""
     provenance = manifest.provenance
     return {
         "flavors": {
@@ -148,7 +150,7 @@ def summarize_model(manifest: Manifest) -> dict[str, Any]:
 
 
 def _mlflow_schema(columns: Sequence[Field]) -> list[dict[str, Any]]:
-    """The fields as an MLflow Schema, as JSON data. A shape has -1 for the number of rows."""
+    """Return the fields as an MLflow Schema in JSON data. A shape has -1 for the number of rows."""
     if is_frame(columns):
         return [
             {"type": _COLUMN_TYPES[field.column.dtype], "name": field.name, "required": True}
@@ -165,7 +167,7 @@ def _mlflow_schema(columns: Sequence[Field]) -> list[dict[str, Any]]:
 
 
 def _pip_requirements(manifest: Manifest) -> list[str]:
-    """Requirements for pip: the versions of the tools that built and validated the artifacts."""
+    """Return requirements for pip: the tools that built and validated the artifacts."""
     versions, names = manifest.provenance.tools, ["soa-pipeline", "torch", "numpy"]
     if any("onnxruntime" in record.engines() for record in manifest.targets.values()):
         names.append("onnxruntime")

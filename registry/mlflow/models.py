@@ -21,7 +21,7 @@ _DESCRIPTION_LIMIT = 5000  # of MLflow; SQLite does not enforce it, MySQL and Po
 
 
 def our_versions(store: Store, model: StoredModel) -> list[Version]:
-    """The versions that soa-pipeline registered, oldest first."""
+    """Return the versions of a model that soa-pipeline registered, oldest first."""
     ours = [
         Version.of(stored, model.aliases)
         for stored in store.versions(model.name)
@@ -31,14 +31,14 @@ def our_versions(store: Store, model: StoredModel) -> list[Version]:
 
 
 def find_registered(store: Store, name: str, digest: str) -> Version | None:
-    """The version of model `name` with this digest, if soa-pipeline registered one."""
+    """Return the version of model `name` that soa-pipeline registered with this digest, or None."""
     model = store.model(name)
     versions = [] if model is None else our_versions(store, model)
     return next((version for version in versions if version.digest == digest), None)
 
 
 def find_experiment(access: Access, store: Store, name: str) -> str | None:
-    """The id of a model's experiment, or None. Raises RegistryError if it was deleted."""
+    """Return the id of an experiment, or None. Raises RegistryError if it was deleted."""
     experiment = store.experiment(name)
     if experiment is None:
         return None
@@ -51,8 +51,11 @@ def find_experiment(access: Access, store: Store, name: str) -> str | None:
 
 
 def ensure_experiment(access: Access, client: MlflowClient, name: str, folder: str) -> str:
-    """The id of an experiment, which is created if it does not exist. The files of its runs are in
-    `folder` of the place for artifacts. The caller holds the write lock."""
+    """Return the id of an experiment, which is created if it does not exist.
+
+    The files of its runs are in `folder` of the place for artifacts. The caller holds the write
+    lock.
+    """
     existing = find_experiment(access, ClientStore(client), name)
     if existing is not None:
         return existing
@@ -67,8 +70,8 @@ def ensure_model(client: MlflowClient, name: str, description: str) -> None:
 
 
 def ranges_text(numbers: Sequence[int]) -> str:
-    """Ascending numbers as text for people, such as `1-4, 6`."""
-    runs: list[list[int]] = []  # of numbers without a gap
+    """Write ascending numbers for people: 1, 2, 3, 4, 6 give `1-4, 6`."""
+    runs: list[list[int]] = []  # each has numbers without a gap
     for number in numbers:
         if runs and runs[-1][-1] == number - 1:
             runs[-1].append(number)

@@ -57,7 +57,7 @@ class RestError(OSError):
 
 
 def _needs_mlflow() -> bool:
-    """True if variables or plugins ask for something that only MLflow's client does."""
+    """Return whether variables or plugins ask for something that only MLflow's client does."""
     insecure = _read_flag("MLFLOW_TRACKING_INSECURE_TLS", "false")
     if insecure and os.environ.get("MLFLOW_TRACKING_SERVER_CERT_PATH"):
         return True  # a user's mistake: MLflow reports it
@@ -68,8 +68,11 @@ def _needs_mlflow() -> bool:
 
 @contextlib.contextmanager
 def open_server(uri: str) -> Iterator[RestStore | None]:
-    """The store, or None if requests need what this file does not implement: an authentication
-    plugin, AWS signatures, workspaces, or headers or stores of an MLflow plugin."""
+    """Yield a store that asks the server at `uri`, or None if MLflow's client must be used.
+
+    That is so if requests need what this file does not implement: an authentication plugin, AWS
+    signatures, workspaces, or headers or stores of an MLflow plugin.
+    """
     if _needs_mlflow():
         yield None
         return
@@ -154,8 +157,10 @@ class RestStore:
     def _search(
         self, method: str, path: str, field: str, query: Mapping[str, Any]
     ) -> Iterator[Any]:
-        """The objects in `field` of every page. A page is requested when its first object is
-        needed."""
+        """Yield the objects in the `field` of each page of an answer.
+
+        A page is requested only when its first object is needed.
+        """
         argument = "params" if method == "GET" else "json"
         while True:
             page = self._request(method, path, **{argument: query})
@@ -165,7 +170,7 @@ class RestStore:
             query = {**query, "page_token": page["next_page_token"]}
 
     def _request_or_none(self, path: str, **query: Any) -> Any | None:
-        """The server's answer, or None if the requested object does not exist."""
+        """Return the server's answer, or None if the object that is asked for does not exist."""
         try:
             return self._request("GET", path, params=query)
         except RestError as error:
@@ -174,7 +179,10 @@ class RestStore:
             raise
 
     def _request(self, method: str, path: str, **content: Any) -> Any:
-        """The JSON answer of MLflow's server. Raises RestError. `content`: `params` or `json`."""
+        """Send a request to MLflow's server and return its JSON answer. Raises RestError.
+
+        `content`: the argument of `requests` for it, `params` or `json`.
+        """
         url = f"{self._uri}/{_API}/{path}"
         response = self._session.request(method, url, **self._options, **content)
         try:
@@ -190,7 +198,7 @@ class RestStore:
 
 
 def request_options() -> dict[str, Any]:
-    """Arguments of `requests` for every request, from MLflow's environment variables."""
+    """Return the arguments of `requests` for every request, from MLflow's environment variables."""
     insecure = _read_flag("MLFLOW_TRACKING_INSECURE_TLS", "false")
     return {
         "headers": _authorization_header(),
@@ -201,8 +209,10 @@ def request_options() -> dict[str, Any]:
 
 
 def _authorization_header() -> dict[str, str]:
-    """The authorization header, as MLflow makes it: user and password take precedence over a
-    token."""
+    """Return the authorization header as MLflow makes it; it may be empty.
+
+    User and password, from variables or MLflow's file, take precedence over a token.
+    """
     file = configparser.ConfigParser(interpolation=None)
     file.read(Path.home() / ".mlflow" / "credentials")
     saved = file["mlflow"] if file.has_section("mlflow") else {}
@@ -217,7 +227,7 @@ def _authorization_header() -> dict[str, str]:
 
 
 def _read_number(name: str, default: float) -> float:
-    """The value of an environment variable. Raises RegistryError if it is no number."""
+    """Read a number from an environment variable. Raises RegistryError for another text."""
     text = os.environ.get(name, str(default))
     try:
         return float(text)
@@ -226,18 +236,18 @@ def _read_number(name: str, default: float) -> float:
 
 
 def _read_flag(name: str, default: str) -> bool:
-    """True if an environment variable is `true` or `1`, as MLflow reads it."""
+    """Return whether an environment variable is `true` or `1`, as MLflow reads it."""
     return os.environ.get(name, default).lower() in _TRUE
 
 
 def _parse_model(model: Mapping[str, Any]) -> StoredModel:
-    """A `registered_model` of an answer. The server leaves out a field that is empty."""
+    """Return our record of a `registered_model`. The server leaves out fields that are empty."""
     aliases = {str(entry["alias"]): int(entry["version"]) for entry in model.get("aliases", ())}
     return StoredModel(str(model["name"]), model.get("description", ""), aliases)
 
 
 def _parse_version(version: Mapping[str, Any]) -> StoredVersion:
-    """A `model_version` of an answer. The server leaves out a field that is empty."""
+    """Return our record of a `model_version`. The server leaves out fields that are empty."""
     return StoredVersion(
         str(version["name"]),
         int(version["version"]),
@@ -249,7 +259,7 @@ def _parse_version(version: Mapping[str, Any]) -> StoredVersion:
 
 
 def _parse_run(run: Mapping[str, Any]) -> StoredRun:
-    """A `run` of an answer; a run that has not ended has no `end_time`."""
+    """Return our record of a `run`. One that has not ended has no `end_time`."""
     info = run["info"]
     start, end = info.get("start_time"), info.get("end_time")
     return StoredRun(
@@ -262,5 +272,5 @@ def _parse_run(run: Mapping[str, Any]) -> StoredRun:
 
 
 def _parse_tags(tagged: Mapping[str, Any]) -> dict[str, str]:
-    """The tags of an answer's object, by key."""
+    """Return the values of an object's tags, by key."""
     return {str(tag["key"]): str(tag.get("value", "")) for tag in tagged.get("tags", ())}

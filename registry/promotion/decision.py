@@ -31,7 +31,7 @@ class Decision:
 
     @property
     def code(self) -> str:
-        """The error code of a refusal by this gate, such as `gate-speed`."""
+        """The error code for a refusal by this gate, such as `gate-speed`."""
         return f"gate-{self.gate.replace(' ', '-')}"
 
     @property
@@ -73,7 +73,10 @@ def check_override(gates: Iterable[str], reason: str) -> None:
 
 
 def override(decisions: Iterable[Decision], gates: Iterable[str], reason: str) -> list[Decision]:
-    """The decisions; each refusal of one of the named `gates` gets `reason` as its override."""
+    """Return the decisions, in which each refusal of one of `gates` gets `reason` as its override.
+
+    Raises RegistryError if a gate was not asked or cannot be overridden, or if there is no reason.
+    """
     overridden, named = list(decisions), set(gates)
     check_override(named, reason)
     gates_asked = dict.fromkeys(decision.gate for decision in overridden)

@@ -14,8 +14,10 @@ from registry.promotion.policy import Requirements
 
 @dataclass(frozen=True)
 class SpeedPoint:
-    """Median time of a call of the new version and of the one that holds the alias, measured in
-    turns. In microseconds."""
+    """The median time of a call of the new version and of the one that holds the alias.
+
+    Both in microseconds, for calls of `rows` rows that were measured in turns.
+    """
 
     target: str
     rows: int
@@ -24,7 +26,7 @@ class SpeedPoint:
 
     @property
     def ratio(self) -> float:
-        """Above 1: the new version is slower. NaN if a time is not positive."""
+        """The new time relative to the old one: above 1 if slower. NaN if one is not positive."""
         positive = self.old_us > 0 and self.new_us > 0
         return self.new_us / self.old_us if positive else math.nan
 
@@ -134,16 +136,19 @@ class Findings:
     """For each artifact of the targets that this host runs, if reproducibility is required."""
 
     def needs_a_device(self, target: str) -> bool:
-        """True if a target is built and only needs a test on a device of its kind."""
+        """Return whether a target is built, and only needs a test on a device of its kind."""
         record = self.manifest.targets.get(target)
         return record is not None and record.status in get_args(Evidence)
 
     def is_excused(self, target: str) -> bool:
-        """True if the target may pass without having run on a device of its kind."""
+        """Return whether a target may pass without having run on a device of its kind."""
         return target in self.allow_unverified - self.needed.named_targets
 
     def max_outside(self, output: str) -> float:
-        """The fraction of an output's elements that may lie outside its tolerance."""
+        """Return the fraction of an output's elements that may lie outside its tolerance.
+
+        It is the smallest of all limits: the requirements' and the manifest's.
+        """
         tolerance = self.manifest.tolerances.get(output)
         limits = [self.needed.max_outside, self.needed.max_outside_by_output.get(output, math.inf)]
         return min(limits if tolerance is None else [*limits, tolerance.max_outside])

@@ -17,7 +17,7 @@ from soa.text import microseconds, number
 
 
 def decide(findings: Findings) -> list[Decision]:
-    """The decisions of all gates, also after one has refused: the user sees every obstacle."""
+    """Return the decisions of all gates, also after one has refused: users see every obstacle."""
     return [decision for gate in GATES for decision in gate(findings)]
 
 
@@ -31,7 +31,7 @@ def digests(findings: Findings) -> Iterable[Decision]:
 
 
 def altered(why: str) -> Decision:
-    """The only decision on a bundle that could not be opened."""
+    """Return the only decision on a bundle that could not be opened, for the reason `why`."""
     return Decision("digests", False, "altered", "as sealed", why)
 
 
@@ -45,7 +45,7 @@ def verified(findings: Findings) -> Iterable[Decision]:
 
 
 def _judge_target(findings: Findings, target: str) -> Decision:
-    """Whether a target ran on a device of its kind, or may go without."""
+    """Decide whether a target has run on a device of its kind, or may do without that."""
     record = findings.manifest.targets.get(target)
     if record is None:
         known = ", ".join(findings.manifest.targets) or "none"
@@ -91,7 +91,10 @@ def tolerance(findings: Findings) -> Iterable[Decision]:
 def _judge_deviations(
     gate: str, where: str, worst: Mapping[str, Worst], findings: Findings
 ) -> Decision:
-    """Decide by the output that exceeds its limit the most. `worst`: the deviations by output."""
+    """Decide whether all outputs agree, by the one that exceeds its limit the most.
+
+    `where` begins the detail of the decision. `worst`: the deviations by output.
+    """
     for_all = f"outside <= {findings.needed.max_outside:g}"
     if absent := sorted(findings.manifest.tolerances.keys() - worst.keys()):
         detail = f"{where}: output {absent[0]} was not compared, {for_all} must be shown"
@@ -131,7 +134,7 @@ def reproducible(findings: Findings) -> Iterable[Decision]:
 
 
 def _judge_bits(findings: Findings, target: str, first: dict[tuple[str, bool], Bits]) -> Decision:
-    """Whether a target gives the bits of the targets before it. `first`: see `_describe_other_bits`."""
+    """Decide whether a target gives the bits of those before it. `first`: see below."""
     bits = [result for result in findings.bits if result.target == target]
     measured = [result for result in bits if result.digest is not None]
     if not measured:
@@ -154,8 +157,10 @@ def _judge_bits(findings: Findings, target: str, first: dict[tuple[str, bool], B
 def _describe_other_bits(
     measured: Sequence[Bits], first: dict[tuple[str, bool], Bits]
 ) -> Iterator[str]:
-    """A text for each result that differs from the first one of its engine and set of rows.
-    `first`: the first results, by engine and whether it was every row; new ones are added."""
+    """Yield a text for each result that differs from the first one of its engine and kind of rows.
+
+    `first`: the first results, by engine and by `Bits.every`; this function adds new ones.
+    """
     for result in measured:
         earlier = first.setdefault((result.engine, result.every), result)
         if result.digest != earlier.digest:
@@ -224,7 +229,7 @@ def bounded(findings: Findings) -> Iterable[Decision]:
 
 
 def _judge_bounds(measured: Measured) -> Decision:
-    """A measured number beside its bounds, and beside that of the version in place."""
+    """Decide whether a number is within its bounds, also those relative to the version in place."""
     value, old = measured.value, measured.old
     # By text of a limit: the limit, and whether the number is within it. A comparison with NaN is
     # False, and None means that there is no such limit.
@@ -263,7 +268,7 @@ def staging(findings: Findings) -> Iterable[Decision]:
 
 
 def _hours_text(time: timedelta) -> str:
-    """A time in hours, as text."""
+    """Write a time in hours, such as `1.5 h`."""
     return f"{number(time.total_seconds() / 3600)} h"
 
 

@@ -19,7 +19,7 @@ _SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
 
 
 def parse_duration(text: str) -> timedelta:
-    """Read a time such as `90s`, `30min`, `24h` or `7d`. Raises ValueError for other texts."""
+    """Read a time such as `90s`, `30min`, `24h` or `7d`. Raises ValueError for any other text."""
     match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?) ?(s|min|h|d)", text)
     if match is None:
         raise ValueError(f"found {text!r}; write a number and s, min, h or d, as 24h")
@@ -27,7 +27,7 @@ def parse_duration(text: str) -> timedelta:
 
 
 def _checked_duration(text: str) -> str:
-    """The text itself, if `parse_duration` can read it; else ValueError."""
+    """Return the text if `parse_duration` can read it; else raise ValueError."""
     parse_duration(text)
     return text
 
@@ -112,8 +112,9 @@ def strictest(
     own_reproducible: bool = False,
     own_shown: bool = False,
 ) -> Requirements:
-    """The requirements of the config (the `own_...` arguments) and of all policies together. For
-    each number the strictest limit is taken; lists are joined.
+    """Join the requirements of the config (the `own_...` arguments) and of all policies.
+
+    For each number the strictest limit is taken, and lists are joined.
 
     `production`: True if the alias is `production`. For other aliases `min_time_in_staging`,
     `approvals` and `signed_by` are ignored.
