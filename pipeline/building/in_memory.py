@@ -25,7 +25,7 @@ from pipeline.applying import Array, Source, from_awkward
 from pipeline.building.run_config import build_unregistered
 from pipeline.config import load_config, reference_inputs, source_of
 from pipeline.errors import InitError
-from pipeline.init import Request, Written, describe_model, read_model, rewrite, written
+from pipeline.init import Request, Written, describe_model, read_model, rewrite, write_config_for
 from registry.bundle import Bundle
 from runtime.opening import Opening, open_artifact, open_version
 from runtime.session import Binding, Collections, Session
@@ -351,7 +351,9 @@ def _make_config(request: Request, module: torch.nn.Module | None, key: str, dat
         source = {"factory": f"{__name__}:in_hand", "kwargs": {"key": key}}
         notes = put_in_eval_mode(module)
         model = replace(describe_model(module, source), notes=notes)
-    return written(model, _Columns(data), request, _take_default, request.out.parent / _ROWS)
+    return write_config_for(
+        model, _Columns(data), request, _take_default, request.out.parent / _ROWS
+    )
 
 
 def _format_words(by_name: Words | None) -> tuple[str, ...]:

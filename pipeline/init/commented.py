@@ -26,8 +26,8 @@ class OneLine:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes YAML for `read_yaml`: only text that YAML 1.2 would take for another type is quoted.
-    Lists are indented, and a value that is used twice is written twice."""
+    """Writes YAML for `read_yaml`. Text is quoted only if YAML 1.2 would take it for another type.
+    Lists are indented, and a value that occurs twice is written twice, without an alias."""
 
     yaml_implicit_resolvers = CoreLoader.yaml_implicit_resolvers
 
@@ -38,7 +38,7 @@ class _Dumper(yaml.SafeDumper):
         super().increase_indent(flow, False)
 
     def one_line(self, data: OneLine) -> Any:
-        """The node of a value that stands on one line."""
+        """Returns the YAML node of a value, marked to be written on one line."""
         node: Any = self.represent_data(data.value)
         node.flow_style = True
         return node
@@ -50,15 +50,17 @@ _Dumper.add_representer(OneLine, _Dumper.one_line)
 def write_config(
     path: Path, head: str, config: Mapping[str, Any], notes: Mapping[tuple[str | int, ...], str]
 ) -> None:
-    """Write a config, after the lines of `head`. `notes`, by the path of a key, replace the
-    descriptions of the schema. A line with several keys has the comment of the first that has one.
+    """Write the lines of `head` and a config as YAML, with a comment at the end of each line.
+
+    The comment is the schema's description of the key on that line, or the note in `notes`, which
+    has key paths as keys. A line with several keys gets the comment of the first that has one.
     """
     schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))  # ours
-    text = head + yaml.dump(_in_short(config), Dumper=_Dumper, allow_unicode=True, **_FORM)
+    text = head + yaml.dump(_shorten_columns(config), Dumper=_Dumper, allow_unicode=True, **_FORM)
     path.write_text(text, encoding="utf-8")
     comments: dict[int, str] = {}
     for key, line in read_yaml(path).lines.items():
-        comments[line] = comments.get(line) or notes.get(key, _description(schema, key))
+        comments[line] = comments.get(line) or notes.get(key, _find_description(schema, key))
     commented = ""
     for number, line_text in enumerate(text.splitlines(), 1):
         comment = comments.get(number)
@@ -66,32 +68,36 @@ def write_config(
     path.write_text(commented, encoding="utf-8")
 
 
-def _description(schema: Any, key: tuple[str | int, ...]) -> str:
-    """What the schema says about a key; "" about one inside a value that is on one line."""
+def _find_description(schema: Any, key: tuple[str | int, ...]) -> str:
+    """Returns the schema's description of the key at a path; "" if it has none, and for keys inside
+    `columns`, `features` and `kwargs`, whose values are written on one line."""
     if not key or {"columns", "features", "kwargs"} & {*key[:-1]}:
         return ""
     node = schema
     for part in key:
         while "$ref" in node or "anyOf" in node:  # find the definition of the mapping or list
-            node = node["anyOf"][0] if "anyOf" in node else schema["$defs"][node["$ref"][8:]]
+            reference = node.get("$ref", "").removeprefix("#/$defs/")
+            node = node["anyOf"][0] if "anyOf" in node else schema["$defs"][reference]
         inner = node.get("properties", {}).get(part)
         node = inner or node["items" if isinstance(part, int) else "additionalProperties"]
     return str(node.get("description", ""))
 
 
-def _in_short(config: Any, key: str = "") -> Any:
-    """The config with ranges in place of the names in each long list of columns."""
+def _shorten_columns(config: Any, key: str = "") -> Any:
+    """Returns the config with ranges in place of the names in each list of more than `LONG`
+    columns. `config` may be a part of one; `key` is then the key whose value it is."""
     if isinstance(config, Mapping):
-        return {name: _in_short(value, name) for name, value in config.items()}
+        return {name: _shorten_columns(value, name) for name, value in config.items()}
     if key != "columns" and isinstance(config, list):
-        return [_in_short(each) for each in config]
+        return [_shorten_columns(entry) for entry in config]
     if key != "columns" or len(config) <= LONG:
         return config
     if isinstance(config[0], str):
         return shorten_names(config)
     # Only columns that differ in nothing but their names can be a range.
     shortened = []
-    for rest, alike in groupby((each.value for each in config), lambda v: {**v, "name": ""}):
+    columns = (entry.value for entry in config)
+    for nameless, alike in groupby(columns, lambda column: {**column, "name": ""}):
         names = shorten_names([column["name"] for column in alike])
-        shortened += [OneLine({**rest, "name": name}) for name in names]
+        shortened += [OneLine({**nameless, "name": name}) for name in names]
     return shortened

@@ -20,25 +20,28 @@ from soa.dtypes import DTYPES
 from stages.model import Order
 
 Ask = Callable[[str, str, str | None], str]
-"""`ask(flag, question, default)`: the user's answer, or the default. InitError without either."""
+"""`ask(flag, question, default)` returns the user's answer, or the default if the user cannot be
+asked. Raises an InitError, which names the option `flag`, if there is no default either."""
 _MOST_ROWS = 4096  # read from a file
 _MOST_NAMES = 64  # names and ranges of names that are offered as all columns of a file
 _ROWS = ("rows", "batch", "events", "b", "N", "B")
-"""Other words for the axis `n` of an option."""
+"""Words that users may write for the axis `n`, the rows."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What `--input` says about an input: its columns (names, ranges or patterns), and in
-    parentheses before them its axes, `n`, `items` and `features` or numbers, and a dtype."""
+    """What `--input` says about an input. `words`: its columns, as names, ranges or patterns.
+    `axes`: those of the model's tensor, each `n`, `items`, `features` or a number; () if they are
+    not given."""
 
     words: tuple[str, ...]
     axes: tuple[str, ...] = ()
     dtype: str | None = None
 
 
-def read_asked(flag: str, text: str) -> Asked:
-    """Read `a,b,c` or `(n, items, features) bool: a,b,c`. Raises InitError."""
+def parse_input_option(flag: str, text: str) -> Asked:
+    """Parse what follows `NAME=` in `--input`: `a,b,c` or `(n, items, features) bool: a,b,c`.
+    `flag`: the option's name in errors. Raises InitError."""
     match = re.fullmatch(r"\s*\(([^)]*)\)\s*(\w+)?\s*:\s*(.*)", text)
     if match is None:
         if text.lstrip().startswith("("):
@@ -47,8 +50,8 @@ def read_asked(flag: str, text: str) -> Asked:
     listed, dtype, columns = match.groups()
     axes = tuple(re.sub(r"\s", "", axis) for axis in listed.split(",") if axis.strip())
     axes = tuple("n" if axis in _ROWS else axis for axis in axes)
-    form = re.compile(r"n|\d+|(items|features)(\*(items|features))?")
-    if axes.count("n") != 1 or not all(map(form.fullmatch, axes)):
+    axis_form = re.compile(r"n|\d+|(items|features)(\*(items|features))?")
+    if axes.count("n") != 1 or not all(map(axis_form.fullmatch, axes)):
         raise InitError(
             f"{flag}: found ({', '.join(axes)}); its axes are n once, and items, features, "
             "items*features or numbers"
@@ -63,9 +66,11 @@ _NOTHING, _NO_OPTION = Asked(()), Option((), ("n",))
 
 @dataclass(frozen=True)
 class Feed:
-    """The data of one input: columns, weaver's expressions in them, or the mask of jagged columns.
+    """What one input of the model gets: columns, or expressions in them, or the mask of columns.
 
-    `asked`: what the user says about its axes. `option`: the order and dtype that forward accepted.
+    `trained`: the input of a network trained with weaver, with its expressions. `mask`: the input
+    is the mask of the jagged `columns`. `asked`: what the user says about it. `option`: the order
+    of axes and the dtype that forward accepted; it is filled in last.
     """
 
     port: Port
@@ -77,17 +82,17 @@ class Feed:
 
     @property
     def jagged(self) -> bool:
-        """Whether its columns have a list of items in each row, and not one number or vector."""
+        """Whether a column has a list of items in each row, instead of a number or a vector."""
         return any(column.offsets is not None for column in self.columns)
 
     @property
     def whole(self) -> bool:
-        """Whether the columns have whole numbers only; NaN and infinities do not count."""
-        return all(map(_whole, self.columns))
+        """Whether all finite values of the columns are whole numbers."""
+        return all(map(_has_whole_values, self.columns))
 
     @property
     def shaped(self) -> bool:
-        """Whether the config must name the shape of a row."""
+        """Whether the config must name the shape of a row, since the default is another one."""
         if self.mask:
             return True
         if self.jagged:  # (features, items) is the default
@@ -96,26 +101,28 @@ class Feed:
         return len(self.option.shape) != 1 and self.trained is None
 
     def options(self, dtype: str, length: int) -> list[Option]:
-        """The ways to give this input, the likely ones first; only those that the user allows.
+        """Returns the ways to give this input that agree with what the user says, the likely ones
+        first. `dtype`: that in which the model computes. `length`: see `forms`.
 
-        Integers are a way only for columns of whole numbers: else they would lose digits.
+        Integers are a way only for columns of whole numbers: others would lose their fractions.
         """
         forms = self.forms(length)
         if self.asked.axes:
-            forms = [form for form in forms if _allowed(self.asked.axes, form)]
-            forms = forms or self._numbered()
+            forms = [form for form in forms if _has_axes(self.asked.axes, form)]
+            forms = forms or self._form_from_numbers()
         dtypes = self._likely_dtypes(dtype)
         if only := self.asked.dtype or self.port.dtype:
             dtypes = [only]
         return [replace(form, dtype=each) for each in dtypes for form in forms]
 
     def _likely_dtypes(self, dtype: str) -> list[str]:
-        """The dtypes to try if none is known; `dtype`: the one in which the model computes."""
+        """Returns the dtypes to try if none is known, the likely ones first. `dtype`: that in which
+        the model computes."""
         likely = [dtype]
         if self.mask or "mask" in self.port.name:
             likely = [dtype, "bool"]
-        bools = {column.values.dtype.name for column in self.columns} == {"bool"}
-        if bools and not self.mask and not self.trained:
+        only_bools = {column.values.dtype.name for column in self.columns} == {"bool"}
+        if only_bools and not self.mask and not self.trained:
             likely = ["bool", dtype]
         if self.mask or self.trained or self.whole:
             likely.append("int64")
@@ -123,14 +130,14 @@ class Feed:
 
     @property
     def asked_length(self) -> int:
-        """The items of a jagged row by the numbers among the user's axes; 0 if they do not say it.
+        """The number of items of a jagged row, if the user's axes tell it; else 0.
 
-        They do if one number is that of the features, and another one is left. If both are equal,
-        nothing says which axis is which.
+        They tell it if one of their numbers is that of the features and one other is left. If both
+        are equal, nothing says which axis is which.
         """
         axes = self.asked.axes
         sizes = [int(axis) for axis in axes if axis.isdecimal()]
-        features = 1 if self.mask or "features" in axes else self._features
+        features = 1 if self.mask or "features" in axes else self._feature_count
         if not self.jagged or any("items" in axis for axis in axes):
             return 0
         if features in sizes:
@@ -140,13 +147,14 @@ class Feed:
         return sizes[0] if len(sizes) == 1 and sizes[0] != features else 0
 
     @property
-    def _features(self) -> int:
-        """How many features the model gets of a row or an item."""
+    def _feature_count(self) -> int:
+        """How many features the model gets of each row or item."""
         return len(self.trained.features if self.trained else self.columns)
 
-    def _numbered(self) -> list[Option]:
-        """The components in their order, in the axes that the user gives as numbers. None if these
-        are not as many numbers, or if the rows are jagged."""
+    def _form_from_numbers(self) -> list[Option]:
+        """Returns the form in which the user's axes are `n` and numbers, such as (n, 3, 4), and the
+        values of a row fill them in the order of the columns. Returns [] if an axis has a name, if
+        the sizes do not hold just these values, or if the rows are jagged."""
         axes = self.asked.axes
         sizes = tuple(int(axis) for axis in axes if axis.isdecimal())
         count = sum(math.prod(column.extents) for column in self.columns)
@@ -158,11 +166,11 @@ class Feed:
         return [Option(sizes, ("n", *map(str, sizes)), Order(permute))]
 
     def forms(self, length: int) -> list[Option]:
-        """The possible orders of this input, the likely ones first. `length`: the number of items
-        of a jagged row."""
+        """Returns the possible orders of the axes of this input, the likely ones first. `length`:
+        how many items of a jagged row the model gets."""
         if self.mask:
             return _forms_of_one_value(length, inner_first=True)
-        count = self._features
+        count = self._feature_count
         if self.jagged:
             plain = _forms_of_one_value(length)[:1] if count == 1 else []
             return [*plain, *_forms_of_items(count, length)]
@@ -175,16 +183,16 @@ class Feed:
         return _forms_as_stored(extents) if count == 1 else self._forms_of_columns(extents)
 
     def _forms_of_numbers(self, count: int) -> list[Option]:
-        """The forms of columns with one number a row."""
-        wide = Option((count,), ("n", "features"))
-        turned = replace(wide, order=Order((1, 0)))
+        """Returns the forms of `count` features that are one number a row."""
+        rows_first = Option((count,), ("n", "features"))
+        rows_last = replace(rows_first, order=Order((1, 0)))
         if count == 1 and not self.trained:
-            return [wide, Option((), ("n",)), turned]
-        return [wide, turned]
+            return [rows_first, Option((), ("n",)), rows_last]
+        return [rows_first, rows_last]
 
     def _forms_of_columns(self, extents: tuple[int, ...]) -> list[Option]:
-        """The forms of several columns of vectors or matrices; `extents`: those of the column with
-        most axes."""
+        """Returns the forms of several columns of vectors or matrices. `extents`: the shape of a
+        row of the column with most axes."""
         flat = Option((sum(math.prod(c.extents) for c in self.columns),), ("n", "features*items"))
         if len({c.extents for c in self.columns}) > 1:
             return [replace(flat, axes=("n", "features"))]
@@ -194,12 +202,12 @@ class Feed:
         return _forms_of_vectors(count, extents[0], flat)
 
     def flat(self) -> Feed:
-        """The feed with one row for each item."""
+        """Returns the feed with one row for each item of its jagged columns."""
         return replace(self, columns=tuple(replace(c, offsets=None) for c in self.columns))
 
     def vectors(self) -> Feed:
-        """The feed with lists of equal length as vectors. It stays as it is if weaver padded these
-        lists to another length."""
+        """Returns the feed with vectors in place of jagged columns whose lists all have one length.
+        Returns the feed itself if it has none, or if weaver padded the lists to another length."""
         lists = [column for column in self.columns if column.vectors is not column]
         if not lists:
             return self
@@ -209,7 +217,7 @@ class Feed:
         return replace(self, columns=tuple(column.vectors for column in self.columns))
 
 
-def _whole(column: FileColumn) -> bool:
+def _has_whole_values(column: FileColumn) -> bool:
     """Whether the finite values of a column are whole numbers."""
     values = column.values
     if values.dtype.kind != "f":
@@ -218,8 +226,8 @@ def _whole(column: FileColumn) -> bool:
     return bool((finite == np.trunc(finite)).all())
 
 
-def _allowed(axes: Sequence[str], form: Option) -> bool:
-    """Whether a form has these axes, each given by its name or its size."""
+def _has_axes(axes: Sequence[str], form: Option) -> bool:
+    """Whether a form has these axes of the model's tensor, each given by its name or its size."""
     if len(axes) != len(form.named):
         return False
     triples = zip(axes, form.named, form.sizes, strict=False)  # a weaver image has more sizes
@@ -227,8 +235,8 @@ def _allowed(axes: Sequence[str], form: Option) -> bool:
 
 
 def _forms_of_vectors(count: int, length: int, flat: Option) -> list[Option]:
-    """`count` columns of vectors, (n, features, items) in memory, in every order. `flat`: the form
-    with one axis of all items and features."""
+    """Returns `count` columns of vectors in every order of their axes, which are (n, features,
+    items) in memory. `flat`: the form in which items and features are one axis."""
     axes, shape = ("n", "features", "items"), (count, length)
     rows_first = [(), (0, 2, 1)]
     rows_later = [(2, 0, 1), (1, 0, 2), (2, 1, 0), (1, 2, 0)]
@@ -241,7 +249,7 @@ def _forms_of_vectors(count: int, length: int, flat: Option) -> list[Option]:
 
 
 def _forms_of_items(count: int, length: int) -> list[Option]:
-    """Jagged columns, padded to `length` items, in every order."""
+    """Returns `count` jagged columns, padded to `length` items, in every order of their axes."""
     features = "features" if count > 1 else "1"
     by_feature = Option((count, length), ("n", features, "items"))
     by_item = Option((length, count), ("n", "items", features))
@@ -257,17 +265,19 @@ def _forms_of_items(count: int, length: int) -> list[Option]:
 
 
 def _forms_of_one_value(length: int, inner_first: bool = False) -> list[Option]:
-    """One value an item: `(n, items)`, which is tried first, or with an axis of size 1. If
-    `inner_first`, `(n, 1, items)` is tried first, as of a mask for channels."""
+    """Returns the forms of one value for each of `length` items: `(n, items)`, which is tried
+    first, and with an axis of size 1. With `inner_first`, `(n, 1, items)` is tried first: so
+    networks take masks that they multiply with channels."""
     plain = Option((length,), ("n", "items"))
-    inner = Option((1, length), ("n", "1", "items"))
-    last = Option((length, 1), ("n", "items", "1"))
-    forms = [inner, plain, last] if inner_first else [plain, inner, last]
-    return [*forms, replace(plain, order=Order((1, 0))), replace(last, order=Order((1, 0, 2)))]
+    one_inside = Option((1, length), ("n", "1", "items"))
+    one_last = Option((length, 1), ("n", "items", "1"))
+    forms = [one_inside, plain, one_last] if inner_first else [plain, one_inside, one_last]
+    return [*forms, replace(plain, order=Order((1, 0))), replace(one_last, order=Order((1, 0, 2)))]
 
 
 def _forms_as_stored(extents: tuple[int, ...]) -> list[Option]:
-    """One column of vectors or matrices: as it is stored, then in other orders."""
+    """Returns the forms of one column of vectors or matrices: as it is stored, then in other orders
+    of the axes. `extents`: the shape of a row."""
     if len(extents) == 1:
         return _forms_of_one_value(extents[0])
     axes = ("n", *map(str, extents))
@@ -283,7 +293,7 @@ def _forms_as_stored(extents: tuple[int, ...]) -> list[Option]:
     ]
 
 
-def choose(
+def choose_feeds(
     model: Model,
     data: Source | None,
     asked_of: Mapping[str, Asked],
@@ -292,35 +302,37 @@ def choose(
     length: int | None,
     ask: Ask,
 ) -> list[Feed]:
-    """Choose a feed for each input: from `asked_of`, by its name, else from weaver or the file.
+    """Choose a feed for each input of the model, and ask the user about columns that nothing tells.
 
+    `asked_of`: what the user says, and `weaver`: the inputs of weaver's config, both by name.
     `flatten`: each item of jagged columns becomes a row. `length`: the number of items of a jagged
-    row that the model gets, if the user gave it. A mask belongs to the jagged input before it, or
-    after it if there is none before. Raises InitError.
+    row that the model gets, if the user gave it. A mask belongs to the nearest jagged input before
+    it, or to the first after it if there is none before. Raises InitError.
     """
     ports = model.ports or tuple(Port(name) for name in asked_of)
     names = [port.name for port in ports]
     if not names or not {*asked_of} <= {*names}:
         takes = f"forward takes {', '.join(names)}" if names else "forward names no inputs"
         raise InitError(f"{takes}: give --input NAME=COLUMN,COLUMN for each, in its order")
-    by_port = _by_port(names, weaver, asked_of)
+    by_port = _match_weaver_inputs(names, weaver, asked_of)
     wanted = [p for p in ports if p.needed or p.name in asked_of or p.name in by_port] or [ports[0]]
     used = ports[: ports.index(wanted[-1]) + 1]  # arguments are positional: no gaps
-    words = _words(used, data, asked_of, by_port, ask)
-    missing = getattr(model.module, "missing", False)  # NaN is a valid value
+    words = _choose_words(used, data, asked_of, by_port, ask)
+    missing = getattr(model.module, "missing", False)  # NaN is a missing value, as in trees
     feeds = []
     for port in used:
-        feed = _read(port, words[port.name], data, by_port.get(port.name), missing, model.dtype)
+        trained = by_port.get(port.name)
+        feed = _read_feed(port, words[port.name], data, trained, missing, model.dtype)
         if feed.trained and feed.trained.mask and (feed if length else feed.vectors()).jagged:
             feed = Feed(port, (), mask=True)
         feeds.append(replace(feed, asked=asked_of.get(port.name, _NOTHING)))
-    feeds = _with_masks(feeds)
-    _check_rows(feeds, flatten)
+    feeds = _fill_masks(feeds)
+    _check_same_rows(feeds, flatten)
     return [feed.flat() for feed in feeds] if flatten else feeds
 
 
-def _check_rows(feeds: Sequence[Feed], flatten: bool) -> None:
-    """Raise InitError if columns differ in their numbers of rows; with `flatten`, also if they
+def _check_same_rows(feeds: Sequence[Feed], flatten: bool) -> None:
+    """Raises InitError if columns differ in their numbers of rows; with `flatten`, also if they
     differ in their items per row."""
     columns = [column for feed in feeds for column in feed.columns]
     cuts = {(c.rows, c.cut if flatten else None): f"{c.name} has {c.rows} rows" for c in columns}
@@ -329,11 +341,12 @@ def _check_rows(feeds: Sequence[Feed], flatten: bool) -> None:
         raise InitError(f"{', '.join(cuts.values())}: name columns that have the same {same}")
 
 
-def _by_port(
+def _match_weaver_inputs(
     names: Sequence[str], weaver: Mapping[str, WeaverInput], asked_of: Mapping[str, Asked]
 ) -> dict[str, WeaverInput]:
-    """Weaver's input of each port: by the end of its name or by the user's word, else by its
-    place."""
+    """Returns weaver's input of each port, by the port's name. They match if weaver's name ends in
+    the port's, `pf_features` for `features`, or if the user names it for the port; else by their
+    places, if there are as many."""
     by_port = dict(zip(names, weaver.values(), strict=True)) if len(weaver) == len(names) else {}
     for name in names:
         words = asked_of[name].words if name in asked_of else ()
@@ -343,41 +356,41 @@ def _by_port(
     return by_port
 
 
-def _words(
+def _choose_words(
     ports: Sequence[Port],
     data: Source | None,
     asked_of: Mapping[str, Asked],
     trained: Mapping[str, WeaverInput],
     ask: Ask,
 ) -> dict[str, Sequence[str]]:
-    """The names, ranges and patterns of the columns of each input. Raises InitError.
-
-    If only one input is open, all columns that no other input has are offered for it.
+    """Returns the names, ranges and patterns of the columns of each input. The user is asked about
+    the inputs for which nothing tells them; all columns that no other input has are the default if
+    there is only one such input. `trained`: weaver's inputs by port. Raises InitError.
     """
-    have = [*data.columns] if data else []
+    known = [*data.columns] if data else []
 
-    def known(port: Port) -> Sequence[str]:
+    def find_words(port: Port) -> Sequence[str]:
         if port.name in trained:
             return trained[port.name].columns
         if port.name in asked_of:
             return asked_of[port.name].words
-        if port.columns and (not data or {*port.columns} <= {*have}):
+        if port.columns and (not data or {*port.columns} <= {*known}):
             return port.columns
-        if port.name in have:
+        if port.name in known:
             return [port.name]
         if "mask" not in port.name:
             return []
-        masks = [name for name in have if "mask" in name]
+        masks = [name for name in known if "mask" in name]
         return masks if len(masks) == 1 else ["mask"]
 
-    words = {port.name: known(port) for port in ports}
-    taken = [n for name in words for n in expanded(f"--input {name}", words[name], have)]
+    words = {port.name: find_words(port) for port in ports}
+    taken = {c for name in words for c in expand_words(f"--input {name}", words[name], known)}
     unknown = [port for port in ports if not words[port.name]]
     for port in unknown:
-        likely = [n for n in have if n not in taken] if len(unknown) == 1 else []
+        likely = [column for column in known if column not in taken] if len(unknown) == 1 else []
         if not data:
             likely = [f"{port.name}{i}" for i in range(port.width)]
-        question = f"the columns of {port.name!r}, out of {', '.join(have[:9]) or 'your data'}, …"
+        question = f"the columns of {port.name!r}, out of {', '.join(known[:9]) or 'your data'}, …"
         short = shorten_names(likely)
         default = ",".join(short) if 0 < len(short) <= _MOST_NAMES or not data else None
         answer = ask(f"--input {port.name}=COLUMN,…", question, default or None)
@@ -385,7 +398,7 @@ def _words(
     return words
 
 
-def _read(
+def _read_feed(
     port: Port,
     words: Sequence[str],
     data: Source | None,
@@ -393,26 +406,30 @@ def _read(
     missing: bool,
     dtype: str,
 ) -> Feed:
-    """Read an input's columns; without a file they have no rows. Raises InitError, DataError."""
-    names = expanded(f"--input {port.name}", words, data.columns if data else [])
+    """Read the first rows of an input's columns; without a file they have no rows. `missing`: NaN
+    is allowed, since it stands for a missing value. `dtype`: that of columns without a file. Raises
+    InitError, DataError."""
+    names = expand_words(f"--input {port.name}", words, data.columns if data else [])
     if names == ["mask"] and not (data and "mask" in data.columns):
         return Feed(port, (), trained, mask=True)
     if data is None:
         empty = np.zeros(0, port.dtype or dtype)
         return Feed(port, tuple(FileColumn(name, empty) for name in names), trained)
-    columns = tuple(_column(data, name, missing) for name in names)
+    columns = tuple(_read_head(data, name, missing) for name in names)
     for column in columns:
-        bad = int(np.sum(~np.isfinite(column.values)))
-        if bad and not missing:
+        nonfinite = int(np.sum(~np.isfinite(column.values)))
+        if nonfinite and not missing:
             raise InitError(
-                f"{column.name} is NaN or infinite {bad} times in the rows that were read: "
+                f"{column.name} is NaN or infinite {nonfinite} times in the rows that were read: "
                 "clean the file, or leave the column out"
             )
     return Feed(port, columns, trained)
 
 
-def _with_masks(feeds: Sequence[Feed]) -> list[Feed]:
-    """The feeds, in which each mask has the columns of its jagged input. Raises InitError."""
+def _fill_masks(feeds: Sequence[Feed]) -> list[Feed]:
+    """Returns the feeds, in which each mask has got the columns of its jagged input. Raises
+    InitError for a mask if no input is jagged, or if its name says that it is 1 where there is no
+    item."""
     completed = []
     for i, feed in enumerate(feeds):
         nearest_first = [*feeds[:i][::-1], *feeds[i:]]
@@ -429,8 +446,8 @@ def _with_masks(feeds: Sequence[Feed]) -> list[Feed]:
     return completed
 
 
-def _column(data: Source, name: str, missing: bool) -> FileColumn:
-    """The first rows of a column, at most `_MOST_ROWS`. `missing`: see `column_of`. Raises
+def _read_head(data: Source, name: str, missing: bool) -> FileColumn:
+    """Read the first rows of a column, at most `_MOST_ROWS`. `missing`: see `column_of`. Raises
     DataError."""
     data.require([name])
     try:
@@ -442,8 +459,8 @@ def _column(data: Source, name: str, missing: bool) -> FileColumn:
     return column
 
 
-def check_cuts(feed: Feed) -> None:
-    """Raise InitError if the columns of an input differ in their numbers of items per row."""
+def check_items_per_row(feed: Feed) -> None:
+    """Raises InitError if the columns of an input differ in their numbers of items per row."""
     cuts = {c.cut: c.name for c in feed.columns}
     if len(cuts) > 1:
         first, *others = cuts.values()
@@ -457,9 +474,10 @@ def check_cuts(feed: Feed) -> None:
         )
 
 
-def expanded(flag: str, words: Iterable[str], have: Sequence[str]) -> list[str]:
-    """The column names that the words of an option mean. Raises InitError."""
+def expand_words(flag: str, words: Iterable[str], known: Sequence[str]) -> list[str]:
+    """Returns the column names that the words of the option `flag` stand for: names, ranges, and
+    patterns of names in `known`. Raises InitError."""
     try:
-        return [each for word in words for each in expand_names(word.strip(), have or None)]
+        return [name for word in words for name in expand_names(word.strip(), known or None)]
     except ValueError as error:
         raise InitError(f"{flag}: {error}") from None

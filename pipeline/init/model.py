@@ -32,8 +32,9 @@ _KINDS |= dict.fromkeys((".json", ".ubj", ".txt"), "trees")
 
 @dataclass(frozen=True)
 class Port:
-    """An argument of forward. `width`: values per row, 0 if the model's file does not say it.
-    `dtype`: None if unknown. `columns`: the names used in training, if known."""
+    """An argument of the model's `forward`. `needed`: it has no default value. `width`: the number
+    of values per row, 0 if unknown. `dtype`: None if unknown. `columns`: the names of the columns
+    in the training, if known."""
 
     name: str
     needed: bool = True
@@ -44,8 +45,8 @@ class Port:
 
 @dataclass(frozen=True)
 class Model:
-    """A model. `entry`: the `model:` of its config. `ports` is empty if forward names no inputs.
-    `takes`: whether forward takes tensors, or one dict or list of them."""
+    """A model. `entry`: the value of `model:` in its config. `ports`: the inputs, empty if forward
+    names none. `takes`: whether forward takes tensors, or one dict or list of them."""
 
     entry: dict[str, Any]
     module: torch.nn.Module
@@ -56,33 +57,38 @@ class Model:
 
     @property
     def dtype(self) -> str:
-        """The dtype of its first floating-point weight, which it probably computes in."""
-        floats = (v.dtype for v in self.module.state_dict().values() if v.is_floating_point())
-        return str(next(floats, torch.float32)).removeprefix("torch.")
+        """The dtype in which it probably computes: that of its first floating-point weight."""
+        weights = self.module.state_dict().values()
+        dtypes = (weight.dtype for weight in weights if weight.is_floating_point())
+        return str(next(dtypes, torch.float32)).removeprefix("torch.")
 
 
 def read_model(spec: str, folder: Path, weights: Path | None, kwargs: Mapping[str, Any]) -> Model:
-    """Read the model of `file.py:callable`, `module:callable` or a file. Paths in `Model.entry` are
-    relative to `folder`. Raises InitError, SourceError."""
-    kind = _kind(spec)
-    source = ModelSource(**{kind: _place(spec)}, kwargs=kwargs)
-    entry: dict[str, Any] = {kind: _place_in(folder, spec)}
+    """Read the model that `spec` names: `file.py:callable`, `module:callable` or a file.
+
+    `folder`: where the config will be; paths in `Model.entry` are relative to it. `weights`,
+    `kwargs`: for a callable. Raises InitError, SourceError.
+    """
+    kind = _find_kind(spec)
+    source = ModelSource(**{kind: _locate(spec)}, kwargs=kwargs)
+    entry: dict[str, Any] = {kind: _locate_from(folder, spec)}
     notes: list[str] = []
     module = build_model(source, notes.append)
     as_torch(module)  # raises now, not in `run`, for unknown operators of ONNX
     if kind == "program":
-        _check_rows(module, spec)
+        _require_free_rows(module, spec)
     if weights is not None:
-        prefix = _prefix(read_state(weights), module.state_dict())
+        prefix = _find_prefix(read_state(weights), module.state_dict())
         module = build_model(replace(source, weights=weights, weights_prefix=prefix))
         entry["weights"] = os.path.relpath(weights, folder)
         if prefix:
             entry["weights_prefix"] = prefix
-    return replace(model_of(module, entry), notes=tuple(notes))
+    return replace(describe_model(module, entry), notes=tuple(notes))
 
 
-def _kind(spec: str) -> str:
-    """The field of ModelSource for a model. Raises InitError if it is none that can be read."""
+def _find_kind(spec: str) -> str:
+    """Returns the field of `ModelSource` that a model goes to, such as `factory` or `onnx`. Raises
+    InitError if it is of no kind that can be read."""
     if spec.rpartition(":")[0]:
         return "factory"
     path = Path(spec)
@@ -96,24 +102,25 @@ def _kind(spec: str) -> str:
     return "program" if kind == "torchscript" and is_program(path) else kind
 
 
-def _place(spec: str) -> Any:
-    """The model for ModelSource: a file's path, or a callable, whose file has an absolute path."""
+def _locate(spec: str) -> Any:
+    """Returns the value of the field of `ModelSource`: the path of a file, or a callable as text,
+    in which the path of a Python file is absolute."""
     file, _, name = spec.rpartition(":")
     if not file:
         return Path(spec)
     return f"{Path(file).resolve()}:{name}" if file.endswith(".py") else spec
 
 
-def _place_in(folder: Path, spec: str) -> str:
-    """The model for a config in `folder`, with a path relative to it."""
+def _locate_from(folder: Path, spec: str) -> str:
+    """Returns the model as a config in `folder` names it, with a path relative to this folder."""
     file, _, name = spec.rpartition(":")
     if not file:
         return os.path.relpath(spec, folder)
     return f"{os.path.relpath(file, folder)}:{name}" if file.endswith(".py") else spec
 
 
-def _check_rows(program: Any, spec: str) -> None:
-    """Raise InitError if no input of a program has a free number of rows."""
+def _require_free_rows(program: Any, spec: str) -> None:
+    """Raises InitError if a program was exported for one number of rows only, in all its inputs."""
     inputs = [node.meta["val"].shape for node in program.graph.find_nodes(op="placeholder")]
     if inputs and all(isinstance(size, int) for shape in inputs for size in shape[:1]):
         raise InitError(
@@ -122,22 +129,23 @@ def _check_rows(program: Any, spec: str) -> None:
         )
 
 
-def model_of(module: torch.nn.Module, entry: dict[str, Any]) -> Model:
-    """A model with what its description or its code says about its inputs. `entry`: see `Model`."""
-    ports = tuple(_ports(module))
+def describe_model(module: torch.nn.Module, entry: dict[str, Any]) -> Model:
+    """Returns a `Model` with what the module's file or code says about its inputs."""
+    ports = tuple(_read_ports(module))
     needed = [port.name for port in ports if port.needed]
     if isinstance(module, torch.jit.ScriptModule) or len(needed) != 1:
         return Model(entry, module, ports)
-    if keys := _keys(module, needed[0]):
+    if keys := _find_dict_keys(module, needed[0]):
         return Model({**entry, "takes": "dict"}, module, tuple(map(Port, keys)), "dict")
-    parameter = str(inspect.signature(module.forward).parameters.get(needed[0], ""))
-    if re.search(r":\s*(typing\.)?(list|List|Sequence|tuple|Tuple)\[", parameter):  # its type hint
+    with_hint = str(inspect.signature(module.forward).parameters.get(needed[0], ""))
+    if re.search(r":\s*(typing\.)?(list|List|Sequence|tuple|Tuple)\[", with_hint):
         return Model({**entry, "takes": "list"}, module, (), "list")
     return Model(entry, module, ports)
 
 
-def _keys(module: torch.nn.Module, argument: str) -> list[str]:
-    """The keys that `forward` reads from an argument that is a dict, in their order there."""
+def _find_dict_keys(module: torch.nn.Module, argument: str) -> list[str]:
+    """Returns the keys that the code of `forward` reads from `argument`, as in `argument["x"]`, in
+    the order of their first use. [] if there are none or if the code cannot be found."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(type(module).forward)))
     except (OSError, TypeError, SyntaxError):  # no source, as in TorchScript
@@ -153,45 +161,47 @@ def _keys(module: torch.nn.Module, argument: str) -> list[str]:
     return keys
 
 
-def _prefix(state: Iterable[str], own: Mapping[str, Any]) -> str:
-    """The prefix of the names in `state` that the model's own names lack; "" if there is none.
-
-    Every name has it, so it stands before the model's first name too.
+def _find_prefix(state: Iterable[str], own: Mapping[str, Any]) -> str:
+    """Returns what stands before the model's `own` names of weights in a file with the names
+    `state`: `net.` if the model's `fc.bias` is `net.fc.bias` there. "" if there is no such prefix.
     """
+    # Every name has the prefix, so any end of a name that is the model's first name shows it.
     keys, first_name = set(state), next(iter(own), "")
     candidates = {key.removesuffix(first_name) for key in keys if key.endswith(first_name)}
-    fitting = [p for p in candidates if {key.removeprefix(p) for key in keys} == {*own}]
-    return min(fitting, default="")
+    prefixes = [p for p in candidates if {key.removeprefix(p) for key in keys} == {*own}]
+    return min(prefixes, default="")
 
 
-def _width(shape: Sequence[Any]) -> int:
-    """The number of features in a shape (rows, features); 0 if it is not known."""
+def _count_features(shape: Sequence[Any]) -> int:
+    """Returns the number of features of a shape (rows, features); 0 if the shape is another one or
+    does not say it."""
     return shape[1] if len(shape) == 2 and isinstance(shape[1], int) else 0
 
 
-def _ports(module: Any) -> Iterator[Port]:
-    """The inputs of a model, by its kind: ONNX, trees, TorchScript, a program, or a module."""
+def _read_ports(module: Any) -> Iterator[Port]:
+    """Yields the inputs of a model, which may be ONNX, trees, TorchScript, a program, or a
+    module."""
     if hasattr(module, "session"):  # ONNX Runtime's
         for node in module.session.get_inputs():
             element = node.type.removeprefix("tensor(").removesuffix(")")
             dtype = {"float": "float32", "double": "float64"}.get(element, element)
-            yield Port(node.name, True, _width(node.shape), dtype)
+            yield Port(node.name, width=_count_features(node.shape), dtype=dtype)
     elif hasattr(module, "names") and hasattr(module, "features"):  # boosted trees
-        yield Port("features", True, module.features, None, tuple(module.names))
+        yield Port("features", width=module.features, columns=tuple(module.names))
     elif isinstance(module, torch.jit.ScriptModule):
         for argument in module.forward.schema.arguments[1:]:  # type: ignore[attr-defined]
-            yield Port(argument.name, not argument.has_default_value())
+            yield Port(argument.name, needed=not argument.has_default_value())
     elif isinstance(module, torch.fx.GraphModule):  # an exported program
         for node in module.graph.find_nodes(op="placeholder"):
             value = node.meta["val"]
             dtype = str(value.dtype).removeprefix("torch.")
-            yield Port(node.name, True, _width(value.shape), dtype)
+            yield Port(node.name, width=_count_features(value.shape), dtype=dtype)
     else:
-        yield from _parameters(module)
+        yield from _read_parameters(module)
 
 
-def _parameters(module: Any) -> Iterator[Port]:
-    """The positional arguments of a module's `forward`."""
+def _read_parameters(module: Any) -> Iterator[Port]:
+    """Yields the positional arguments of a module's `forward`."""
     for name, parameter in inspect.signature(module.forward).parameters.items():
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            yield Port(name, parameter.default is parameter.empty)
+            yield Port(name, needed=parameter.default is parameter.empty)

@@ -12,19 +12,19 @@ import numpy as np
 import torch
 
 from pipeline.errors import InitError
-from pipeline.init.input_columns import Ask, Feed, check_cuts
+from pipeline.init.input_columns import Ask, Feed, check_items_per_row
 from pipeline.init.model import Model
 from pipeline.init.trial import (
     Option,
     Outcome,
     Search,
     can_be_exported,
+    find_error,
+    find_rivals,
+    have_same_answers,
     ignores_item_order,
-    outcome_of,
-    rivals,
-    same_answers,
     search,
-    why_not,
+    try_options,
     with_more_items,
 )
 
@@ -34,15 +34,15 @@ _ITEMS = (
 _FEATURES = r"features?|channels?|feat\w*|vars?|variables?|C|D|F|E"
 _AXIS = re.compile(rf"\b(?:(?P<items>{_ITEMS})|(?P<features>{_FEATURES}))\b")
 _BRACKETED = re.compile(r"[(\[\"']([^()\[\]\"']*)[)\]\"']")
-_SHOWN = 6  # attempts in a message
+_SHOWN, _SHOWN_COLUMNS = 6, 4  # attempts in a message, and columns of each input in it
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """What was chosen: the feeds with the options that forward accepts, and what it did with them.
-
-    `length`: the number of items of a jagged row, 0 if no row is jagged. `said`: a sentence about
-    each input, with what it gets and why.
+    """What was chosen. `feeds`: those of all inputs, with the options that forward accepts.
+    `outcome`: what forward did with them. `length`: the number of items of a jagged row that the
+    model gets; 0 if no row is jagged. `said`: a sentence about each input, with what it gets and
+    why.
     """
 
     feeds: list[Feed]
@@ -51,61 +51,64 @@ class Fitted:
     said: list[str]
 
 
-def fitted(model: Model, feeds: Sequence[Feed], length: int | None, ask: Ask) -> Fitted:
-    """Choose a combination of options that forward accepts. Raises InitError.
+def fit_options(model: Model, feeds: Sequence[Feed], length: int | None, ask: Ask) -> Fitted:
+    """Choose the order of the axes and the dtype of each input, so that forward runs. Raises
+    InitError if it never does, or if nothing tells which of two orders is right.
 
-    The number of items of a jagged row is `length`, else that of the user's axes, else weaver's,
-    else the user's answer. Lists of equal length become vectors. They become jagged rows if there
-    is a `length` or a mask, or if forward accepts them only as jagged rows.
+    The number of items of a jagged row is `length`, else that in the user's axes, else weaver's,
+    else the user's answer. Lists of equal length are tried as vectors first. They stay jagged rows
+    if there is a `length` or a mask, or if forward does not run on vectors.
     """
-    ways = [list(feeds)]
+    variants = [list(feeds)]
     if not length and not any(feed.mask for feed in feeds):
         vectors = [feed.vectors() for feed in feeds]
         changed = any(after is not feed for after, feed in zip(vectors, feeds, strict=True))
-        ways = [vectors, list(feeds)] if changed else [vectors]
-    for feed in ways[0]:
-        check_cuts(feed)
+        variants = [vectors, list(feeds)] if changed else [vectors]
+    for feed in variants[0]:
+        check_items_per_row(feed)
     failed: list[tuple[list[Feed], Outcome]] = []
-    for way in ways:
-        if any(len({c.cut for c in feed.columns}) > 1 for feed in way):
+    for variant in variants:
+        if any(len({column.cut for column in feed.columns}) > 1 for feed in variant):
             continue  # vectors and jagged columns in one input do not fit together
-        size = _length(model, way, length, ask)
-        searched = _search_at(model, way, size)
-        if searched.best is not None:
-            decision = _decided(model, way, searched.best, size)
-            options = zip(way, decision.outcome.options, strict=True)
+        size = _choose_length(model, variant, length, ask)
+        result = _search_at_length(model, variant, size)
+        if result.best is not None:
+            decision = _decide(model, variant, result.best, size)
+            options = zip(variant, decision.outcome.options, strict=True)
             chosen = [replace(feed, option=option) for feed, option in options]
-            said = [_sentence(feed, decision.why) for feed in chosen]
+            said = [_explain_input(feed, decision.why) for feed in chosen]
             return Fitted(chosen, decision.outcome, size, said)
-        failed += [(way, outcome) for outcome in searched.failed]
-    raise InitError(_nothing_runs(failed))
+        failed += [(variant, outcome) for outcome in result.failed]
+    raise InitError(_describe_failures(failed))
 
 
-def _search_at(model: Model, feeds: Sequence[Feed], size: int) -> Search:
-    """What runs at `size` items; else the attempts that failed."""
+def _search_at_length(model: Model, feeds: Sequence[Feed], size: int) -> Search:
+    """Search for options that run with `size` items in each jagged row. The result has either the
+    best combination, or the attempts that failed."""
     sizes = [size]
     if any(feed.jagged for feed in feeds) and not any(feed.asked_length for feed in feeds):
         # One item more first: if there are `size` columns too, only this shows which axis is which.
         sizes = [size + 1, size]
     failed: list[Outcome] = []
     for probe in sizes:
-        choices = _choices(model, feeds, probe)
-        searched = search(model, choices)
-        if searched.best is None:
-            failed = searched.failed
+        choices = _list_choices(model, feeds, probe)
+        result = search(model, choices)
+        if result.best is None:
+            failed = result.failed
             continue
-        # The same options at `size`: they are in the same places.
-        chosen = zip(_choices(model, feeds, size), choices, searched.best.options, strict=True)
+        # The same options at `size`: they have the same indices in the lists.
+        chosen = zip(_list_choices(model, feeds, size), choices, result.best.options, strict=True)
         options = [at_size[at_probe.index(best)] for at_size, at_probe, best in chosen]
-        outcome = outcome_of(model, options)
+        outcome = try_options(model, options)
         if not outcome.error:
             return Search(outcome, [])
         failed = [outcome]
     return Search(None, failed)
 
 
-def _choices(model: Model, feeds: Sequence[Feed], size: int) -> list[list[Option]]:
-    """The ways to give each input at `size` items. Raises InitError for one that has none."""
+def _list_choices(model: Model, feeds: Sequence[Feed], size: int) -> list[list[Option]]:
+    """Returns the options of each input with `size` items in a jagged row. Raises InitError for an
+    input that has none."""
     choices = [feed.options(model.dtype, size) for feed in feeds]
     for feed, options in zip(feeds, choices, strict=True):
         if not options:
@@ -118,48 +121,52 @@ def _choices(model: Model, feeds: Sequence[Feed], size: int) -> list[list[Option
 
 @dataclass(frozen=True)
 class _Decision:
-    """The combination that is taken, and why."""
+    """The combination that is taken; `why` is a clause for the sentences about the inputs."""
 
     outcome: Outcome
     why: str
 
 
-def _decided(model: Model, feeds: Sequence[Feed], first: Outcome, size: int) -> _Decision:
-    """Decide between the first combination that runs and those in another order that run too.
+def _decide(model: Model, feeds: Sequence[Feed], first: Outcome, size: int) -> _Decision:
+    """Decide between the combination `first` and those that run with another order of axes.
 
-    Evidence that fits exactly one of them decides, the strongest first. Raises InitError if nothing
-    tells them apart.
+    Several kinds of evidence are asked in turn, the strongest first. The first kind that speaks for
+    exactly one combination decides. Raises InitError if none does. `size`: the number of items of a
+    jagged row.
     """
     if all(feed.asked.axes for feed in feeds):
         return _Decision(first, "as --input says")
-    others = list(rivals(model, first, _choices(model, feeds, size)))
+    others = list(find_rivals(model, first, _list_choices(model, feeds, size)))
     if not others:
         return _Decision(first, "it runs so")
-    differing = [each for each in others if not same_answers(each, first)]
+    differing = [other for other in others if not have_same_answers(other, first)]
     if not differing:
         return _Decision(first, "the answers are the same in the other order")
     possible = [first, *differing]
     if isinstance(model.module, torch.jit.ScriptModule):
-        possible = [each for each in possible if can_be_exported(model, each)] or possible
+        exported = [outcome for outcome in possible if can_be_exported(model, outcome)]
+        possible = exported or possible
         if len(possible) == 1:
             return _Decision(possible[0], "torch exports no other order")
-    longer = [each for each in possible if not why_not(model, with_more_items(each), 5)]
+    longer = [o for o in possible if not find_error(model, with_more_items(o), n=5)]
     if len(longer) == 1:
         return _Decision(longer[0], "so it takes any number of items")
-    documented = _documented_order(model)
-    agreeing = [each for each in possible if documented in {o.meaning for o in each.options}]
+    documented = _find_documented_order(model)
+    agreeing = [o for o in possible if documented in {option.meaning for option in o.options}]
     if len(agreeing) == 1:
         return _Decision(agreeing[0], "as its documentation says")
-    free = [each for each in possible if ignores_item_order(model, each)]
-    if len(free) == 1:
-        return _Decision(free[0], "so the order of the items does not matter")
-    raise InitError(_question(feeds, *possible[:2]))
+    symmetric = [outcome for outcome in possible if ignores_item_order(model, outcome)]
+    if len(symmetric) == 1:
+        return _Decision(symmetric[0], "so the order of the items does not matter")
+    raise InitError(_ask_which_order(feeds, *possible[:2]))
 
 
-def _documented_order(model: Model) -> tuple[str, ...]:
-    """The order of items and features in the docstring or type hints of forward; () if none."""
+def _find_documented_order(model: Model) -> tuple[str, ...]:
+    """Returns `items` and `features` in the order of a shape such as "(batch, particles, features)"
+    in the docstrings of the model and of forward, or in forward's type hints; () if they have none.
+    """
     docstrings = type(model.module).__doc__, getattr(model.module.forward, "__doc__", "")
-    for text in (*docstrings, _hints(model)):
+    for text in (*docstrings, _describe_signature(model)):
         for shape in _BRACKETED.findall(text or ""):
             axes = tuple(str(word.lastgroup) for word in _AXIS.finditer(shape))
             if sorted(axes) == ["features", "items"]:
@@ -167,18 +174,18 @@ def _documented_order(model: Model) -> tuple[str, ...]:
     return ()
 
 
-def _hints(model: Model) -> str:
-    """The signature of forward with its type hints, as text; "" if it has none to read."""
+def _describe_signature(model: Model) -> str:
+    """Returns the signature of forward with its type hints as text; "" if it cannot be read."""
     try:
         return str(inspect.signature(model.module.forward))
     except (TypeError, ValueError):
         return ""
 
 
-def _question(feeds: Sequence[Feed], one: Outcome, other: Outcome) -> str:
-    """The question that the user must answer: which of two orders of axes is meant."""
+def _ask_which_order(feeds: Sequence[Feed], one: Outcome, other: Outcome) -> str:
+    """Returns the text of an error that asks which of two orders of axes is meant."""
     inputs = zip(feeds, one.options, other.options, strict=True)
-    feed, first, second = next(each for each in inputs if each[1].meaning != each[2].meaning)
+    feed, first, second = next(entry for entry in inputs if entry[1].meaning != entry[2].meaning)
     name, columns = feed.port.name, ",".join(column.name for column in feed.columns)
     this, that = (f"({', '.join(option.named)})" for option in (first, second))
     return (
@@ -188,8 +195,9 @@ def _question(feeds: Sequence[Feed], one: Outcome, other: Outcome) -> str:
     )
 
 
-def _sentence(feed: Feed, why: str) -> str:
-    """What an input gets: its shape, and the meaning of its axes."""
+def _explain_input(feed: Feed, why: str) -> str:
+    """Returns a sentence about what an input gets: its shape, its dtype, the meaning of its axes,
+    and `why` this was chosen."""
     option, name = feed.option, feed.port.name
     text = f"{name} is ({', '.join(option.sizes)}) {option.dtype}"
     letters = {"items": "i", "features": "j"}
@@ -205,14 +213,15 @@ def _sentence(feed: Feed, why: str) -> str:
     return f"{text} ({why})"
 
 
-def _nothing_runs(failed: Sequence[tuple[list[Feed], Outcome]]) -> str:
-    """The shapes that were tried, with the line of forward that failed, and what to do."""
+def _describe_failures(failed: Sequence[tuple[list[Feed], Outcome]]) -> str:
+    """Returns the text of an error that lists the attempts, each with its shapes and with the line
+    of forward that failed, and says what to do. `failed`: the feeds and the outcome of each."""
     errors: dict[str, str] = {}
     for feeds, outcome in failed:
-        errors.setdefault(_inputs_of(feeds, outcome.options), outcome.error)
+        errors.setdefault(_list_shapes(feeds, outcome.options), outcome.error)
     listed = [f"{shapes} ({error})" for shapes, error in [*errors.items()][:_SHOWN]]
     feeds = failed[0][0]
-    feed = next((each for each in feeds if not each.mask), feeds[0])
+    feed = next((feed for feed in feeds if not feed.mask), feeds[0])
     name, columns = feed.port.name, ",".join(column.name for column in feed.columns)
     vectors = any(column.values.ndim > 1 for column in feed.columns)
     has_items = vectors or feed.jagged or len(feed.option.axes) > 2
@@ -223,36 +232,39 @@ def _nothing_runs(failed: Sequence[tuple[list[Feed], Outcome]]) -> str:
     )
 
 
-def _inputs_of(feeds: Sequence[Feed], options: Sequence[Option]) -> str:
-    """The inputs of an attempt as text, with their shapes and first columns."""
+def _list_shapes(feeds: Sequence[Feed], options: Sequence[Option]) -> str:
+    """Returns the inputs of an attempt as text, with their shapes and the first columns of each."""
 
-    def input_of(feed: Feed, option: Option) -> str:
+    def describe(feed: Feed, option: Option) -> str:
         names = [column.name for column in feed.columns]
-        more = ", …" if len(names) > 4 else ""
-        columns = "" if feed.mask else f" of {', '.join(names[:4])}{more}"
+        more = ", …" if len(names) > _SHOWN_COLUMNS else ""
+        columns = "" if feed.mask else f" of {', '.join(names[:_SHOWN_COLUMNS])}{more}"
         dtype = "" if option.dtype.startswith("float") else f" {option.dtype}"
         return f"{feed.port.name} ({', '.join(option.sizes)}){dtype}{columns}"
 
-    return ", ".join(map(input_of, feeds, options))
+    return ", ".join(map(describe, feeds, options))
 
 
-def _length(model: Model, feeds: Sequence[Feed], length: int | None, ask: Ask) -> int:
-    """How many items of a jagged row the model gets; 0 if no input is jagged. Raises InitError."""
-    offsets: list[Any] = [c.offsets for f in feeds for c in f.columns if c.offsets is not None]
+def _choose_length(model: Model, feeds: Sequence[Feed], length: int | None, ask: Ask) -> int:
+    """Returns how many items of a jagged row the model gets; 0 if no input is jagged. The order of
+    the sources is that of `fit_options`. Raises InitError, also if the model seems to take rows of
+    one item."""
+    columns = [column for feed in feeds for column in feed.columns]
+    offsets: list[Any] = [column.offsets for column in columns if column.offsets is not None]
     trained = max((feed.trained.length for feed in feeds if feed.trained), default=0)
     size = length or max(feed.asked_length for feed in feeds) or trained
     if not offsets or size:
         return size
     if not any(feed.mask or feed.asked.axes for feed in feeds):
         flat = [feed.flat() for feed in feeds]
-        searched = search(model, [feed.options(model.dtype, 1)[:1] for feed in flat])
-        if searched.best is not None:
+        result = search(model, [feed.options(model.dtype, length=1)[:1] for feed in flat])
+        if result.best is not None:
             raise InitError(
-                f"forward takes {_inputs_of(flat, searched.best.options)}, and the columns are "
+                f"forward takes {_list_shapes(flat, result.best.options)}, and the columns are "
                 "jagged: --flatten makes a row of each item; or --length N, if the model takes "
                 "whole rows"
             )
-    largest = max(int(np.diff(each).max(initial=1)) for each in offsets)
+    largest = max(int(np.diff(ends).max(initial=1)) for ends in offsets)
     answer = ask("--length", "how many items of a row the model sees at most", str(largest))
     if not answer.isdecimal() or not int(answer):
         raise InitError(f"--length: found {answer!r}; expected a whole number")

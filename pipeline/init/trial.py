@@ -19,15 +19,16 @@ from pipeline.init.model import Model
 from soa.dtypes import torch_dtype
 from stages.model import Arrangement, Order, as_exportable, where_raised
 
-_MOST = 4000  # combinations that are tried at most
-_PRIMES = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43)
+_MOST, _MOST_SORTED = 4000, 100_000  # combinations that are tried, and sorted before, at most
+_PRIMES = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47)
 _AS_IS = Order()
 
 
 @dataclass(frozen=True)
 class Option:
-    """A way to give one input: `shape` is a row of the block, whose axes are called `axes` (the
-    rows are `n`); `order` makes the model's tensor of it."""
+    """A way to give one input of the model. `shape`: the shape of a row of the block. `axes`: the
+    names of the block's axes, of which the rows' is `n`. `order` makes the model's tensor of the
+    block."""
 
     shape: tuple[int, ...]
     axes: tuple[str, ...]
@@ -36,20 +37,20 @@ class Option:
 
     @property
     def named(self) -> tuple[str, ...]:
-        """The names of the axes of the model's tensor."""
-        names = self._in_order(self.axes)
+        """The names of the axes of the model's tensor, such as `items*features` for joined ones."""
+        names = self._reorder(self.axes)
         return (names[0], "*".join(names[1:])) if self.order.flatten else names
 
     @property
     def sizes(self) -> tuple[str, ...]:
-        """The axes of the model's tensor as numbers, with n for the rows."""
-        sizes = self._in_order(("n", *map(str, self.shape)))
+        """The sizes of the axes of the model's tensor, as text, with `n` for the rows."""
+        sizes = self._reorder(("n", *map(str, self.shape)))
         return (sizes[0], str(math.prod(self.shape))) if self.order.flatten else sizes
 
     @property
     def meaning(self) -> tuple[str, ...]:
-        """Which of items and features comes first; two options of one meaning hold the same
-        numbers in the same order."""
+        """`items` and `features` in the order of the tensor's axes, without the other axes. With an
+        equal meaning, two options give the model the same numbers of a row in the same order."""
         words = "*".join(self.named).split("*")
         return tuple(word for word in words if word in ("items", "features"))
 
@@ -58,14 +59,14 @@ class Option:
         """The axis of the rows in the model's tensor."""
         return self.named.index("n")
 
-    def _in_order(self, axes: tuple[str, ...]) -> tuple[str, ...]:
-        """The axes of the block, in the order of the model's tensor."""
+    def _reorder(self, axes: tuple[str, ...]) -> tuple[str, ...]:
+        """Returns what stands for each axis of the block in the order of the model's tensor."""
         return tuple(axes[i] for i in self.order.permute) or axes
 
 
 @dataclass(frozen=True)
 class Output:
-    """An output of a model: its value with the rows first, and the order that put them there."""
+    """An output of a model. `value`: the tensor with the rows first; `order` put them there."""
 
     name: str
     value: torch.Tensor
@@ -74,45 +75,48 @@ class Output:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a model did with a combination of options. `error`: why it does not run, else ""."""
+    """What a model did when it got its inputs by these options, one for each input. `error`: why it
+    does not run; "" if it does."""
 
     options: tuple[Option, ...]
     error: str = ""
     outputs: tuple[Output, ...] = ()
     independent: bool = False
-    """Whether the other rows stayed the same when one row was changed."""
+    """Whether the answers for the other rows stayed the same when one row was changed."""
 
     @property
     def is_number(self) -> bool:
-        """Whether no answer to the random rows is NaN. A trace checks no sizes: with the wrong axes
-        it may read other memory."""
-        return not any(each.value.isnan().any() for each in self.outputs)
+        """Whether no answer to the random rows is NaN. A TorchScript trace checks no sizes: with
+        the wrong axes it may read memory that is not its own."""
+        return not any(output.value.isnan().any() for output in self.outputs)
 
 
 def rows_of_trial(options: Sequence[Option]) -> int:
-    """A number of rows that is no other size of these inputs."""
+    """Returns a number of rows that is not the size of another axis of these inputs, so that an
+    axis of this size in an output is that of the rows."""
     taken = {size for option in options for size in option.shape}
-    return next((n for n in _PRIMES if n not in taken), 47)
+    return next((n for n in _PRIMES if n not in taken), _PRIMES[-1])
 
 
-def draw(options: Sequence[Option], n: int, seed: int = 1) -> list[torch.Tensor]:
-    """Random blocks of n rows in [0, 1); integers are 0."""
+def draw_blocks(options: Sequence[Option], n: int, seed: int = 1) -> list[torch.Tensor]:
+    """Returns a random block of n rows for each option. Numbers are in [0, 1), integers are 0."""
     generator = torch.Generator().manual_seed(seed)
     uniform = [torch.rand((n, *option.shape), generator=generator) for option in options]
     return [
-        (x > 0.3 if option.dtype == "bool" else x).to(torch_dtype(option.dtype))
+        (x > 0.3 if option.dtype == "bool" else x).to(torch_dtype(option.dtype))  # 70 % true
         for x, option in zip(uniform, options, strict=True)
     ]
 
 
 def call(model: Model, options: Sequence[Option], blocks: Sequence[torch.Tensor]) -> dict[str, Any]:
-    """The outputs of the model by name, as it returns them.
+    """Calls the model on blocks that are given by these options. Returns its outputs by name, as
+    the model returns them.
 
-    The names are the keys of a dict, the fields of a named tuple, or those of ONNX; else `output`,
-    or `output0` and so on.
+    The names are the keys of a dict, the fields of a named tuple, or those in an ONNX file. Other
+    outputs are called `output`, or `output0`, `output1`, … if there are several.
     """
     ports = tuple(port.name for port in model.ports)[: len(options)]
-    arrangement = Arrangement(tuple(o.order for o in options), (), model.takes, ports)
+    arrangement = Arrangement(tuple(option.order for option in options), (), model.takes, ports)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         returned = arrangement.call(model.module, blocks)
@@ -128,39 +132,41 @@ def call(model: Model, options: Sequence[Option], blocks: Sequence[torch.Tensor]
     return dict(zip(getattr(returned, "_fields", names), returned, strict=True))
 
 
-def why_not(model: Model, options: Sequence[Option], n: int) -> str:
-    """The error of the model on n rows, as text; empty if it runs."""
+def find_error(model: Model, options: Sequence[Option], n: int) -> str:
+    """Runs the model on n random rows. Returns its error as text; "" if it runs."""
     try:
-        call(model, options, draw(options, n))
+        call(model, options, draw_blocks(options, n))
     except Exception as error:
         return f"{first_line(error)} ({where_raised(error)})"
     return ""
 
 
-def outcome_of(model: Model, options: Sequence[Option]) -> Outcome:
-    """Run the model on such inputs, then again, and with the first row changed."""
+def try_options(model: Model, options: Sequence[Option]) -> Outcome:
+    """Runs the model three times on random inputs: twice on the same ones, which must give the same
+    answers, and once with another first row, which shows whether rows are independent."""
     n, options = rows_of_trial(options), tuple(options)
     try:
-        returned = call(model, options, draw(options, n))
-        outputs = tuple(_rows_first(name, value, n) for name, value in returned.items())
-        repeated = call(model, options, draw(options, n))
-        if not all(_same(each.value, each.order.of(repeated[each.name])) for each in outputs):
+        returned = call(model, options, draw_blocks(options, n))
+        outputs = tuple(_put_rows_first(name, value, n) for name, value in returned.items())
+        repeated = call(model, options, draw_blocks(options, n))
+        if not all(_are_same(each.value, each.order.of(repeated[each.name])) for each in outputs):
             return Outcome(options, "it gives two answers to the same rows: model.eval(), no state")
-        drawn = zip(draw(options, n), draw(options, n, seed=2), strict=True)
+        drawn = zip(draw_blocks(options, n), draw_blocks(options, n, seed=2), strict=True)
         first_changed = [torch.cat([other[:1], block[1:]]) for block, other in drawn]
         returned = call(model, options, first_changed)
         independent = all(
-            _same(each.value[1:], each.order.of(returned[each.name])[1:]) for each in outputs
+            _are_same(each.value[1:], each.order.of(returned[each.name])[1:]) for each in outputs
         )
     except Exception as error:
         return Outcome(options, f"{first_line(error)} ({where_raised(error)})")
     return Outcome(options, "", outputs, independent)
 
 
-def _rows_first(name: str, value: Any, n: int) -> Output:
-    """An output of `n` rows. ValueError if it has no axis of that size.
+def _put_rows_first(name: str, value: Any, n: int) -> Output:
+    """Returns an output of `n` rows, with the axis of the rows first. Raises ValueError if `value`
+    is no tensor or has no axis of size n.
 
-    `n` is no other size of the inputs (`rows_of_trial`), so that axis has the rows.
+    Only the axis of the rows has the size n, since `rows_of_trial` chose it so.
     """
     shape: list[Any] = [type(value).__name__]
     if isinstance(value, torch.Tensor):
@@ -175,36 +181,37 @@ def _rows_first(name: str, value: Any, n: int) -> Output:
     return Output(name, order.of(value), order)
 
 
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two answers are the same but for rounding: a batch of another content may be
-    computed in another order."""
+def _are_same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two answers are the same but for rounding: if other rows of a batch differ, sums may
+    be computed in another order."""
     return torch.allclose(a.double(), b.double(), rtol=1e-3, atol=1e-5, equal_nan=True)
 
 
 @dataclass(frozen=True)
 class Search:
-    """`best`: the combination to take, None if none runs. `failed`: those that do not run, the
-    likely ones first."""
+    """The result of `search`. `best`: the combination to take, None if none runs. `failed`: those
+    that do not run, the likely ones first."""
 
     best: Outcome | None
     failed: list[Outcome]
 
 
 def search(model: Model, choices: Sequence[Sequence[Option]]) -> Search:
-    """Find the first combination that runs and whose rows are independent, else the first that
-    runs. One that gives NaN comes last.
+    """Find the first combination of `choices`, which are the options of each input, that runs and
+    whose rows are independent; else the first that runs. One that gives NaN is the last resort.
 
-    If the model runs with the rows first, but mixes them, it may take them second. Only layers that
-    are made so are evidence for it: else `softmax(x, 0)` would become a softmax over features. It
-    keeps its dtypes: a trial with integers, which are all 0, shows no mixing.
+    If the model runs with the rows first, but mixes them, it may be made for rows on a later axis.
+    Only a layer that is made so is evidence for it: else `softmax(x, 0)` would become a softmax
+    over features. Nor do other dtypes replace a combination that mixes rows: a trial with integers,
+    which are all 0, shows no mixing.
     """
     failed: list[Outcome] = []
     mixing: Outcome | None = None
     not_a_number: Outcome | None = None
-    for options in _likely_first(choices):
-        if mixing is not None and not _may_replace(mixing, options, model):
+    for options in _sort_by_likelihood(choices):
+        if mixing is not None and not _may_be_better(mixing, options, model):
             continue
-        outcome = outcome_of(model, options)
+        outcome = try_options(model, options)
         if outcome.error:
             failed.append(outcome)
         elif not outcome.is_number:
@@ -216,35 +223,43 @@ def search(model: Model, choices: Sequence[Sequence[Option]]) -> Search:
     return Search(mixing or not_a_number, failed)
 
 
-def _likely_first(choices: Sequence[Sequence[Option]]) -> list[list[Option]]:
-    """Combinations of an option for each input, no more than `_MOST`. The options of an input are
-    in the order of likelihood."""
-    places = product(*(range(len(options)) for options in choices))
-    likely = sorted(islice(places, 100_000), key=lambda each: (sum(each), each))[:_MOST]
-    return [[options[i] for options, i in zip(choices, place, strict=True)] for place in likely]
+def _sort_by_likelihood(choices: Sequence[Sequence[Option]]) -> list[list[Option]]:
+    """Returns combinations of an option for each input, the likely ones first, at most `_MOST`.
+
+    The options of an input are in the order of likelihood, so a combination is as likely as the sum
+    of their indices is small.
+    """
+    indices = product(*(range(len(options)) for options in choices))
+    likely = sorted(islice(indices, _MOST_SORTED), key=lambda chosen: (sum(chosen), chosen))[:_MOST]
+    return [[options[i] for options, i in zip(choices, chosen, strict=True)] for chosen in likely]
 
 
-def _may_replace(mixing: Outcome, options: Sequence[Option], model: Model) -> bool:
-    """Whether these options may be right although others, which run first, mix the rows."""
+def _may_be_better(mixing: Outcome, options: Sequence[Option], model: Model) -> bool:
+    """Whether these options may be better than `mixing`, which runs but mixes the rows: they have
+    the same dtypes, and the rows first, or a layer of the model takes the rows second."""
     if [option.dtype for option in options] != [option.dtype for option in mixing.options]:
         return False
-    return not any(option.rows_axis for option in options) or _made_for_rows_second(model)
+    return not any(option.rows_axis for option in options) or _takes_rows_second(model)
 
 
-def _made_for_rows_second(model: Model) -> bool:
-    """Whether a layer of the model takes sequences as (items, rows, features)."""
+def _takes_rows_second(model: Model) -> bool:
+    """Whether a layer of the model takes sequences as (items, rows, features), as torch's recurrent
+    and attention layers do by default."""
     return any(getattr(layer, "batch_first", None) is False for layer in model.module.modules())
 
 
-def rivals(model: Model, first: Outcome, choices: Sequence[Sequence[Option]]) -> Iterator[Outcome]:
-    """Combinations that run too, in which one input has another order of items and features."""
+def find_rivals(
+    model: Model, first: Outcome, choices: Sequence[Sequence[Option]]
+) -> Iterator[Outcome]:
+    """Yields combinations that differ from `first` in one input, which has another order of items
+    and features, and that run as well. `choices`: the options of each input."""
     for i, (chosen, options) in enumerate(zip(first.options, choices, strict=True)):
         seen: set[tuple[str, ...]] = {chosen.meaning}
         for option in options:
             alike = option.dtype == chosen.dtype and option.rows_axis == chosen.rows_axis
             if not alike or option.meaning in seen or len(option.meaning) < 2:
                 continue
-            outcome = outcome_of(model, [*first.options[:i], option, *first.options[i + 1 :]])
+            outcome = try_options(model, [*first.options[:i], option, *first.options[i + 1 :]])
             worse = (first.is_number and not outcome.is_number) or (
                 first.independent and not outcome.independent
             )
@@ -254,12 +269,12 @@ def rivals(model: Model, first: Outcome, choices: Sequence[Sequence[Option]]) ->
 
 
 def can_be_exported(model: Model, outcome: Outcome) -> bool:
-    """Whether torch exports the model with these options. Operators of TorchScript may read other
-    memory if a size is wrong; an export checks each size."""
+    """Whether torch exports the model with these options. An export checks each size; operators of
+    TorchScript may not, and then read memory that is not theirs."""
     options = outcome.options
     arguments = [
         option.order.of(block)
-        for option, block in zip(options, draw(options, rows_of_trial(options)), strict=True)
+        for option, block in zip(options, draw_blocks(options, rows_of_trial(options)), strict=True)
     ]
     try:
         with quiet_torch(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
@@ -271,7 +286,7 @@ def can_be_exported(model: Model, outcome: Outcome) -> bool:
 
 
 def with_more_items(outcome: Outcome) -> list[Option]:
-    """The same options with one item more in each input that has items."""
+    """Returns the options with one item more in each input that has items."""
 
     def longer(option: Option) -> Option:
         shape = tuple(
@@ -284,22 +299,22 @@ def with_more_items(outcome: Outcome) -> list[Option]:
 
 
 def ignores_item_order(model: Model, outcome: Outcome) -> bool:
-    """Whether the answers stay the same if the items of each row change places."""
+    """Whether the answers stay the same if the items of each row are reversed."""
     options = outcome.options
     n = rows_of_trial(options)
     reversed_items = [
         x.flip(option.axes.index("items")) if "items" in option.axes else x
-        for x, option in zip(draw(options, n), options, strict=True)
+        for x, option in zip(draw_blocks(options, n), options, strict=True)
     ]
-    before = call(model, options, draw(options, n))  # drawn anew: a model may change its input
+    before = call(model, options, draw_blocks(options, n))  # anew: a model may change its input
     after = call(model, options, reversed_items)
-    return all(_same(value, after[name]) for name, value in before.items())
+    return all(_are_same(value, after[name]) for name, value in before.items())
 
 
-def same_answers(a: Outcome, b: Outcome) -> bool:
+def have_same_answers(a: Outcome, b: Outcome) -> bool:
     """Whether two outcomes have the same answers to the same blocks."""
     values = {each.name: each.value for each in b.outputs}
     return all(
-        values[each.name].shape == each.value.shape and _same(each.value, values[each.name])
+        values[each.name].shape == each.value.shape and _are_same(each.value, values[each.name])
         for each in a.outputs
     )

@@ -23,9 +23,11 @@ _FAR = 1e30  # weaver writes 1e32 for "no bound"
 
 @dataclass(frozen=True)
 class WeaverInput:
-    """An input of weaver. `features`: an expression in `columns` for each feature, as in a config.
-    `mask`: its only feature is above zero where there is an item. `exists`: the column of the mask,
-    if there is one. `length`: how many items the network was trained on."""
+    """An input of a network trained with weaver. `features`: for each feature an expression in
+    `columns`, in the form of a config's `preprocess:`. `mask`: this input is a mask; its only
+    feature is above zero where there is an item. `length`: how many items the network was trained
+    on, 0 if weaver does not say it. `exists`: the column from which the mask is made; None if
+    weaver has no mask."""
 
     features: tuple[list[Any], ...]
     columns: tuple[str, ...]
@@ -35,21 +37,23 @@ class WeaverInput:
 
 
 def read_weaver(path: Path, have: Collection[str]) -> tuple[dict[str, WeaverInput], list[str]]:
-    """Read the inputs, by name, and the labels. `have`: the columns of the data file; for these no
-    formula is needed. Raises InitError, ConfigError.
+    """Read the inputs, by name, and the labels. `have`: the columns of the data file, which are
+    used as they are even if weaver has a formula for them. Raises InitError, ConfigError.
     """
     data = read_yaml(path).data
     try:
         if "input_names" in data:  # preprocess.json
             infos = {name: data[name] for name in data["input_names"]}
-            entries = {name: _var_infos(info) for name, info in infos.items()}
+            entries = {name: _list_variables(info) for name, info in infos.items()}
             lengths = {name: info.get("var_length", 0) for name, info in infos.items()}
             labels = data["output_names"]
         else:
             entries = {name: part["vars"] for name, part in data["inputs"].items()}
             lengths = {name: part.get("length", 0) for name, part in data["inputs"].items()}
             labels = data["labels"]["value"]
-        inputs = {name: _input(name, entries[name], lengths[name], data, have) for name in entries}
+        inputs = {
+            name: _read_input(name, entries[name], lengths[name], data, have) for name in entries
+        }
     except (KeyError, TypeError, AttributeError) as error:
         why = f"{path} is neither a data config of weaver nor a preprocess.json: {error!r}"
         raise InitError(why) from error
@@ -64,39 +68,39 @@ def read_weaver(path: Path, have: Collection[str]) -> tuple[dict[str, WeaverInpu
     return inputs, [str(label).removeprefix("label_") for label in labels]
 
 
-def _var_infos(info: Mapping[str, Any]) -> list[list[Any]]:
-    """The variables of an input of preprocess.json, as a data config lists them: the name, and the
-    numbers that standardise it."""
+def _list_variables(info: Mapping[str, Any]) -> list[list[Any]]:
+    """Returns the variables of an input of preprocess.json in the form of a data config: lists of
+    the name and of the four numbers that standardise the variable."""
     keys = ("median", "norm_factor", "lower_bound", "upper_bound")
-    return [[name, *(of_one[key] for key in keys)] for name, of_one in info["var_infos"].items()]
+    return [[name, *(entry[key] for key in keys)] for name, entry in info["var_infos"].items()]
 
 
-def _input(
+def _read_input(
     input_name: str, entries: Any, length: int, data: Mapping[str, Any], have: Collection[str]
 ) -> WeaverInput:
-    """An input from weaver's list of variables, with their formulas and standardisation. Raises
-    ValueError."""
+    """Converts weaver's list of variables, `entries`, to an input whose features have the formulas
+    and the standardisation that `data`, the whole file, gives them. Raises ValueError."""
     formulas = data.get("new_variables") or {}
     columns: dict[str, None] = {}  # a set in the order of insertion
     features = []
     for entry in entries:
         name, *numbers = entry if isinstance(entry, list) else [entry]
-        steps = _standardisation(name, numbers, data.get("preprocess") or {})
-        features.append([*_formula(name, formulas, have, columns), *steps])
+        steps = _read_scaling(name, numbers, data.get("preprocess") or {})
+        features.append([*_expand_formula(name, formulas, have, columns), *steps])
     mask = len(features) == 1 and input_name.endswith("mask")
     return WeaverInput(tuple(features), tuple(columns), mask, length)
 
 
-def _standardisation(name: str, written: list[Any], preprocess: Mapping[str, Any]) -> list[Any]:
-    """The steps `clip((x - centre) * scale, low, high)` of a variable, as of `preprocess:`.
+def _read_scaling(name: str, written: list[Any], preprocess: Mapping[str, Any]) -> list[Any]:
+    """Returns the steps of `preprocess:` that compute `clip((x - centre) * scale, low, high)`.
 
-    The four numbers are those in `preprocess` of the data config, else those that are written after
-    the variable, else weaver's defaults. Without a centre the variable stays as it is. Raises
-    ValueError if training was to find them.
+    The four numbers are those in weaver's own `preprocess`, else the `written` ones after the name
+    of the variable, else weaver's defaults. Without a centre the variable stays as it is: [].
+    Raises ValueError if the numbers were to be found in the training, since this file lacks them.
     """
     automatic = str(preprocess.get("method", "manual")).startswith("auto")
     defaults = ["auto" if automatic else None, 1, -5, 5]
-    numbers = [*written[:4], *defaults[len(written) :]]
+    numbers = [*written[: len(defaults)], *defaults[len(written) :]]
     if stored := (preprocess.get("params") or {}).get(name):
         numbers = [stored[key] for key in ("center", "scale", "min", "max")]
     centre, scale, low, high = numbers
@@ -113,12 +117,14 @@ def _standardisation(name: str, written: list[Any], preprocess: Mapping[str, Any
     return steps
 
 
-def _formula(
+def _expand_formula(
     name: str, formulas: Mapping[str, str], have: Collection[str], columns: dict[str, None]
 ) -> list[Any]:
-    """A variable as an expression in columns. Adds the columns that it uses to `columns`.
+    """Returns a variable as an expression in columns, in the form of `preprocess:`, and adds these
+    columns to `columns`. A variable without a formula is a column, as is one in `have`.
 
-    Its formula may use other variables, but not itself. Raises ValueError, SyntaxError.
+    A formula may use other variables, but not its own. Raises ValueError if `preprocess:` lacks an
+    operation of it, and SyntaxError.
     """
     if name in have or name not in formulas:
         columns[name] = None
@@ -127,8 +133,8 @@ def _formula(
 
     def read(node: ast.expr) -> list[Any]:
         if isinstance(node, ast.Name):
-            return _formula(node.id, others, have, columns)
-        steps = _operation(node, read)
+            return _expand_formula(node.id, others, have, columns)
+        steps = _convert_operation(node, read)
         if steps is None:
             raise ValueError(
                 f"new_variables: {name}: {ast.unparse(node)} is no operation of preprocess: "
@@ -139,9 +145,9 @@ def _formula(
     return read(ast.parse(formulas[name], mode="eval").body)
 
 
-def _operation(node: ast.expr, read: Callable[[ast.expr], list[Any]]) -> list[Any] | None:
-    """An operation as steps of `preprocess`, after the steps that `read` returns for its argument.
-    None if `preprocess` has no such operation."""
+def _convert_operation(node: ast.expr, read: Callable[[ast.expr], list[Any]]) -> list[Any] | None:
+    """Returns an operation of a formula as steps of `preprocess:`, after the steps that `read`
+    returns for its argument. Returns None if `preprocess:` has no such operation."""
     match node:
         case ast.BinOp(op=ast.Pow(), left=left, right=ast.Constant(value=2)):
             return [*read(left), "square"]

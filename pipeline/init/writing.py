@@ -18,10 +18,10 @@ from pipeline.applying import Array, FileColumn, Source, open_source
 from pipeline.config import SCHEMA_FILE, load_config, reference_inputs, source_of
 from pipeline.errors import ConfigError, InitError
 from pipeline.init.commented import LONG, OneLine, write_config
-from pipeline.init.input_columns import Ask, Feed, choose, expanded, read_asked
+from pipeline.init.input_columns import Ask, Feed, choose_feeds, expand_words, parse_input_option
 from pipeline.init.model import Model, read_model
-from pipeline.init.orders import Fitted, fitted
-from pipeline.init.trial import Outcome, why_not
+from pipeline.init.orders import Fitted, fit_options
+from pipeline.init.trial import Outcome, find_error
 from pipeline.init.weaver import read_weaver
 from soa.files import write_whole
 from soa.signature import Signature
@@ -40,8 +40,8 @@ _HEAD = f"""\
 class Request:
     """The arguments of `pipeline init`; `inputs` and `outputs` are NAME=COLUMN,COLUMN.
 
-    `independent`: take rows as independent without a look at the graph, which takes an export; the
-    capture that follows finds out.
+    `independent`: take the rows as independent of each other, without an export that would show it
+    on the graph. The capture that follows finds out if this is wrong.
     """
 
     model: str
@@ -64,6 +64,7 @@ class Request:
 
 _TILE = 1024  # rows of a tile, and of the reference, if the number of rows is unbounded
 _ROWS = 11  # rows of the trial of a config
+_LEAST_ITEMS = 64  # bound of the items of a call, if the rows of the file have fewer
 
 _Part = dict[str, FileColumn]
 """The columns of a collection that a model reads, by their names in the config."""
@@ -73,10 +74,9 @@ _Notes = dict[tuple[str | int, ...], str]
 
 @dataclass(frozen=True)
 class Written:
-    """The files that `init` wrote, and what it chose, in sentences.
-
-    `config`: the content of the config. `columns`: by input collection, the names of the data's
-    columns by the names that they have in the config.
+    """What `init` wrote. `files`: their paths. `said`: sentences about what was chosen. `config`:
+    the content of the config. `columns`: for each input collection, the columns' names in the data,
+    by their names in the config.
     """
 
     files: list[Path]
@@ -86,7 +86,8 @@ class Written:
 
 
 def init(request: Request, ask: Ask) -> Written:
-    """Write the config and, in the same folder, its JSON schema and the reference rows from `data`.
+    """Write the config and, in the same folder, its JSON schema and the first rows of the data,
+    which are the reference. The model runs in a child process. `ask`: see `Ask`.
 
     The config is written last: if it exists, all files exist. An existing config or file of rows is
     replaced only with `force`. Raises InitError, and the errors of reading a model or a config.
@@ -96,29 +97,32 @@ def init(request: Request, ask: Ask) -> Written:
     for path in (out, stored):
         if path.exists() and not request.force:
             raise InitError(f"{path} is there already: --force replaces it, --out writes elsewhere")
-    return in_fork("the model", lambda ask_parent: _init_here(request, ask_parent, stored), ask)
+    return in_fork("the model", lambda ask_parent: _init_in_child(request, ask_parent, stored), ask)
 
 
-def _init_here(request: Request, ask: Ask, stored: Path) -> Written:
-    """`init` in a child, since the model runs here."""
+def _init_in_child(request: Request, ask: Ask, stored: Path) -> Written:
+    """Does the work of `init`. This runs in a child process, since the model runs here."""
     model = read_model(request.model, request.out.parent, request.weights, request.kwargs)
     data = open_source(request.data, request.tree) if request.data else None
-    return written(model, data, request, ask, stored)
+    return write_config_for(model, data, request, ask, stored)
 
 
-def written(model: Model, data: Source | None, request: Request, ask: Ask, stored: Path) -> Written:
-    """Look at a model and its data, and write the config; `stored` gets the rows of the data."""
-    choices = choices_for(model, data, request, ask)
-    name = request.name or ask("--name", "the name to register it by", _name(request))
-    config = _config(choices, name)
+def write_config_for(
+    model: Model, data: Source | None, request: Request, ask: Ask, stored: Path
+) -> Written:
+    """Choose what the config says, from a model, its data and the user's answers, and write all
+    files. `stored`: the file that gets the rows of the data."""
+    choices = make_choices(model, data, request, ask)
+    name = request.name or ask("--name", "the name to register it by", _suggest_name(request))
+    config = _make_config(choices, name)
     if request.kwargs:
         config["model"] = {**config["model"], "kwargs": OneLine(request.kwargs)}
     config["reference"] = {"file": stored.name} if data is not None else {"seed": 1}
     if request.engines:
         config["engines"] = list(request.engines)
-    notes = _notes(request, choices)
-    arrays = _arrays(choices.parts) if data is not None else {}
-    files = _write(request, stored, choices, config, notes, arrays)
+    notes = _make_notes(request, choices)
+    arrays = _collect_arrays(choices.parts) if data is not None else {}
+    files = _write_checked(request, stored, choices, config, notes, arrays)
     columns = {
         home: {own: column.name for own, column in part.items()}
         for home, part in choices.parts.items()
@@ -132,31 +136,33 @@ def written(model: Model, data: Source | None, request: Request, ask: Ask, store
 
 
 def rewrite(first: Written, path: Path, model: Mapping[str, Any], rows: str) -> None:
-    """Write a config again, to `path`, with another model and another file of rows, which are named
-    relative to its folder."""
+    """Write the config that `first` describes to `path`, with another `model:` and another file of
+    rows, whose paths are relative to the folder of `path`."""
     config = {**first.config, "model": dict(model), "reference": {"file": rows}}
     write_whole(path.parent / SCHEMA_FILE.name, SCHEMA_FILE.read_text(encoding="utf-8"))  # ours
     write_config(path, _HEAD, config, {})
 
 
-def _config(choices: Choices, name: str) -> dict[str, Any]:
-    """The config, without its reference, and with a bounded number of rows."""
+def _make_config(choices: Choices, name: str) -> dict[str, Any]:
+    """Returns the content of the config, with a bounded number of rows and still without
+    `reference`. `name`: the model's."""
     return {
         "name": name,
         "model": choices.model.entry,
         "collections": {
-            **_collections(choices),
+            **_make_collections(choices),
             "outputs": {"storage": "columns", "columns": choices.outputs.columns},
         },
-        "inputs": [_block(feed, choices.parts) for feed in choices.feeds],
+        "inputs": [_make_block(feed, choices.parts) for feed in choices.feeds],
         "outputs": choices.outputs.blocks,
-        "rows": _row_ranges(choices),
+        "rows": _make_row_ranges(choices),
     }
 
 
 @dataclass(frozen=True)
 class Choices:
-    """The answers to all questions about the model and its data."""
+    """All that was found out or asked about the model and its data. `parts`: the columns of each
+    input collection."""
 
     model: Model
     fitted: Fitted
@@ -170,33 +176,35 @@ class Choices:
 
     @property
     def typical(self) -> list[int]:
-        """The numbers of rows for which engines are timed."""
+        """The numbers of rows for which the engines are timed: 10 and 1000, as far as allowed."""
         least, most = self.range.least, self.range.most
         return [n for n in (10, 1000) if least <= n <= most] or [most]
 
 
-def choices_for(model: Model, data: Source | None, request: Request, ask: Ask) -> Choices:
-    """Look at the model and the data, and ask the user about the rest."""
+def make_choices(model: Model, data: Source | None, request: Request, ask: Ask) -> Choices:
+    """Choose what each input and output is and how many rows a call may have, from the model, the
+    data and the options; ask the user about the rest. Runs the model."""
     have = [*data.columns] if data else []
     weaver, labels = read_weaver(request.weaver, have) if request.weaver else ({}, [])
-    texts = _pairs("--input", request.inputs)
-    asked_of = {name: read_asked(f"--input {name}", text) for name, text in texts.items()}
-    feeds = choose(model, data, asked_of, weaver, request.flatten, request.length, ask)
+    texts = _parse_pairs("--input", request.inputs)
+    asked_of = {name: parse_input_option(f"--input {name}", text) for name, text in texts.items()}
+    feeds = choose_feeds(model, data, asked_of, weaver, request.flatten, request.length, ask)
     if not model.ports:
         model = replace(model, ports=tuple(feed.port for feed in feeds))
-    accepted = fitted(model, feeds, request.length, ask)
-    words_of = {name: text.split(",") for name, text in _pairs("--output", request.outputs).items()}
-    outputs = _outputs(accepted.outcome, words_of, labels, ask)
-    parts = _parts(accepted.feeds, request.flatten)
-    return Choices(model, accepted, outputs, _rows(model, accepted, request.rows), parts)
+    accepted = fit_options(model, feeds, request.length, ask)
+    output_texts = _parse_pairs("--output", request.outputs).items()
+    words_of = {name: text.split(",") for name, text in output_texts}
+    outputs = _choose_outputs(accepted.outcome, words_of, labels, ask)
+    parts = _group_columns(accepted.feeds, request.flatten)
+    return Choices(model, accepted, outputs, _find_range(model, accepted, request.rows), parts)
 
 
-def _collections(choices: Choices) -> dict[str, Any]:
-    """The input collections of the config."""
+def _make_collections(choices: Choices) -> dict[str, Any]:
+    """Returns the input collections of the config."""
     collections: dict[str, Any] = {}
     for name, part in choices.parts.items():
         arrays = {own: column.values for own, column in part.items()}
-        columns = [_column(own, str(a.dtype), a.shape[1:]) for own, a in arrays.items()]
+        columns = [_make_column(own, str(x.dtype), x.shape[1:]) for own, x in arrays.items()]
         jagged = _offsets(part) is not None
         rows = f"n_{name}" if jagged else "n"
         collections[name] = {"storage": "columns", "rows": rows, "columns": columns}
@@ -205,8 +213,9 @@ def _collections(choices: Choices) -> dict[str, Any]:
     return collections
 
 
-def _row_ranges(choices: Choices) -> dict[str, Any]:
-    """The `rows:` of the config: the rows of a call, and the items of all its jagged rows."""
+def _make_row_ranges(choices: Choices) -> dict[str, Any]:
+    """Returns `rows:` of the config: the range of the rows of a call, and for each jagged
+    collection the range of the items of all rows together."""
     least, most, typical = choices.range.least, choices.range.most, choices.typical
     ranges: dict[str, Any] = {"n": {"min": least, "max": most, "typical": typical}}
     for name, part in choices.parts.items():
@@ -214,12 +223,14 @@ def _row_ranges(choices: Choices) -> dict[str, Any]:
         if offsets is not None:
             counts = np.diff(offsets)
             usual = [math.ceil(n * float(counts.mean())) for n in typical]
-            ranges[f"n_{name}"] = {"max": max(64, most * int(counts.max())), "typical": usual}
+            most_items = max(_LEAST_ITEMS, most * int(counts.max()))
+            ranges[f"n_{name}"] = {"max": most_items, "typical": usual}
     return ranges
 
 
-def _notes(request: Request, choices: Choices) -> _Notes:
-    """The comments of the config on the values that were found."""
+def _make_notes(request: Request, choices: Choices) -> _Notes:
+    """Returns the comments of the config on values that were found out, and on names that the user
+    may change."""
     source = request.data.name if request.data else "an input: name them as you like"
     notes: _Notes = {
         ("collections", "outputs"): "what the model writes: name them as you like",
@@ -233,7 +244,8 @@ def _notes(request: Request, choices: Choices) -> _Notes:
         notes["collections", name] = f"columns of {source}"
         if request.data and len(part) <= LONG:  # a longer list is written as ranges of names
             for i, column in enumerate(part.values()):
-                notes["collections", name, "columns", i] = f"{_span(column.values)} in {source}"
+                span = _describe_span(column.values)
+                notes["collections", name, "columns", i] = f"{span} in {source}"
         offsets = _offsets(part)
         if offsets is not None:
             most = np.diff(offsets).max()
@@ -244,11 +256,12 @@ def _notes(request: Request, choices: Choices) -> _Notes:
 
 
 def _offsets(part: _Part) -> Array | None:
-    """The offsets of a collection of jagged rows; all its columns have the same ones."""
+    """Returns the offsets of the items of each row; all columns of a collection have the same ones.
+    None if the collection is not jagged."""
     return next(iter(part.values())).offsets
 
 
-def _write(
+def _write_checked(
     request: Request,
     stored: Path,
     choices: Choices,
@@ -256,32 +269,32 @@ def _write(
     notes: _Notes,
     arrays: dict[str, Array],
 ) -> list[Path]:
-    """Write the files under other names, check them, and move them into their places. Changes the
-    rows in `config` and `notes` by what the check finds. Returns the files.
+    """Write the files under temporary names, load them and run the model, and move them to their
+    places. Returns the files. Bounds the rows in `config` and `notes` by what the trial shows.
 
-    `arrays`: the rows of the reference; empty without a file of data.
+    `stored`, `arrays`: the file of the reference rows and its content, which is empty without data.
     """
     out, folder = request.out, request.out.parent
-    new = folder / f".{os.urandom(4).hex()}.partial.yaml"
-    rows_file = new.with_suffix(".npz")
+    partial = folder / f".{os.urandom(4).hex()}.partial.yaml"
+    rows_file = partial.with_suffix(".npz")
     folder.mkdir(parents=True, exist_ok=True)
     reference = {"file": rows_file.name} if arrays else config["reference"]
     try:
         if arrays:
             np.savez_compressed(rows_file, allow_pickle=False, **arrays)
-        write_config(new, _HEAD, config | {"reference": reference}, notes)
-        trial = _check(new, out.name, choices.model)
+        write_config(partial, _HEAD, config | {"reference": reference}, notes)
+        trial = _try_config(partial, out.name, choices.model)
         if choices.range.free and trial.signature.tile_kinds is not None:
             seen = (trial.model, trial.signature, trial.inputs)
             why = "" if request.independent else why_rows_may_mix(*seen)
             _set_bound(config, notes, choices.range, why, arrays)
         write_whole(folder / SCHEMA_FILE.name, SCHEMA_FILE.read_text(encoding="utf-8"))  # ours
-        write_config(new, _HEAD, config, notes)
+        write_config(partial, _HEAD, config, notes)
         if arrays:
             rows_file.replace(stored)
-        new.replace(out)
+        partial.replace(out)
     finally:
-        new.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         rows_file.unlink(missing_ok=True)
     return [out, folder / SCHEMA_FILE.name, *([stored] if arrays else [])]
 
@@ -294,9 +307,11 @@ _INDEPENDENT = (
 def _set_bound(
     config: dict[str, Any], notes: _Notes, bounds: _Range, why: str, arrays: Mapping[str, Array]
 ) -> None:
-    """Bound the number of rows in `config` and `notes`, or not if the rows are independent.
+    """Make the number of rows unbounded in `config` and `notes` if the rows are independent, else
+    bound it.
 
-    `why`: why an answer may depend on other rows; "" if it does not. `arrays`: see `_write`.
+    `why`: why an answer may depend on other rows; "" if it does not. `arrays`: see
+    `_write_checked`.
     """
     if not why:
         config["rows"]["n"]["unbounded"] = True
@@ -310,19 +325,19 @@ def _set_bound(
 
 @dataclass(frozen=True)
 class _Trial:
-    """A config that was loaded and whose model ran: the model as it is called with the blocks of
-    the signature, and the inputs of the reference."""
+    """A config was loaded and its model ran. `model`: as it is called with the blocks of the
+    signature. `inputs`: those of the reference."""
 
     model: torch.nn.Module
     signature: Signature
     inputs: Arrays
 
 
-def _check(path: Path, name: str, model: Model) -> _Trial:
-    """Load a config, and run the model on the first rows of its reference like `pipeline run`.
+def _try_config(path: Path, name: str, model: Model) -> _Trial:
+    """Load a config, and run the model on the first rows of its reference, as `pipeline run` does.
 
-    Raises ConfigError, in which the file is called `name`, and the errors of a model that does not
-    run.
+    Raises ConfigError, whose text calls the temporary file `name`, and the errors of a model that
+    does not run.
     """
     try:
         config = load_config(path)
@@ -337,8 +352,9 @@ def _check(path: Path, name: str, model: Model) -> _Trial:
     return _Trial(module, signature, inputs)
 
 
-def _pairs(flag: str, texts: Sequence[str]) -> dict[str, str]:
-    """The texts NAME=COLUMN,COLUMN of an option, by name. Raises InitError."""
+def _parse_pairs(flag: str, texts: Sequence[str]) -> dict[str, str]:
+    """Splits the values `NAME=COLUMN,COLUMN` of the option `flag`. Returns what follows the `=`, by
+    name. Raises InitError."""
     pairs = [text.partition("=") for text in texts]
     for name, _, columns in pairs:
         if not name or not columns:
@@ -346,16 +362,17 @@ def _pairs(flag: str, texts: Sequence[str]) -> dict[str, str]:
     return {name.strip(): columns for name, _, columns in pairs}
 
 
-def _name(request: Request) -> str:
-    """A name for the model: that of its file, or of the folder if the file is called model.py."""
+def _suggest_name(request: Request) -> str:
+    """Returns a name to register the model by: that of its file, or that of the config's folder if
+    the file's name, as model.py, tells nothing."""
     stem = Path(request.model.rpartition(":")[0] or request.model).stem
     if stem in ("model", "net", "network"):
         stem = request.out.resolve().parent.name
     return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).lstrip(".-") or "model"
 
 
-def _span(values: Array) -> str:
-    """The smallest and the largest value of a column, and how many are NaN, as text."""
+def _describe_span(values: Array) -> str:
+    """Returns the smallest and the largest value of a column, and how many are NaN, as text."""
     present = values[~np.isnan(values)]
     span = "no value"
     if present.size:
@@ -364,35 +381,37 @@ def _span(values: Array) -> str:
     return f"{span}, {missing} of {values.size} are NaN," if missing else span
 
 
-def _parts(feeds: Sequence[Feed], flatten: bool) -> dict[str, _Part]:
-    """Group the columns into collections. Columns with the same items per row share one.
+def _group_columns(feeds: Sequence[Feed], flatten: bool) -> dict[str, _Part]:
+    """Groups the columns into collections, and returns these by name. Columns with the same number
+    of items in every row share a collection; so do all columns without items.
 
-    A collection of items is called after the common beginning of its columns, `Jet` of `Jet_pt`.
+    A collection of items is called after the common beginning of its columns: `Jet` for `Jet_pt`.
     """
     groups: dict[bytes | None, _Part] = {}
     for column in [column for feed in feeds for column in feed.columns]:
         groups.setdefault(column.cut, {})[column.name] = column
     parts: dict[str, _Part] = {}
     for cut, group in groups.items():
-        heads = {re.split(r"[._/]", name)[0] for name in group}
-        name = "events" if cut is None and not flatten else "items"
-        name = identifier(heads.pop() if name == "items" and len(heads) == 1 else name)
+        beginnings = {re.split(r"[._/]", name)[0] for name in group}
+        has_items = cut is not None or flatten
+        name = "items" if has_items else "events"
+        name = identifier(beginnings.pop() if has_items and len(beginnings) == 1 else name)
         while name in parts or name == "outputs":
             name += "_"
-        ends = [name.rpartition(".")[2] for name in group]
-        names = map(identifier, ends if len({*ends}) == len(ends) else group)
+        short = [name.rpartition(".")[2] for name in group]
+        names = map(identifier, short if len({*short}) == len(short) else group)
         parts[name] = dict(zip(names, group.values(), strict=True))
     return parts
 
 
-def _column(name: str, dtype: str, extents: Sequence[int]) -> OneLine:
-    """A column of the config; `extents`: the shape of a row, () for one number."""
+def _make_column(name: str, dtype: str, extents: Sequence[int]) -> OneLine:
+    """Returns a column as the config has it. `extents`: the shape of a row, () for one number."""
     eigen = {"eigen": [*extents]} if extents else {}
     return OneLine({"name": name, "dtype": dtype, **eigen})
 
 
-def _block(feed: Feed, parts: Mapping[str, _Part]) -> dict[str, Any]:
-    """An input block of the config."""
+def _make_block(feed: Feed, parts: Mapping[str, _Part]) -> dict[str, Any]:
+    """Returns an input block as the config has it. `parts`: the columns of each collection."""
     option = feed.option
     # By collection: the names that its columns have in the config, by their names in the file.
     own_names_of = {
@@ -418,29 +437,30 @@ def _block(feed: Feed, parts: Mapping[str, _Part]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Outputs:
-    """The columns of the collection of outputs, and the output blocks, as the config has them."""
+    """The columns of the collection `outputs`, and the output blocks, as the config has them."""
 
     columns: list[OneLine]
     blocks: list[dict[str, Any]]
 
 
-def _outputs(
+def _choose_outputs(
     outcome: Outcome, words_of: Mapping[str, Sequence[str]], labels: Sequence[str], ask: Ask
 ) -> _Outputs:
-    """What the model writes. `words_of`: the names of columns that the user gave, by output."""
+    """Choose the names of the outputs and of their columns. `words_of`: the names of columns that
+    the user gave, by output, as names or ranges. `labels`: those of weaver. Raises InitError."""
     names = [output.name for output in outcome.outputs]
     if len(words_of) == len(names) and not {*words_of} & {*names}:
         names = [*words_of]
     outputs = _Outputs([], [])
     for name, output in zip(names, outcome.outputs, strict=True):
-        count, *inner = list(output.value.shape)[1:] or [1]
-        words = words_of.get(name) or _asked_names(name, count, labels, ask)
-        columns = [identifier(each) for each in expanded(f"--output {name}", words, ())]
+        count, *inner = list(output.value.shape)[1:] or [1]  # columns, and the shape in each
+        words = words_of.get(name) or _ask_names(name, count, labels, ask)
+        columns = [identifier(word) for word in expand_words(f"--output {name}", words, ())]
         if len(columns) != count:
             raise InitError(f"--output {name}: found {len(columns)} names for {count} columns")
         dtype = str(output.value.dtype).removeprefix("torch.")
         shape = [math.prod(inner)] if inner else []
-        outputs.columns.extend(_column(each, dtype, shape) for each in columns)
+        outputs.columns.extend(_make_column(column, dtype, shape) for column in columns)
         block: dict[str, Any] = {
             "name": identifier(name), "collection": "outputs", "columns": columns,
         }  # fmt: skip
@@ -454,9 +474,9 @@ def _outputs(
     return outputs
 
 
-def _asked_names(name: str, count: int, labels: Sequence[str], ask: Ask) -> list[str]:
-    """The user's names for the columns of an output; by default the labels, if their number
-    fits."""
+def _ask_names(name: str, count: int, labels: Sequence[str], ask: Ask) -> list[str]:
+    """Ask the user for the names of the columns of an output. The default are the labels, if there
+    are as many, else numbered names."""
     stem = f"{name}_" if name[-1:].isdigit() else name  # output0 has output0_0, output0_1, …
     default = f"{stem}0 .. {stem}{count - 1}" if count > 1 else name
     if len(labels) == count:
@@ -472,8 +492,8 @@ def _are_shares(values: torch.Tensor) -> bool:
 
 @dataclass(frozen=True)
 class _Range:
-    """The fewest and the most rows of a call, each with the reason. `free`: neither the user nor
-    the model bounds them."""
+    """The fewest and the most rows of a call, each with the reason. `free`: the rows are
+    independent, and neither the user nor the model bounds them."""
 
     least: int
     why_least: str
@@ -482,12 +502,13 @@ class _Range:
     free: bool
 
 
-def _rows(model: Model, accepted: Fitted, wanted: int | None) -> _Range:
-    """The range of rows: `wanted`, else a tile if the rows do not see each other, else as many as
-    the file has; fewer if the model does not run on them."""
+def _find_range(model: Model, accepted: Fitted, wanted: int | None) -> _Range:
+    """Find the fewest and the most rows of a call. The most are `wanted`, if the user says it; else
+    those of a tile if each row's answer depends on this row alone, else those of the file; and
+    fewer if the model does not run on so many."""
     options, independent = accepted.outcome.options, accepted.outcome.independent
     least, why_least = 0, "the fewest rows of a call"
-    while least < 2 and (refused := why_not(model, options, least)):
+    while least < 2 and (refused := find_error(model, options, least)):
         why_least, least = f"forward does not run on {least} rows: {refused}", least + 1
     if wanted:
         return _Range(least, why_least, wanted, "the most rows of a call, by --rows", False)
@@ -498,14 +519,15 @@ def _rows(model: Model, accepted: Fitted, wanted: int | None) -> _Range:
     why_most = "the rows of the file, since rows see each other; --rows N for others"
     if independent:
         why_most = "the rows of a tile, and of the reference"
-    while most > 2 and (refused := why_not(model, options, most + 1)):
+    while most > 2 and (refused := find_error(model, options, most + 1)):
         why_most = f"not {most + 1}, on which it fails: {refused}"
         most //= 2
     return _Range(least, why_least, most, why_most, free=independent)
 
 
-def _arrays(parts: Mapping[str, _Part]) -> dict[str, Array]:
-    """The first rows of the file, by the names that arrays have in a reference file."""
+def _collect_arrays(parts: Mapping[str, _Part]) -> dict[str, Array]:
+    """Returns the first rows of the data by the names that arrays have in a reference file, such as
+    `jets/pt`."""
     arrays: dict[str, Array] = {}
     for name, part in parts.items():
         offsets = _offsets(part)
