@@ -18,12 +18,7 @@ from benchmarks.speed.unseen import SHAPES, network
 from benchmarks.subject import CPU, Subject, subject
 from benchmarks.table import print_machine
 from engines import Portable, Target, engine
-from engines.lanes.compiling.devices import (
-    compile_by_clang,
-    compile_by_nvrtc,
-    find_clang,
-    number_in,
-)
+from engines.lanes.compiling.devices import compile_cuda, compile_hip, find_clang, number_in
 from pipeline.building.header import add_self_test
 from pipeline.report.tables import new_table, show
 from runtime.opening import digest_answers
@@ -100,11 +95,11 @@ def _on_gpus(captured: Subject) -> list[str]:
         folder = Path(scratch)
         written_header_of(captured, "cuda", folder)
         begun = time.monotonic()
-        image = compile_by_nvrtc(_KERNEL.encode(), "sm_80", folder, fmad=True)
+        image = compile_cuda(_KERNEL.encode(), "sm_80", folder, fmad=True)
         nvidia_s = time.monotonic() - begun
         (folder / "kernel.hip").write_text(_KERNEL)
         begun = time.monotonic()
-        log = compile_by_clang("kernel.hip", "gfx90a", folder, folder)
+        log = compile_hip("kernel.hip", "gfx90a", folder, folder)
         amd_s = time.monotonic() - begun
     registers = number_in(image.log, r"Used (\d+) registers")
     vector_registers = number_in(log, r"VGPRs: (\d+)")

@@ -1,4 +1,10 @@
-"""Columns of files, arrays of NumPy or Arrow: as NumPy values with offsets, or as Arrow."""
+"""Converts columns of files, which are arrays of NumPy or Arrow, to NumPy, Arrow or Awkward.
+
+A column is flat if each row has a number, a vector or a matrix of fixed shape. It is jagged if each
+row is a list of any length. A jagged column is kept as the values of all items and the offsets at
+which the rows begin: rows `[1, 2], [], [3]` have the values `1, 2, 3` and the offsets `0, 2, 2, 3`.
+In this file, `kind` is a type of Arrow, such as `pa.float32()`.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +27,13 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class FileColumn:
-    """Some rows of a column. Flat: `values` `(n, *shape)`, `offsets` None. Jagged: `values` holds
-    all items, and row i has the items `offsets[i]` to `offsets[i + 1]`.
+    """Some rows of a column.
 
-    A row of more than two axes, as an image with channels, is a vector of its numbers, since
-    collections have vectors and matrices only; `axes` is then the shape that it had.
+    Of a flat column, `values` has the shape `(n, *shape)`, and `offsets` is None. Of a jagged one,
+    `values` holds the items of all rows, and row i has the items `offsets[i]` to `offsets[i + 1]`.
+
+    Collections have only vectors and matrices. So a row with more axes, such as an image with
+    channels, becomes a vector of its numbers, and `axes` keeps the shape that it had.
     """
 
     name: str
@@ -35,7 +43,7 @@ class FileColumn:
 
     @property
     def extents(self) -> tuple[int, ...]:
-        """The shape of a row as the file has it."""
+        """The shape that a row has in the file."""
         return self.axes or self.values.shape[1:]
 
     @property
@@ -44,7 +52,8 @@ class FileColumn:
 
     @property
     def vectors(self) -> FileColumn:
-        """If all rows have the same number of items, not 0: the column as vectors. Else itself."""
+        """The column with its rows as vectors, if it is jagged but each row has the same number of
+        items, at least 1. Otherwise the column itself."""
         if self.offsets is None or not self.rows:
             return self
         counts = np.diff(self.offsets)
@@ -54,13 +63,13 @@ class FileColumn:
 
     @property
     def cut(self) -> bytes | None:
-        """The offsets as bytes, to be the key of a dict; None if flat. They are equal for two
-        columns if every row has as many items in one as in the other."""
+        """The offsets as bytes, and None for a flat column. They are equal for two columns if each
+        row has as many items in one as in the other, and can be compared or be keys of a dict."""
         return None if self.offsets is None else self.offsets.tobytes()
 
 
 def is_jagged(array: Any) -> bool:
-    """True if each row is a list, and the lengths may differ."""
+    """True if each row of an array is a list whose length may differ. NumPy arrays never are."""
     if isinstance(array, np.ndarray):
         return False
     import pyarrow as pa
@@ -69,14 +78,15 @@ def is_jagged(array: Any) -> bool:
 
 
 def count_items(lists: Any) -> Array:
-    """How many items each row of a jagged column has."""
+    """Count the items of each row of a jagged Arrow column. A null row has none."""
     counts: Array = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
     return counts
 
 
 def fill_items(lists: Any, fill: float | None) -> Any:
-    """An Arrow array of lists, with `fill` in place of items that are null; lists that are null
-    stay so. ValueError if the dtype has no such value."""
+    """Replace null items in an Arrow array of lists by `fill`. Returns the same array if there are
+    none, if `fill` is None, or if some lists are null. ValueError if the items' dtype cannot hold
+    the value."""
     import pyarrow as pa
 
     if fill is None or lists.null_count or not lists.values.null_count:
@@ -87,10 +97,10 @@ def fill_items(lists: Any, fill: float | None) -> Any:
 def column_of(
     name: str, values: Any, missing: bool = False, fill: float | None = None
 ) -> FileColumn:
-    """Convert an array of NumPy or Arrow. ValueError if it is no column of numbers.
+    """Convert an array of NumPy or Arrow to a `FileColumn`. ValueError if it does not hold numbers.
 
-    `missing`: nulls among floating-point numbers become NaN. `fill`: all nulls among numbers become
-    this value. Else every null is an error.
+    `missing`: floating-point nulls become NaN. `fill`: all nulls become this value, also if
+    `missing`. Without either, a null is a ValueError.
     """
     offsets = None
     if not isinstance(values, np.ndarray):
@@ -108,10 +118,11 @@ def column_of(
 
 
 def _to_numbers(array: Any, missing: bool, fill: float | None) -> tuple[Array, Array | None]:
-    """The values of an Arrow array; and the offsets, if its rows are lists of any length."""
+    """Convert an Arrow array. Returns its values, and the offsets if it is jagged, else None.
+    `missing`, `fill` and errors are as for `column_of`."""
     import pyarrow as pa
 
-    kind, levels = levels_of(array.type)
+    kind, levels = unnest(array.type)
     if not is_number(kind):
         raise ValueError(f"is {array.type}: a column has numbers; leave it out")
     floating = pa.types.is_floating(kind)
@@ -122,10 +133,10 @@ def _to_numbers(array: Any, missing: bool, fill: float | None) -> tuple[Array, A
         if missing and not floating:
             advice = "cast it to floating point, where a null is NaN"
         raise ValueError(f"has {nulls} nulls: {advice}")
-    if levels == (None,):
+    if levels == (None,):  # one level of lists of any length
         offsets = np.append(0, np.cumsum(count_items(array)))
         return _fill_nulls(array.flatten(), fill), offsets
-    rows, shape = len(array), list[int]()  # of a row
+    rows, shape = len(array), list[int]()  # `shape`: of a row
     for size in levels:
         shape.append(_common_length(array) if size is None else size)
         array = array.flatten()
@@ -133,7 +144,8 @@ def _to_numbers(array: Any, missing: bool, fill: float | None) -> tuple[Array, A
 
 
 def _common_length(lists: Any) -> int:
-    """The length that all lists have; ValueError if their lengths differ."""
+    """Return the length that all lists have, 0 if there are no lists. ValueError if their lengths
+    differ."""
     counts = count_items(lists)
     if (counts != counts[:1]).any():
         raise ValueError(
@@ -144,11 +156,11 @@ def _common_length(lists: Any) -> int:
 
 
 def _fill_nulls(array: Any, value: float | None) -> Array:
-    """Flat numbers of Arrow as NumPy's, with `value` in place of each null. ValueError if the dtype
-    has no such value."""
+    """Convert flat numbers of Arrow to NumPy, with `value` in place of each null. ValueError if the
+    dtype cannot hold the value. `value` may be None only if there are no nulls."""
     if array.null_count:
         dtype = np.dtype(array.type.to_pandas_dtype())
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"):  # a value that overflows is refused below
             typed = dtype.type(value)
         if dtype.kind in "biu" and typed != value:
             raise ValueError(f"is {dtype}, which cannot hold the fill value {value}")
@@ -158,11 +170,11 @@ def _fill_nulls(array: Any, value: float | None) -> Array:
 
 
 def as_arrow(values: Any, offsets: Array | None = None) -> Any:
-    """Make an Arrow array: vectors become lists of fixed size, jagged rows large lists. A
-    dictionary array is decoded, since an Arrow file has one dictionary for all of its batches.
+    """Convert an array to Arrow. Vectors become lists of fixed size, and jagged rows large lists.
 
-    `offsets`: the offsets of jagged rows; `values` then holds the items. Raises ValueError if Arrow
-    has no such type.
+    `offsets`: the offsets of jagged rows; `values` then holds the items. An array of Arrow is
+    returned as it is. But one with a dictionary is decoded, since an Arrow file has one dictionary
+    for all of its batches. ValueError if Arrow has no type for the values.
     """
     import pyarrow as pa
 
@@ -185,8 +197,8 @@ def as_arrow(values: Any, offsets: Array | None = None) -> Any:
 
 
 def extract_field(array: Any, name: str) -> Any:
-    """The values of one field of an Arrow array of structs, or of lists of structs; null where the
-    struct is null."""
+    """Return one field of an Arrow array of structs, or of lists of structs: an array of values, or
+    of lists of values. A value is null where its struct is null."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -200,8 +212,11 @@ def extract_field(array: Any, name: str) -> Any:
 
 
 def eigen_shape(kind: Any) -> tuple[int, ...] | None:
-    """The shape of a row, if an Arrow type is the struct that `to_arrow` makes of an Eigen column:
-    entries of one type; else None."""
+    """Return the shape of a vector or matrix that `to_arrow` wrote as a struct of its entries.
+
+    The struct of a 2 x 2 matrix has the fields e0_0, e0_1, e1_0 and e1_1, all of one type. Returns
+    None for any other type.
+    """
     import pyarrow as pa
 
     if not pa.types.is_struct(kind) or len({field.type for field in kind}) != 1:
@@ -221,7 +236,8 @@ def eigen_shape(kind: Any) -> tuple[int, ...] | None:
 
 
 def join_entries(structs: Any, shape: tuple[int, ...]) -> Any:
-    """The vectors or matrices of these structs of entries; entries of a null struct are null."""
+    """Join the fields of structs of entries to vectors or matrices of this shape, in an Arrow array
+    of lists of fixed size. The entries of a null struct are null."""
     import pyarrow as pa
 
     entries = structs.flatten()  # an array for each entry: their values are put row by row
@@ -233,8 +249,8 @@ def join_entries(structs: Any, shape: tuple[int, ...]) -> Any:
 
 
 def count_nulls(array: Any, among: Callable[[Any], bool] = lambda kind: True) -> int:
-    """The number of nulls in an Arrow array, at the outermost level that has any. Only types for
-    which `among` is true count."""
+    """Count the nulls in an Arrow array, also in lists and structs. Nulls inside a level that has
+    nulls itself are not counted. `among`: says which types to look at; by default all."""
     import pyarrow as pa
 
     if isinstance(array, pa.ExtensionArray):
@@ -251,9 +267,13 @@ def count_nulls(array: Any, among: Callable[[Any], bool] = lambda kind: True) ->
     return sum(count_nulls(values, among) for values in inner)
 
 
-def levels_of(kind: Any) -> tuple[Any, tuple[int | None, ...]]:
-    """The type of the innermost items, and the list length at each level, the outermost first.
-    None stands for lists of any length."""
+def unnest(kind: Any) -> tuple[Any, tuple[int | None, ...]]:
+    """Return the type of the innermost items of lists in lists, and the length of the lists at each
+    level, the outermost first. None stands for lists of any length.
+
+    A list of any length of vectors of three floats gives `(float, (None, 3))`; a float gives
+    `(float, ())`.
+    """
     import pyarrow as pa
 
     levels: tuple[int | None, ...] = ()
@@ -268,8 +288,9 @@ def levels_of(kind: Any) -> tuple[Any, tuple[int | None, ...]]:
 
 
 def as_numpy(array: Any) -> Array:
-    """The values, `(n, *shape)`, of a flat Arrow column without nulls; text as Python objects."""
-    _, shape = levels_of(array.type)
+    """Convert a flat Arrow column without nulls to an array of shape `(n, *shape)`. Text becomes
+    Python objects."""
+    _, shape = unnest(array.type)
     count = len(array)
     for _ in shape:
         array = array.flatten()
@@ -278,15 +299,15 @@ def as_numpy(array: Any) -> Array:
 
 
 def from_awkward(array: Any) -> Any:
-    """An Awkward array as an Arrow array."""
+    """Convert an Awkward array to an Arrow array."""
     import awkward as ak
 
     return ak.to_arrow(ak.to_packed(array), extensionarray=False)
 
 
 def as_awkward(array: Any) -> Any:
-    """Convert an Arrow column of lists, numbers or text without nulls to an Awkward layout, whose
-    types are not optional."""
+    """Convert an Arrow column of lists, numbers or text without nulls to an Awkward layout. Unlike
+    those of `ak.from_arrow`, its types are not optional ones."""
     import awkward as ak
     import pyarrow as pa
 

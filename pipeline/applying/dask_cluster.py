@@ -24,18 +24,21 @@ from soa.errors import SoaPipelineError, needs_extra
 if TYPE_CHECKING:
     from distributed import Client
 
-_ANSWER_S = 10
+_ANSWER_S = 10  # a scheduler must answer within these seconds
 _RETRIES = 2  # for a failed piece; Dask itself limits how many workers may die on it
 
 
 @contextmanager
 def on_dask(where: str) -> Iterator[Execute]:
-    """Yields a function that scores pieces on a cluster. `where` is the address of a scheduler, or
-    `local` or `local:4`: then workers start here and end with the block. ApplyError if no scheduler
-    answers."""
+    """Connect to a Dask cluster, and yield a function that scores pieces there.
+
+    `where`: the address of a scheduler. With `local`, or `local:4` for four, workers start on this
+    host, and end with the `with` block. ApplyError if no scheduler answers, or if Dask is not
+    installed.
+    """
     with needs_extra("dask", ApplyError):
         from distributed import Client, LocalCluster
-    local = re.fullmatch(r"local(?::([1-9][0-9]{0,3}))?", where)  # the group: number of workers
+    local = re.fullmatch(r"local(?::([1-9][0-9]{0,3}))?", where)  # group 1: how many workers
     with ExitStack() as stack:
         try:
             cluster: str | LocalCluster = where
@@ -51,13 +54,12 @@ def on_dask(where: str) -> Iterator[Execute]:
                 f"no Dask scheduler answers at {where!r} ({first_line(error)}): write its address, "
                 "as tcp://HOST:8786, or local:4 for workers on this host"
             ) from error
-        yield partial(_score_all, client)
+        yield partial(_run_all, client)
 
 
-def _score_all(
-    client: Client, plan: Plan, pieces: Sequence[Piece]
-) -> Iterator[tuple[Piece, Scored]]:
-    """Yields each piece once its part is written. ApplyError if workers or scheduler fail."""
+def _run_all(client: Client, plan: Plan, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, Scored]]:
+    """Score pieces on the cluster of `client`. Yields each piece once its part is written, in any
+    order. ApplyError if a worker cannot run a piece, or the scheduler goes away."""
     from distributed import as_completed
 
     address = client.scheduler.address
@@ -85,10 +87,10 @@ def _score_all(
 
 
 def _score_on_worker(plan: Plan, piece: Piece) -> Scored:
-    """Runs on a worker. Errors come back as text, since the errors of some libraries cannot be
-    pickled."""
+    """Score a piece; runs on a worker. Known errors are raised as ApplyError with their text, since
+    the errors of some libraries cannot be pickled and sent back."""
     try:
         return score(plan, piece)
     except (SoaPipelineError, OSError) as error:
-        message = str(error)  # raised below, so that the error does not become its context
+        message = str(error)  # raised outside of `except`: `error` must not become the context
     raise ApplyError(f"{message} (on the worker {socket.gethostname()})")

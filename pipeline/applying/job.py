@@ -1,5 +1,8 @@
 """A job and its pieces: which version scores which rows, and into which part files.
 
+A job turns input files into outputs. It is cut into pieces, ranges of rows of one file. The answers
+to each piece are written to a temporary file of its own, a part; outputs are joined from parts.
+
 All of these records can be pickled, and are valid in every process and on every host that sees the
 files. `score(plan, piece)` (score_piece.py) does one piece of a job.
 """
@@ -23,7 +26,8 @@ _BATCH_BYTES, _BATCH_ROWS = 16 << 20, 100_000
 
 @dataclass(frozen=True)
 class Plan:
-    """The work to be done with the rows of every piece."""
+    """What to do with the rows of every piece: which columns to read, which version to run on them,
+    and which columns to write."""
 
     session: Reopening
     """Says which version, and how it runs: `plan.session()` is the session of this process."""
@@ -44,15 +48,15 @@ class Plan:
 
     @property
     def names(self) -> list[str]:
-        """The columns of the files that are read."""
+        """The names of the columns that are read from the files."""
         return list(dict.fromkeys([*self.columns.values(), *self.keep]))
 
     def key(self) -> str:
-        """A digest of the version and the settings."""
+        """Return a digest of the version and the settings."""
         settings, opening = vars(self) | {"session": None}, self.session.opening
-        del settings["profile"]  # the version has only one
+        del settings["profile"]  # a version has only one, so its digest stands for it
         if not self.fill:
-            del settings["fill"]  # the key is that of earlier releases
+            del settings["fill"]  # so that the key is the same as in earlier releases
         return _digest_json([self.session.digest, str(opening.ref), opening.mode, settings])
 
 
@@ -100,14 +104,14 @@ class Job:
         return tuple(piece for output in self.outputs for piece in output.pieces)
 
     def key(self) -> str:
-        """A digest of the version, the settings and the files."""
+        """Return a digest of the version, the settings and the files."""
         return _digest_json([self.plan.key(), *map(asdict, self.outputs)])
 
 
 @dataclass(frozen=True)
 class Scored:
-    """The time that scoring took: seconds, summed over threads. `counts`: the values of the rows,
-    if they were counted."""
+    """What was scored: a number of rows, and the seconds for each part of the work, summed over
+    threads. `counts`: how often the rows have which values; None if they were not counted."""
 
     rows: int
     decoding: float
@@ -117,10 +121,11 @@ class Scored:
 
     @property
     def times(self) -> dict[str, float]:
-        """The seconds by name."""
+        """The seconds, by the name of the work."""
         return {"decoding": self.decoding, "model": self.model, "encoding": self.encoding}
 
     def __add__(self, other: Scored) -> Scored:
+        """Add rows, seconds and counts. Without counts on either side, the sum has none."""
         counted = [counts for counts in (self.counts, other.counts) if counts is not None]
         return Scored(
             self.rows + other.rows,
@@ -140,7 +145,8 @@ Execute = Callable[[Plan, Sequence[Piece]], Iterator[tuple[Piece, Scored]]]
 
 
 def blocks_by_column(blocks: Iterable[BoundBlock]) -> dict[str, BoundBlock]:
-    """By `collection/column` of some blocks: the block that has it; the last one, if several do."""
+    """Return the block that has each column, by `collection/column`; the last one, if several
+    blocks have the same column."""
     return {
         f"{bound.block.collection}/{name}": bound
         for bound in blocks
@@ -148,9 +154,9 @@ def blocks_by_column(blocks: Iterable[BoundBlock]) -> dict[str, BoundBlock]:
     }
 
 
-def choose_batch_rows(signature: Signature, keep: int) -> int:
-    """How many rows take about 16 MiB, at most 100 000. `keep`: the number of kept columns, of
-    which 8 bytes a row are assumed."""
+def size_batches(signature: Signature, keep: int) -> int:
+    """Choose how many rows a batch has: as many as take about 16 MiB, but at most 100 000. `keep`:
+    the number of columns that are kept; 8 bytes a row are assumed for each."""
     row_bytes = 8 * keep
     for name in signature.input_collections:
         columns = signature.layouts[name].columns
@@ -159,16 +165,20 @@ def choose_batch_rows(signature: Signature, keep: int) -> int:
     return max(1, min(_BATCH_ROWS, _BATCH_BYTES // row_bytes))
 
 
-def choose_cuts(edges: Sequence[int], rows: int, seeks: bool) -> Iterable[int]:
-    """The rows at which a file is cut into pieces of about `rows` rows, from 0 to its end. It is
-    cut at its `edges` (of row groups, baskets or clusters); if `seeks`, long groups are cut as
-    well."""
-    last = 0
-    yield last
+def cut_file(edges: Sequence[int], rows: int, seeks: bool) -> Iterable[int]:
+    """Yields the rows at which to cut a file into pieces of about `rows` rows: 0, the cuts between
+    pieces, and the number of rows in the file.
+
+    `edges`: the rows at which row groups, baskets or clusters of the file begin, and its number of
+    rows. Pieces end at edges, since a group is read as a whole. If `seeks`, a part of a group can
+    be read alone, and long groups are cut too. Edges 0, 10, 20, 30 with 20 rows give 0, 20, 30.
+    """
+    last_cut = 0
+    yield last_cut
     for edge in edges[1:]:
-        while seeks and edge - last >= 2 * rows:
-            last += rows
-            yield last
-        if edge > last and (edge - last >= rows or edge == edges[-1]):  # groups may be empty
-            last = edge
-            yield last
+        while seeks and edge - last_cut >= 2 * rows:
+            last_cut += rows
+            yield last_cut
+        if edge > last_cut and (edge - last_cut >= rows or edge == edges[-1]):
+            last_cut = edge
+            yield last_cut

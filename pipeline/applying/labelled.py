@@ -1,7 +1,8 @@
-"""The labelled rows of `gates: metrics:`, and the metrics of a version's outputs on them.
+"""Measures metrics of a version on labelled rows, for `gates: metrics:` of its config.
 
-A bundle holds a copy of the file and of the user's own functions, so that a gate can be checked
-again years later.
+The labelled rows are a file with the columns that the model reads, and columns of labels. A bundle
+holds a copy of that file and of the user's own functions, so that a gate can be checked again years
+later.
 """
 
 from __future__ import annotations
@@ -33,12 +34,13 @@ from stages.errors import MetricError
 from stages.metrics import Metric
 from stages.reports import Curve
 
-_BATCH = 1 << 16
+_BATCH = 1 << 16  # rows
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """The value of a metric. If it cannot be computed, `value` is NaN and `why` says the reason."""
+    """The value of a metric, and its curve if it has one. If the metric cannot be computed, `value`
+    is NaN, and `why` is the reason."""
 
     value: float
     why: str = ""
@@ -47,15 +49,18 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Labelled:
-    """A file of labelled rows and the metrics asked for. `code`: for each metric with a callable of
-    the user, where it is on this host, as `file.py:name`."""
+    """A file of labelled rows, and the metrics to measure on it.
+
+    `asked`: the metrics, as the config states them. `code`: by name of each metric that the user
+    wrote, the function on this host, as `file.py:name`.
+    """
 
     path: Path
     asked: MetricsConfig
     code: Mapping[str, str]
 
     def metrics(self) -> list[Metric]:
-        """The metrics that are asked for, with their functions on this host."""
+        """Return the metrics to measure, with their functions on this host."""
         metrics = []
         for name, config in self.asked.functions.items():
             function, kwargs = self.code.get(name, config.function), dict(config.kwargs)
@@ -72,9 +77,11 @@ class Labelled:
         return metrics
 
     def check(self, signature: Signature, columns: Mapping[str, str]) -> None:
-        """Check all that does not depend on an artifact: columns, labels and metrics.
+        """Check what can be checked without an artifact: that the file has the columns that the
+        model reads, and that the labels fit the metrics.
 
-        `columns`: as in `apply: columns:`. Raises MetricError, DataError, ApplyError.
+        `columns`: by column of the model, the column of the file, as in `apply: columns:`. Raises
+        MetricError, DataError or ApplyError if something does not fit.
         """
         with self._open() as source:
             match_columns(signature, source, columns)
@@ -84,14 +91,16 @@ class Labelled:
     def measure(
         self, session: Session, columns: Mapping[str, str], missing: bool = False
     ) -> dict[str, Measurement]:
-        """Compute each metric on a session's outputs. `missing`: see `Plan`. Raises as `check`."""
+        """Run a session on all rows, and compute each metric on its outputs. Returns the
+        measurements by metric. `columns` and errors are as for `check`; `missing` is as in `Plan`.
+        """
         with self._open() as source:
             outputs = _compute_outputs(session, source, columns, missing)
             return {metric.name: _measure(metric, source, outputs) for metric in self.metrics()}
 
     def copy_files(self, folder: Path) -> LabelledData:
-        """Copy the file and the functions into the new `folder`, which becomes a part of a bundle.
-        Paths in the record begin with the folder's name."""
+        """Copy the file and the user's functions into the new `folder`, which becomes a part of a
+        bundle. Returns the record for the manifest. Its paths begin with the folder's name."""
         with self._open() as source:
             rows = source.edges([metric.label for metric in self.metrics()])[-1]
         folder.mkdir()
@@ -111,7 +120,8 @@ class Labelled:
 
     @classmethod
     def from_bundle(cls, stored: LabelledData, asked: MetricsConfig, folder: Path) -> Labelled:
-        """The labelled rows that `copy_files` copied. `folder` holds the files of the record."""
+        """Return the labelled rows in a bundle, which `copy_files` copied. `stored`: the record of
+        them in the manifest. `folder`: the folder that its paths are relative to."""
         code = {}
         for name, file in stored.code.items():
             function = asked.functions[name].function.rpartition(":")[2]
@@ -120,7 +130,8 @@ class Labelled:
 
     @contextmanager
     def _open(self) -> Iterator[Source]:
-        """The opened file. DataError if a label is missing, MetricError if there are no rows."""
+        """Open the file, and close it at the end. DataError if it lacks a column of labels,
+        MetricError if it has no rows."""
         with open_source(self.path, self.asked.tree) as source:
             labels = [metric.label for metric in self.metrics()]
             source.require(labels)
@@ -132,7 +143,8 @@ class Labelled:
 def _measure(
     metric: Metric, source: Source, outputs: Mapping[str, npt.NDArray[Any]]
 ) -> Measurement:
-    """The value and the curve of a metric; NaN and the reason if it cannot be computed."""
+    """Compute a metric and its curve. `outputs`: as `_compute_outputs` returns them. If the metric
+    cannot be computed, the value is NaN, and the reason is in the result."""
     try:
         if metric.output not in outputs:
             raise MetricError(f"metric {metric.name!r}: no output {metric.output!r}")
@@ -144,7 +156,8 @@ def _measure(
 
 
 def _read_column(source: Source, name: str) -> npt.NDArray[Any]:
-    """All rows of a column; all items if it is jagged."""
+    """Read all rows of a column; of a jagged column, all items. DataError if it is missing, or does
+    not hold numbers."""
     source.require([name])
     batches = source.batches([name], 0, source.edges([name])[-1], _BATCH)
     with _name_in_errors(source, name):
@@ -154,7 +167,8 @@ def _read_column(source: Source, name: str) -> npt.NDArray[Any]:
 
 @contextmanager
 def _name_in_errors(source: Source, name: str) -> Iterator[None]:
-    """Turns a ValueError (a column without numbers) into a DataError that names file and column."""
+    """Turn a ValueError about the values of a column, raised in the `with` block, into a DataError
+    that names the file and the column."""
     try:
         yield
     except ValueError as error:
@@ -164,15 +178,13 @@ def _name_in_errors(source: Source, name: str) -> Iterator[None]:
 def _compute_outputs(
     session: Session, source: Source, columns: Mapping[str, str], missing: bool
 ) -> dict[str, npt.NDArray[Any]]:
-    """Run the session on all rows. Returns the outputs by column and by block.
-
-    The shape is `(rows, components)`, or `(rows,)` for one component. The key of a column is
-    `collection/column` if several blocks have a column of that name.
-    """
+    """Run the session on all rows of the file. Returns each output column, and each output block
+    with its columns side by side, by the names that `_name_outputs` gives them."""
     signature = session.signature
     keys = {key: key.partition("/")[2] for key in blocks_by_column(signature.outputs)}
     read = match_columns(signature, source, columns)
-    plan = Plan(cast(Any, None), read, keys, (), _BATCH, missing)  # the scorer gets the session
+    no_reopening = cast(Any, None)  # not used: the scorer gets the session itself
+    plan = Plan(no_reopening, read, keys, keep=(), batch=_BATCH, missing=missing)
     scorer = Scorer(session, plan)
     source.cast(scorer.dtypes)
     names = list(dict.fromkeys(read.values()))
@@ -189,7 +201,12 @@ def _compute_outputs(
 def _name_outputs(
     signature: Signature, columns: Mapping[str, npt.NDArray[Any]]
 ) -> dict[str, npt.NDArray[Any]]:
-    """Outputs by column and by block, from the `(rows, components)` by `collection/column`."""
+    """Name the outputs, and join the columns of each block.
+
+    `columns`: arrays `(rows, components)` by `collection/column`. The result has the same arrays by
+    column, or by `collection/column` if two collections have a column of that name, and arrays by
+    block. An array of one component has the shape `(rows,)`.
+    """
     names = [key.partition("/")[2] for key in columns]
     outputs = {
         key if names.count(name) > 1 else name: columns[key]

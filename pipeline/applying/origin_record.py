@@ -1,4 +1,5 @@
-"""The record of origin that `pipeline apply` writes into each output file."""
+"""The record of origin that `pipeline apply` writes into each output file: which version made it,
+how, and from which files."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ class Input:
 
     path: str
     tree: str | None
-    """The name of the TTree in a ROOT file, or of the RNTuple if `ntuple`; None for others."""
+    """The name of the TTree in a ROOT file, or of the RNTuple if `ntuple` is true. None for other
+    formats."""
     ntuple: bool
     rows: int
     size: int
@@ -30,11 +32,12 @@ class Input:
 
 @dataclass(frozen=True)
 class About:
-    """The record of how an output file was made."""
+    """The record of origin: how an output file was made. It is stored in the file as JSON."""
 
     model: str
     version: int | None
-    """None if the model came from a bundle's folder; `registry` is then None too."""
+    """The number of the version. None if the model came from a bundle's folder; `registry` is then
+    None too."""
     registry: str | None
     mode: str
     promotion: Promotion | None
@@ -52,11 +55,12 @@ class About:
     keep: tuple[str, ...]
     inputs: tuple[Input, ...]
     job: str
-    """The key of the job."""
+    """The key of the job: see `Job.key`."""
 
 
 def read_about(path: Path) -> About:
-    """Read the record in an output file. DataError if `pipeline apply` did not write the file.
+    """Read the record of origin in a file. DataError if the file has none, because `pipeline apply`
+    did not write it, or because it is only a part of an unfinished job.
 
     Examples
     --------

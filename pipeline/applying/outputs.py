@@ -1,7 +1,7 @@
 """Writes a sequence of Arrow tables, with a text that says what made them, to a file of any format.
 
-A file is written completely or not at all, and keeps every value: if a format cannot store a
-column, FormatError is raised.
+A file is written completely or not at all. It keeps every value: FormatError is raised if its
+format cannot store a column.
 """
 
 from __future__ import annotations
@@ -19,14 +19,7 @@ from typing import Any
 import numpy as np
 
 from engines.errors import first_line
-from pipeline.applying.columns import (
-    as_awkward,
-    as_numpy,
-    count_nulls,
-    is_number,
-    is_text,
-    levels_of,
-)
+from pipeline.applying.columns import as_awkward, as_numpy, count_nulls, is_number, is_text, unnest
 from pipeline.applying.sources import ABOUT
 from pipeline.errors import ApplyError, DataError, FormatError
 from soa.errors import SoaPipelineError
@@ -37,28 +30,29 @@ _NO_LINKS = {errno.EPERM, errno.EACCES, errno.EXDEV, errno.EMLINK, errno.ENOSYS,
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one file. Each call of `tables()` starts at the first table; every table has the
-    schema `schema`."""
+    """The rows to be written to a file. `tables()` yields them as Arrow tables of the schema
+    `schema`; each call starts at the first table. `count`: the number of rows."""
 
     schema: Any
     count: int
     tables: Callable[[], Iterable[Any]]
     about: Callable[[], str]
-    """Returns the text. It is called after all tables were read, unless the format needs it first.
-    """
+    """Returns the text that says what made the rows. It is called after all tables were read; or
+    before, if the format has the text at its beginning."""
     tree: str = "Events"
     ntuple: bool = False
     """For ROOT: write an RNTuple named `tree`, not a TTree."""
     counters: Mapping[str, str] = field(default_factory=dict)
-    """For a TTree: by jagged column, the branch with the number of items per row. By default each
-    column has a separate branch, `n` and its name."""
+    """For a TTree: by jagged column, the branch with the number of items per row. A column that is
+    not named here has a branch of its own, `n` and its name."""
 
 
 def write(path: Path, rows: Rows, folder: Path, *, over: bool = True) -> None:
-    """Write a file in `folder`, then move it to `path`. `over`: replace an existing file.
+    """Write a file in `folder`, then move it to `path`; its suffix says the format. `over`: replace
+    an existing file.
 
     Raises FormatError if the format cannot store the rows, ApplyError if the file exists and `over`
-    is false, or an OSError that names the file. Then no file is left behind.
+    is false, or an OSError or DataError that names the file. Then no file is left behind.
     """
     partial = folder / f"{os.urandom(8).hex()}.partial"
     try:
@@ -74,15 +68,16 @@ def write(path: Path, rows: Rows, folder: Path, *, over: bool = True) -> None:
 
 
 def require_storable(path: Path, rows: Rows) -> None:
-    """Raise FormatError unless a file with the suffix of `path` can store such rows. The test
-    writes a temporary file elsewhere."""
+    """Raise FormatError unless a file with the suffix of `path` can store such rows. To find out, a
+    temporary file is written elsewhere."""
     with _name_in_errors(path), TemporaryDirectory(prefix="soa-apply-") as folder:
         WRITERS[path.suffix](Path(folder) / "rows", rows)
 
 
 @contextlib.contextmanager
 def _name_in_errors(path: Path) -> Iterator[None]:
-    """Turns the errors of libraries and disks into errors that name `path`."""
+    """Turn an error of a library or a disk, raised in the `with` block, into one that names `path`.
+    A library's refusal of the values becomes a FormatError."""
     try:
         yield
     except SoaPipelineError:
@@ -98,9 +93,10 @@ def _name_in_errors(path: Path) -> Iterator[None]:
 
 
 def _move_to_new(partial: Path, path: Path) -> None:
-    """Move a file to `path`. ApplyError if a file appeared there meanwhile: that one is kept.
+    """Put a file at `path`. ApplyError if a file appeared there meanwhile; that file is kept.
 
-    A link cannot replace a file, as a move can. Without links, an empty file holds the place.
+    Moving a file could replace another one; making a hard link to it cannot. On a file system
+    without hard links, an empty file is created first, which fails if `path` exists.
     """
     try:
         try:
@@ -122,15 +118,16 @@ def _write_parquet(path: Path, rows: Rows) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    # Floating-point numbers mostly differ: a dictionary of them costs time and disk space.
+    # A dictionary is made only for columns whose values repeat. Floating-point numbers mostly
+    # differ: a dictionary of them costs time and disk space.
     repeating = [
-        field.name for field in rows.schema if not pa.types.is_floating(levels_of(field.type)[0])
+        field.name for field in rows.schema if not pa.types.is_floating(unnest(field.type)[0])
     ]
     options = {"use_dictionary": repeating or False, "write_page_checksum": True}
     with pq.ParquetWriter(path, rows.schema, **options) as file:
         for table in rows.tables():
             for name in table.column_names:
-                # Arrow writes null lists of fixed size, but cannot read them again.
+                # Arrow writes null lists of fixed size to Parquet, but cannot read them again.
                 _require_no_nulls(table, name, "Parquet", "Arrow", pa.types.is_fixed_size_list)
             file.write_table(table)
         file.add_key_value_metadata({ABOUT: rows.about()})
@@ -152,8 +149,8 @@ def _require_no_nulls(
     others: str = "Parquet or Arrow",
     among: Callable[[Any], bool] = lambda kind: True,
 ) -> Any:
-    """A column as one array. FormatError if there are nulls, at any depth, of types for which
-    `among` is true: `form` cannot store them, and `others` can."""
+    """Return a column as one array. FormatError if it has nulls, at any depth, of types for which
+    `among` is true. The message says that the format `form` cannot store them, and `others` can."""
     column = table[name].combine_chunks()
     if count := count_nulls(column, among):
         raise FormatError(
@@ -164,7 +161,8 @@ def _require_no_nulls(
 
 
 def _refuse_unless(fits: bool, column: Any, form: str) -> None:
-    """Raise FormatError if `fits` is false: the format cannot store this column of the schema."""
+    """Raise FormatError unless `fits` is true. `column` is the field of the schema that the format
+    `form` cannot store."""
     if not fits:
         raise FormatError(
             f"column {column.name!r} is {column.type}, which {form} cannot store: write Parquet or "
@@ -173,7 +171,8 @@ def _refuse_unless(fits: bool, column: Any, form: str) -> None:
 
 
 def _is_numpy_time(kind: Any) -> bool:
-    """True if NumPy has this type of time, duration or date; NumPy has no time zones."""
+    """True if a type of Arrow is a time, duration or date that NumPy has too. NumPy has no time
+    zones."""
     import pyarrow as pa
 
     zoned = pa.types.is_timestamp(kind) and kind.tz
@@ -184,11 +183,12 @@ def _is_numpy_time(kind: Any) -> bool:
 def _dtype_and_shape(
     column: Any, form: str, more: Callable[[Any], bool]
 ) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """The NumPy dtype of a column and the shape of a row, for formats without jagged columns.
-    `more`: whether a type that is no number is allowed too."""
+    """Return the NumPy dtype of a column of the schema and the shape of a row, for a format without
+    jagged columns. `more`: says which types are allowed besides numbers. FormatError if the format
+    `form` cannot store the column."""
     import pyarrow as pa
 
-    kind, levels = levels_of(column.type)
+    kind, levels = unnest(column.type)
     shape = tuple(size for size in levels if size is not None)
     if len(shape) < len(levels):
         raise FormatError(f"column {column.name!r} is jagged: write Parquet, Arrow or ROOT")
@@ -219,8 +219,8 @@ def _write_hdf5(path: Path, rows: Rows) -> None:
 
 
 def _write_npz(path: Path, rows: Rows) -> None:
-    """Write an .npz file with an array for each column, table by table: `rows.tables()` is read
-    once for each column."""
+    """Write an .npz file with an array for each column. So that only one table is in memory at a
+    time, `rows.tables()` is read anew for each column."""
     with zipfile.ZipFile(path, "w") as file:
         for column in rows.schema:
             if column.name == ABOUT:
@@ -240,29 +240,28 @@ def _write_npz(path: Path, rows: Rows) -> None:
 
 
 def _write_root(path: Path, rows: Rows) -> None:
-    """Write a ROOT file with a TTree or an RNTuple."""
+    """Write a ROOT file with a TTree, or with an RNTuple if `rows.ntuple` is true."""
     import awkward as ak
     import uproot
 
     form = "an RNTuple" if rows.ntuple else "a TTree"
 
     def arrays(table: Any) -> dict[str, Any]:
-        columns = {
-            name: as_awkward(_require_no_nulls(table, name, form)) for name in table.column_names
-        }
-        # Flat columns as NumPy arrays: uproot compares them with the counters that it makes.
+        plain = {name: _require_no_nulls(table, name, form) for name in table.column_names}
+        columns = {name: as_awkward(column) for name, column in plain.items()}
+        # Flat columns must be NumPy arrays: uproot compares those with the counters that it makes.
         return {name: c.data if c.is_numpy else ak.Array(c) for name, c in columns.items()}
 
     for column in rows.schema:
         _refuse_unless(_is_in_root(column.type, rows.ntuple), column, form)
     empty = arrays(rows.schema.empty_table())
     types = {name: ak.Array(array).type.content for name, array in empty.items()}
-    # The file is opened here: if the disk is full at the first bytes, uproot would leave it open.
-    # ZLIB, uproot's default, takes seven times as long to write, and more disk space.
+    # The file is opened here, not by uproot, which would leave it open if the disk is full at the
+    # first bytes. ZLIB, uproot's default, takes seven times as long as ZSTD, and more disk space.
     with path.open("w+b") as opened, uproot.recreate(opened, compression=uproot.ZSTD(1)) as file:
         if rows.ntuple:
             tree = file.mkrntuple(rows.tree, types)
-        else:  # uproot refuses one counter for columns with different numbers of items per row
+        else:  # columns of one counter must have the same number of items in a row
             tree = file.mktree(
                 rows.tree, types, counter_name=lambda name: rows.counters.get(name, f"n{name}")
             )
@@ -273,10 +272,11 @@ def _write_root(path: Path, rows: Rows) -> None:
 
 
 def _is_in_root(kind: Any, ntuple: bool) -> bool:
-    """True if ROOT has this type, and uproot writes it so that it can be read again."""
+    """True if ROOT can store this type of Arrow, and uproot writes it so that it can be read again.
+    `ntuple`: in an RNTuple, which stores more types than a TTree."""
     import pyarrow as pa
 
-    item, levels = levels_of(kind)
+    item, levels = unnest(kind)
     if is_text(item):
         return ntuple or not levels
     if not is_number(item) or pa.types.is_float16(item):

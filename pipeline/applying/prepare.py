@@ -13,15 +13,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.applying.columns import Array, count_items, is_jagged
-from pipeline.applying.job import (
-    Job,
-    Output,
-    Piece,
-    Plan,
-    blocks_by_column,
-    choose_batch_rows,
-    choose_cuts,
-)
+from pipeline.applying.job import Job, Output, Piece, Plan, blocks_by_column, cut_file, size_batches
 from pipeline.applying.origin_record import Input
 from pipeline.applying.outputs import WRITERS, Rows, require_storable
 from pipeline.applying.score_piece import Scorer, find_row_dimension
@@ -38,15 +30,18 @@ from soa.options import nearest, repeated
 from soa.signature import Signature, offsets_of
 
 FOLDER = ".pipeline-apply"
-"""The folder with the parts of an unfinished job has this name, or one that ends in it. It is next
-to the outputs."""
-_TRIED_ROWS = 256
+"""The parts of an unfinished job are in a folder next to its outputs. It has this name, or one that
+ends in it."""
+_TRIED_ROWS = 256  # so many rows at most are tried before a job begins
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """The arguments of `apply` that say what a job does. `watch` None: count the values if the
-    version says how its columns are distributed."""
+    """The arguments of `apply` that say what a job does; `apply` explains them.
+
+    `watch` says whether the values of the columns are counted. None means: if the version holds a
+    profile, the distributions in its reference, to compare them with.
+    """
 
     inputs: Sequence[Path]
     out: Path
@@ -60,16 +55,16 @@ class Wanted:
 
 @dataclass(frozen=True)
 class _Inspected:
-    """An input, and the rows at which it may be cut."""
+    """An input file, and the rows at which it is cut into pieces, as from `cut_file`."""
 
     input: Input
     cut_at: list[int]
 
 
 def prepare(opening: Opening, wanted: Wanted) -> Job:
-    """The job for these arguments. Its first rows were tried; nothing was written.
+    """Make the job for these arguments. Its first rows are tried, but nothing is written.
 
-    Raises ApplyError, DataError, or the errors of opening a version.
+    Raises ApplyError or DataError if the job cannot be done, or the errors of opening a version.
     """
     _require_pyarrow()
     paths = _distinct_files(wanted.inputs)
@@ -90,8 +85,8 @@ def _require_pyarrow() -> None:
 
 
 def _distinct_files(inputs: Sequence[Path]) -> list[Path]:
-    """The absolute paths of all files that are named. ApplyError if there are none, or one is named
-    twice."""
+    """Return the absolute paths of all files that the inputs mean. ApplyError if there are no
+    inputs, or if a file is named twice."""
     if not inputs:
         raise ApplyError("no file to score: name some")
     files = [file.absolute() for path in inputs for file in _find_files(path)]
@@ -101,19 +96,21 @@ def _distinct_files(inputs: Sequence[Path]) -> list[Path]:
 
 
 def _inspect(path: Path, tree: str | None, plan: Plan) -> _Inspected:
-    """A file with its rows. DataError if it lacks a column of the plan."""
+    """Open an input file, count its rows, and choose where to cut it. `tree`: as for `open_source`.
+    DataError if it lacks a column of the plan."""
     with open_source(path, tree) as source:
         source.require(plan.names)
         edges, status = source.edges(plan.names), path.stat()
         size, mtime_ns = status.st_size, status.st_mtime_ns
         return _Inspected(
             Input(str(path), source.tree, source.ntuple, edges[-1], size, mtime_ns),
-            [*choose_cuts(edges, plan.batch, source.seeks)],
+            [*cut_file(edges, plan.batch, source.seeks)],
         )
 
 
 def _find_files(path: Path) -> Sequence[Path]:
-    """The files that a path means: itself, those of a folder, or those that match a pattern."""
+    """Find the files that a path means: itself, the readable files in a folder, or those that match
+    a pattern. ApplyError if a folder or a pattern gives none."""
     if path.is_dir():
         readable = [file for file in sorted(path.iterdir()) if file.suffix in READERS]
         if not readable:
@@ -128,22 +125,22 @@ def _find_files(path: Path) -> Sequence[Path]:
 
 
 def _make_plan(opened: Opened, source: Source, wanted: Wanted) -> Plan:
-    """Make the plan from the first file; the other files must have the same columns."""
+    """Make the plan of a job. `source`: its first file; the others must have the same columns."""
     kept = _find_kept_columns(source, wanted.keep)
     named = {**BuiltFrom(opened.bundle.manifest).apply.columns, **wanted.columns}
     read = match_columns(opened.signature, source, named)
-    fill = _fill_by_file_column(wanted.fill, read)
+    fill = _resolve_fill(wanted.fill, read)
     session = open_session(opened, find_device("cpu"))
     reopening = session.reopening
     assert isinstance(reopening, Reopening)
-    reopening.share(session)
+    reopening.share(session)  # this process opens the version only once
     watched = has_profile(opened.bundle) if wanted.watch is None else wanted.watch
     return Plan(
         reopening,
         read,
         outputs=_name_outputs(opened.signature, kept),
         keep=tuple(dict.fromkeys(kept)),
-        batch=choose_batch_rows(opened.signature, len(kept)),
+        batch=size_batches(opened.signature, len(kept)),
         missing=BuiltFrom(opened.bundle.manifest).missing,
         fill=fill,
         profile=read_profile(opened.bundle) if watched else None,
@@ -151,7 +148,8 @@ def _make_plan(opened: Opened, source: Source, wanted: Wanted) -> Plan:
 
 
 def _find_kept_columns(source: Source, keep: Sequence[str]) -> list[str]:
-    """The columns of a file that `keep` names, or matches with its patterns. Raises ApplyError."""
+    """Return the columns of a file that `keep` names, or matches with its patterns. ApplyError if a
+    word of it gives none."""
     kept: list[str] = []
     for word in keep:
         try:
@@ -161,9 +159,10 @@ def _find_kept_columns(source: Source, keep: Sequence[str]) -> list[str]:
     return kept
 
 
-def _fill_by_file_column(fill: Mapping[str, float], read: Mapping[str, str]) -> dict[str, float]:
-    """`fill` by column of the files; it may name columns of the model too. ApplyError for a column
-    that the model does not read."""
+def _resolve_fill(fill: Mapping[str, float], read: Mapping[str, str]) -> dict[str, float]:
+    """Return the fill values by column of the files. In `fill`, a column may have its name in the
+    files or in the model. `read`: the first by the second. ApplyError for a column that the model
+    does not read."""
     by_file_column = {read.get(name, name): value for name, value in fill.items()}
     for name in by_file_column:
         if name not in read.values():
@@ -174,9 +173,13 @@ def _fill_by_file_column(fill: Mapping[str, float], read: Mapping[str, str]) -> 
 
 
 def match_columns(signature: Signature, source: Source, named: Mapping[str, str]) -> dict[str, str]:
-    """By column that the model reads, `collection/column`: the column of the file. It is the one in
-    `named`, else one with the same name. Raises ApplyError, DataError."""
-    names: dict[str, str] = {}
+    """Find the column of a file for each column that the model reads, by `collection/column`.
+
+    It is the one that the user names in `named`. Else the names jets.pt, jets/pt, jets_pt and pt
+    are tried for jets/pt. DataError if the file has none of them. ApplyError if `named` has a
+    column that the model does not read, or if the same column would be guessed for two.
+    """
+    matches: dict[str, str] = {}
     offsets = {offsets_of(name) for name in signature.jagged}
     blocks = blocks_by_column(signature.inputs).items()
     read = [key for key, bound in blocks if bound.block.collection not in offsets]
@@ -195,7 +198,7 @@ def match_columns(signature: Signature, source: Source, named: Mapping[str, str]
                 f"which column it is, --columns {key}=NAME or `apply: columns:` in the config"
                 f"{nearest(likely[-1], source.columns)}"
             )
-        names[key] = present
+        matches[key] = present
         if chosen:
             continue
         if present in guessed:
@@ -204,12 +207,15 @@ def match_columns(signature: Signature, source: Source, named: Mapping[str, str]
                 f"which each is, --columns {key}=NAME"
             )
         guessed[present] = key
-    return names
+    return matches
 
 
 def _find_named_column(named: Mapping[str, str], key: str) -> str | None:
-    """The column of the file that `named` says for a column of the model, by its key or by the
-    pattern of its collection, as `{"jets/*": "Jet_*"}`; None if it says none."""
+    """Return the column of the file that the user names for the model's column `key`, as jets/pt.
+
+    `named` has the column under this key, or a pattern under its collection: `{"jets/*": "Jet_*"}`
+    gives Jet_pt. Returns None if it has neither.
+    """
     if named.get(key):
         return named[key]
     collection, _, name = key.partition("/")
@@ -218,8 +224,9 @@ def _find_named_column(named: Mapping[str, str], key: str) -> str | None:
 
 
 def _name_outputs(signature: Signature, keep: Sequence[str]) -> dict[str, str]:
-    """By column that the model writes: its name in the outputs. ApplyError if a kept column has
-    that name, or no format has the column's dtype."""
+    """Name the columns that the model writes, by `collection/column`. The name in the outputs is
+    `column`, or `collection_column` if two collections have a column of that name. ApplyError if a
+    kept column has that name too, or if no file format has the column's dtype."""
     written = [
         (bound.block.collection, name)
         for bound in signature.outputs
@@ -233,18 +240,19 @@ def _name_outputs(signature: Signature, keep: Sequence[str]) -> dict[str, str]:
         f"{collection}/{name}": name if columns.count(name) == 1 else f"{collection}_{name}"
         for collection, name in written
     }
-    if both := [name for name in names.values() if name in keep]:
-        raise ApplyError(f"{both[0]!r} is an output of the model too: leave it out of --keep")
+    if duplicates := [name for name in names.values() if name in keep]:
+        raise ApplyError(f"{duplicates[0]!r} is an output of the model too: leave it out of --keep")
     return names
 
 
 def _try_first_rows(
     plan: Plan, opened: Opened, files: Sequence[Input], outputs: Sequence[Output]
 ) -> dict[str, str]:
-    """Run the first rows at once and in two parts, and compare. Returns the `counters` of the job.
+    """Run the first rows at once and in two parts, and compare the answers. Then try to store them
+    in the formats of the outputs. Returns the `counters` of the job, from the same rows.
 
-    Raises ApplyError if the answer for a row depends on other rows, and FormatError if the format
-    of an output cannot store the rows. This is a trial, not a proof: docs/howto/apply.md.
+    Raises ApplyError if the answer for a row depends on other rows, and FormatError if a format
+    cannot store the rows. This is a trial, not a proof: docs/howto/apply.md.
     """
     file = next((file for file in files if file.rows), files[0])
     scorer, path = Scorer(plan.session(), plan), Path(file.path)
@@ -252,20 +260,19 @@ def _try_first_rows(
         source.cast(scorer.dtypes)
         batch = source.head(plan.names, min(_TRIED_ROWS, plan.batch))
         n = len(next(iter(batch.values())))
-        cut_at = [0, n // 3, n]
+        cut_at = [0, n // 3, n]  # two parts of different size
         try:
             table = scorer.make_table(batch, {"model": 0.0, "encoding": 0.0})
             at_once = scorer.compute_answers(batch)
-            in_parts = [
-                scorer.compute_answers(
-                    {name: column[low:high] for name, column in batch.items()}
-                ).columns
+            parts = [
+                {name: column[low:high] for name, column in batch.items()}
                 for low, high in pairwise(cut_at)
             ]
+            in_parts = [scorer.compute_answers(part).columns for part in parts]
         except (CollectionError, BindError, ValueError) as error:
             raise DataError(f"{path}, rows 0 to {n}: {error}") from error
         counters = _choose_counters(plan, source, batch, at_once.offsets is not None)
-    if at_once.offsets is not None:  # the answers are for items: where those of the rows begin
+    if at_once.offsets is not None:  # there is an answer for each item: cut where a row's begin
         cut_at = at_once.offsets[cut_at].tolist()
     _require_independent_rows(opened, at_once.columns, zip(in_parts, pairwise(cut_at), strict=True))
     _require_formats(table, counters, outputs)
@@ -273,8 +280,8 @@ def _try_first_rows(
 
 
 def _require_formats(table: Any, counters: Mapping[str, str], outputs: Sequence[Output]) -> None:
-    """Raise FormatError if an output's format cannot store rows like those of `table`. One output
-    of each format is tried."""
+    """Raise FormatError if the format of an output cannot store rows like those of `table`. One
+    output of each format is tried; a TTree and an RNTuple are two formats."""
     first_of: dict[tuple[str, bool], Output] = {}
     for output in outputs:
         first_of.setdefault((Path(output.path).suffix, output.pieces[0].input.ntuple), output)
@@ -292,8 +299,11 @@ def _require_independent_rows(
     at_once: Mapping[str, Array],
     in_parts: Iterable[tuple[Mapping[str, Array], tuple[int, int]]],
 ) -> None:
-    """Raise ApplyError if the answers for the same rows differ between `at_once` and `in_parts`.
-    Each part has its answers, and the rows of `at_once` to compare: the first, and the end."""
+    """Raise ApplyError if answers for the same rows differ by more than the version's tolerances.
+
+    `at_once`: the answers for all rows, by `collection/column`. `in_parts`: for each part, its
+    answers, and the range of rows in `at_once` to compare them with.
+    """
     limits = opened.bundle.manifest.tolerances
     blocks = blocks_by_column(opened.signature.outputs)
     limit_of = {key: limits[bound.name] for key, bound in blocks.items()}
@@ -312,15 +322,16 @@ def _require_independent_rows(
 def _choose_counters(
     plan: Plan, source: Source, batch: Mapping[str, Any], jagged_answers: bool
 ) -> dict[str, str]:
-    """By jagged column of the outputs: the TTree branch that counts the items of a row.
+    """Choose the TTree branch that counts the items of a row, by jagged column of the outputs.
 
-    Columns with the same items share a branch, as in NanoAOD, unless `batch` shows that their
-    counts differ.
+    Columns with the same items share a branch, as Jet_pt and Jet_eta share nJet in NanoAOD, unless
+    `batch` shows that their counts differ. `jagged_answers`: the answers are jagged; they have the
+    same items as the columns that the model reads. A column without a branch is left out.
     """
     counts = {name: count_items(column) for name, column in batch.items() if is_jagged(column)}
     counter_of = {name: source.counter(name) for name in counts}
     branches: dict[str, str] = {}
-    if jagged_answers:  # the answers have the same items as the columns that the model reads
+    if jagged_answers:
         counters = (counter_of[name] for name in plan.columns.values())
         collection = next(iter(plan.columns)).partition("/")[0]
         shared = next((counter for counter in counters if counter), f"n{collection}")
@@ -338,8 +349,11 @@ def _choose_counters(
 def _plan_outputs(
     key: str, out: Path, suffix: str | None, files: Sequence[_Inspected]
 ) -> tuple[tuple[Output, ...], Path]:
-    """The files to be written, and the folder for their parts. `key`: of the plan. ApplyError if a
-    file cannot be written there."""
+    """Plan which files are written, from which pieces. Returns them, and the folder for the parts.
+
+    `key`: the key of the plan. `out` and `suffix`: as for `apply`. ApplyError if `out` fits no
+    output, if two outputs would be one file, or if an output would replace its input.
+    """
     single = out.suffix in WRITERS and not out.is_dir()
     if not single and not out.is_dir() and (out.suffix or out.exists()):
         raise ApplyError(f"--out {out}: a folder, or a file with one of {', '.join(WRITERS)}")
@@ -348,7 +362,7 @@ def _plan_outputs(
     for i, inspected in enumerate(files):
         file, cut_at = inspected.input, inspected.cut_at
         source = Path(file.path)
-        own_suffix = source.suffix if source.suffix in WRITERS else ".parquet"  # no output is text
+        own_suffix = source.suffix if source.suffix in WRITERS else ".parquet"  # CSV is only read
         path = out if single else out / f"{source.stem}{suffix or own_suffix}"
         if path in pieces_of and not single:
             raise ApplyError(f"two files would become {path}: give one of them another name")
@@ -358,7 +372,8 @@ def _plan_outputs(
             )
         if path.resolve() == source.resolve():
             raise ApplyError(f"{path} would replace what is read: write elsewhere, --out")
-        # The mark keeps jobs apart: a late worker of an earlier job writes under another name.
+        # The mark keeps the parts of different jobs apart: a late worker of an earlier job writes a
+        # file of another name.
         mark = hashlib.sha256(f"{key}{file}".encode()).hexdigest()[:8]
         pieces_of.setdefault(path, []).extend(
             Piece(file, start, stop, str(folder / f"{i:05}-{start:012}-{mark}.arrow"))
@@ -368,7 +383,7 @@ def _plan_outputs(
 
 
 def _describe_version(opened: Opened) -> dict[str, Any]:
-    """The fields of `About` that describe the version."""
+    """Return the fields of `About` that describe the version."""
     version = opened.version
     promotion = version.promotion(PRODUCTION) if version else None
     return {

@@ -1,8 +1,10 @@
 """Runs a job, from its beginning or from where it was interrupted, until its outputs are complete.
 
-Every part and every output is written completely or not at all. `execute` scores the pieces whose
-parts are missing. An output is written from its parts, in their order, while later pieces are still
-being scored. A job that was killed leaves its folder, and the same command continues from there.
+A job is cut into pieces (`job.py`). The answers to a piece are written to a temporary file, its
+part. A function of type `Execute` scores the pieces whose parts are missing: in threads, or on a
+Dask cluster. An output is written from its parts, in their order, while later pieces are still
+being scored. Every part and every output is written completely or not at all. A job that was killed
+leaves its folder, and the same command continues from there.
 """
 
 from __future__ import annotations
@@ -43,12 +45,13 @@ from stages.histogram import Histogram
 
 Progress = Callable[[int, int], object]
 """Called with the number of rows that are done, and the number of all rows."""
-_RECORD, _LOCK = "job.json", "lock"
+_RECORD, _LOCK = "job.json", "lock"  # files in the folder of a job, beside the parts
 
 
 @dataclass(frozen=True)
 class Report:
-    """The result of a job. `found`: the number of rows that an earlier run had scored.
+    """The result of a job. `rows`: the number of all its rows. `found`: how many of them an earlier
+    run had scored.
 
     Examples
     --------
@@ -112,20 +115,22 @@ def apply(
     histograms: bool = False,
     watch: bool = False,
 ) -> Report:
-    """Score files: compute the model's answers for each row of ROOT, Parquet, Arrow (files and
-    streams), HDF5, npz or CSV.
+    """Score files: compute the model's answers to each row of ROOT, Parquet, Arrow (files and
+    streams), HDF5, npz or CSV files, and write them to new files.
 
     `inputs`: files, folders (all such files in them), or patterns such as `run*.parquet`.
 
-    `out`: a folder, which gets one output for each input (in its format, or that of `suffix`), or
-    one file for all inputs; for CSV it is Parquet. `columns`: by `collection/column` of the model,
-    the column of the files (`{"jets/*": "Jet_*"}` for a whole collection). `keep`: columns of the
-    files, or patterns, that are copied into the outputs. `fill`: by column of the files, or of the
-    model, the value of its nulls. `lookup`: as in `pipeline.load`. `threads`: how many threads of
+    `out`: a folder, which gets one output for each input, or one file for all inputs. An output has
+    the format of its input, or that of `suffix`; for CSV it is Parquet. `columns`: by
+    `collection/column` of the model, the column of the files (`{"jets/*": "Jet_*"}` for a whole
+    collection). `keep`: columns of the files, or patterns, that are copied into the outputs.
+    `fill`: by column of the files, or of the model, the value that replaces its nulls. `tree`: the
+    name of the tree in ROOT files. `lookup`: as in `pipeline.load`. `threads`: how many threads of
     this process score at once, by default one per core. `dask`: the address of a scheduler whose
     workers score; "local:4" starts four workers here. `execute`: your own function that runs the
-    pieces. `histograms`: count the answers while they are written, for the report.
-    `watch`: count the values of each column, to compare them with those of the reference.
+    pieces. `force`: replace existing outputs of other jobs. `histograms`: count the answers while
+    they are written, for the report. `watch`: count the values of each column, to compare them with
+    those of the reference.
 
     If a job was killed, the same call continues it. Raises ApplyError, DataError, OSError if a disk
     fails, and the errors of `pipeline.load`.
@@ -159,7 +164,8 @@ def apply(
 
 
 def make_thread_executor(threads: int | None = None) -> Execute:
-    """A function that scores pieces in threads of this process; by default one per core."""
+    """Return a function that scores pieces in threads of this process. `threads`: how many; by
+    default one per core."""
 
     def execute(plan: Plan, pieces: Sequence[Piece]) -> Iterator[tuple[Piece, Scored]]:
         with ThreadPoolExecutor(threads or len(os.sched_getaffinity(0))) as pool:
@@ -168,7 +174,7 @@ def make_thread_executor(threads: int | None = None) -> Execute:
                 for future in as_completed(futures):
                     yield futures.pop(future), future.result()
             finally:
-                for future in futures:  # after an error, or if the caller stops
+                for future in futures:  # not empty after an error, or if the caller stops
                     future.cancel()
 
     return execute
@@ -183,8 +189,11 @@ def run(
     progress: Progress | None,
     histograms: bool = False,
 ) -> Report:
-    """Do the unfinished work of a job. `begun`: its start, by `time.perf_counter`. `force`: replace
-    existing outputs of other jobs."""
+    """Do the unfinished work of a job. Outputs that this job has completed before are kept.
+
+    `begun`: when the job began, by `time.perf_counter`. `force`: replace existing outputs of other
+    jobs; without it, one of them is an ApplyError. The other arguments are as for `apply`.
+    """
     start, key, folder = time.perf_counter() - begun, job.key(), Path(job.folder)
     unfinished = [output for output in job.outputs if _read_job_key(output.path) != key]
     for output in unfinished:
@@ -212,19 +221,19 @@ def run(
 
 
 def _write_outputs(outputs: Sequence[Output], parts: _Parts, execute: Execute, force: bool) -> None:
-    """Score the pieces that are missing, and write the outputs in their order. A part is removed
-    once its output is written."""
+    """Score the pieces whose parts are missing, and write the outputs in their order. A part is
+    removed once its output is written; after a FormatError, all parts are removed."""
     job = parts.job
     folder = Path(job.folder)
     try:
         missing = parts.find_missing()
-        # Closing the generator stops the pieces that are still being scored.
+        # If this ends early, closing the generator cancels the pieces that are not yet scored.
         with contextlib.closing(cast(Any, execute(job.plan, missing))) as parts.results:
             for output in outputs:
                 write(Path(output.path), parts.rows(output, job.key()), folder, over=force)
                 for piece in output.pieces:
                     Path(piece.part).unlink()
-    except FormatError:  # the same job would fail again: its parts are of no use
+    except FormatError:  # the same job would fail again, so its parts are of no use
         for part in folder.glob("*.arrow"):
             part.unlink()
         raise
@@ -240,8 +249,9 @@ def count_files(
     mode: Mode,
     registry: Registry | str | None,
 ) -> tuple[Profile, Counts]:
-    """Run the model on the rows of files, write no answer, and count all values. Returns the
-    version's profile, and the counts. Arguments and errors: as of `apply`."""
+    """Run the model on the rows of files, and count the values of all columns. No answers are
+    written. Returns the version's profile, and the counts. Arguments and errors are as for `apply`.
+    """
     nowhere = Path(gettempdir()) / f"{os.urandom(8).hex()}.parquet"
     opening = Opening(ref, mode=mode, registry=registry, threads=1, watch=0)
     job = prepare(
@@ -254,7 +264,8 @@ def count_files(
 
 
 def _read_job_key(path: str) -> str | None:
-    """The key of the job that wrote this file; None if there is no file, or no such key in it."""
+    """Read from a file the key of the job that wrote it. Returns None if there is no such file, or
+    if it holds no key."""
     try:
         return read_about(Path(path)).job
     except SoaPipelineError:
@@ -263,8 +274,11 @@ def _read_job_key(path: str) -> str | None:
 
 @contextlib.contextmanager
 def _lock_folder(folder: Path) -> Iterator[None]:
-    """Makes the folder of a job if necessary, and locks it. At the end, removes it if it holds no
-    part, and its parent if that is new and empty. ApplyError if another process holds the lock."""
+    """Make the folder of a job if necessary, and lock it during the `with` block.
+
+    At the end, remove the folder if it holds no parts, and its parent too if that was made here and
+    is empty. ApplyError if another process holds the lock.
+    """
     parent_existed = folder.parent.exists()
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / _LOCK)
@@ -286,10 +300,10 @@ def _lock_folder(folder: Path) -> Iterator[None]:
 
 
 def _prepare_folder(job: Job, key: str, unfinished: Sequence[Output]) -> None:
-    """Write the record of the job into its folder, and remove files that it does not need for the
+    """Write the record of a job into its folder, and remove files that it does not need for the
     unfinished outputs.
 
-    ApplyError, with what changed, if the folder has the record of a different job.
+    ApplyError if the folder has the record of a different job; the message says what changed.
     """
     plan, path = job.plan, Path(job.folder) / _RECORD
     record = {
@@ -300,7 +314,7 @@ def _prepare_folder(job: Job, key: str, unfinished: Sequence[Output]) -> None:
     if path.exists():
         try:
             earlier = as_record(dict[str, Any], parse_json(read_plain(path)))
-        except ValueError:  # damaged: nothing in it agrees
+        except ValueError:  # it is damaged: treat it as the record of a different job
             earlier = {}
         if changed := [name for name in record if earlier.get(name) != record[name]]:
             before = f" (it was {earlier.get('version')})" if changed[0] == "version" else ""
@@ -316,14 +330,15 @@ def _prepare_folder(job: Job, key: str, unfinished: Sequence[Output]) -> None:
 
 
 class _PartHistograms:
-    """Histograms of columns over the parts. Counts each part once, also if it is read twice."""
+    """Histograms of columns over all parts. A part that is read twice is counted once."""
 
     def __init__(self) -> None:
         self.histograms: dict[str, Histogram] = {}
         self._parts: set[str] = set()
 
     def add(self, part: str, table: Any, names: Iterable[str]) -> None:
-        """Count the values of columns in a part; a part counts once."""
+        """Count the values of the columns `names` in `table`, which was read from the file `part`.
+        Does nothing if that part was counted before."""
         if part in self._parts or not len(table):
             return
         self._parts.add(part)
@@ -336,7 +351,7 @@ class _PartHistograms:
 
 
 class _Parts:
-    """The parts of a job, which become available while pieces are scored."""
+    """The parts of a job. They are read in order, and become available while pieces are scored."""
 
     def __init__(
         self,
@@ -345,8 +360,8 @@ class _Parts:
         progress: Progress | None,
         counted: _PartHistograms | None = None,
     ) -> None:
-        """`unfinished`: the outputs whose parts are wanted. `counted`: counts their values, if it
-        is given."""
+        """`unfinished`: the outputs whose parts are read. `counted`: histograms to which the values
+        of the parts are added; None: they are not counted."""
         self.job, self._progress, self.counted = job, progress, counted
         self._pieces = [piece for output in unfinished for piece in output.pieces]
         self._complete: set[str] = set()
@@ -356,38 +371,39 @@ class _Parts:
         self.spent = Scored(0, 0.0, 0.0, 0.0)
 
     def find_missing(self) -> list[Piece]:
-        """Look which parts are complete, report their rows as done, and return the other pieces."""
+        """Look which parts are complete already, report the progress, and return the pieces whose
+        parts are missing."""
         self._complete = {piece.part for piece in self._pieces if _is_complete(piece)}
         missing = [piece for piece in self._pieces if piece.part not in self._complete]
-        self._report_progress(
-            -sum(piece.rows for piece in missing)
-        )  # all rows counted as done so far
+        self._advance(-sum(piece.rows for piece in missing))  # until now, all rows counted as done
         return missing
 
-    def _report_progress(self, rows: int) -> None:
-        """Add `rows` to the rows that are done, and report the progress."""
+    def _advance(self, rows: int) -> None:
+        """Add `rows`, which may be negative, to the rows that are done, and report the progress."""
         self._done += rows
         if self._progress is not None:
             self._progress(self._done, self._rows)
 
     def _wait_for_table(self, piece: Piece) -> Any:
-        """Wait for the part of a piece, and return it as a table; its memory is the mapped file."""
+        """Wait until the part of a piece is complete, and return it as a table, whose memory is the
+        mapped file. ApplyError if it does not have the rows of the piece."""
         import pyarrow as pa
 
         while piece.part not in self._complete:
             other, scored = next(self.results)
             self._complete.add(other.part)
             self.spent += scored
-            self._report_progress(other.rows)
+            self._advance(other.rows)
         table = pa.ipc.open_file(pa.memory_map(piece.part)).read_all()
         if len(table) != piece.rows:
             raise ApplyError(f"{piece.part} has {len(table)} rows, not {piece.rows}: run again")
         return table
 
     def rows(self, output: Output, key: str) -> Rows:
-        """The rows of an output, read from its parts while these are being scored. `key`: of the
-        job."""
-        origins: dict[str, dict[str, None]] = {"target": {}, "engine": {}, "host": {}}  # in order
+        """Return the rows of an output for `write`. They are read from its parts, which may still
+        be scored. `key`: the key of the job. FormatError if the parts have different columns."""
+        # The keys of the inner dicts are the different values, in the order in which they appear.
+        origins: dict[str, dict[str, None]] = {"target": {}, "engine": {}, "host": {}}
         first = self._wait_for_table(output.pieces[0]).schema
         schema = first.remove_metadata()
 
@@ -418,8 +434,8 @@ class _Parts:
         return Rows(schema, output.rows, tables, about, tree, file.ntuple, self.job.counters)
 
     def _make_about(self, output: Output, key: str, origins: Mapping[str, Iterable[str]]) -> str:
-        """The record of origin of an output. `origins`: the targets, engines and hosts that its
-        parts name."""
+        """Make the record of origin of an output, as JSON. `origins`: the targets, engines and
+        hosts that its parts name."""
         plan = self.job.plan
         record = About(
             **self.job.about,
@@ -441,12 +457,13 @@ class _Parts:
 
 
 def _list_columns(schema: Any) -> str:
-    """The columns of a schema with their types, as text."""
+    """List the columns of a schema with their types, as text for a message."""
     return ", ".join(f"{field.name} {field.type}" for field in schema)
 
 
 def _is_complete(piece: Piece) -> bool:
-    """True if the part of a piece has all its rows. It may lack some after the machine crashed."""
+    """True if the part of a piece exists and has all its rows. Some may be lost if the machine
+    crashed after the part was written."""
     import pyarrow as pa
 
     try:

@@ -18,7 +18,7 @@ from torch.nn import Module
 
 import pipeline
 from pipeline.applying.columns import eigen_shape
-from pipeline.applying.job import choose_cuts
+from pipeline.applying.job import cut_file
 from pipeline.applying.sources import open_source
 from pipeline.errors import ApplyError, DataError
 from registry.store.registry import Registry
@@ -88,7 +88,7 @@ def test_structs_of_one_type_are_read_as_vectors(structs: Path) -> None:
 )
 def test_pieces_follow_one_another(edges: list[int], rows: int, seeks: bool) -> None:
     """None but the last is too small. A file that seeks is cut anywhere, others at their edges."""
-    ends = list(choose_cuts(edges, rows, seeks))
+    ends = list(cut_file(edges, rows, seeks))
     assert (ends[0], ends[-1]) == (0, edges[-1])
     sizes = [stop - start for start, stop in pairwise(ends)]
     assert all(size > 0 for size in sizes)
