@@ -16,9 +16,9 @@ import torch
 
 from engines.base import FACTS, Engine, Executable, Portable
 from engines.errors import EngineError, NotApplicableError, first_line
-from engines.exported import bounds, load_program, moved_to_gpu, quiet_torch
+from engines.exported import bounds, load_program, move_to_gpu, quiet_torch
 from engines.kinds import cpu_code, inductor_settings
-from engines.onnx import OnnxProgram, Output, returning_columns
+from engines.onnx import OnnxProgram, Output, return_columns
 from engines.target import Target
 from soa.errors import needs_extra
 from soa.files import read_plain
@@ -37,9 +37,9 @@ class TensorRtEngine(Engine, engine="tensorrt", order=70, default=False):
         with needs_extra("cuda", EngineError):
             import torch_tensorrt as library
         with quiet_torch(), torch.no_grad():
-            rewritten = returning_columns(load_program(source.program))
+            rewritten = return_columns(load_program(source.program))
             ranges = input_ranges(rewritten)
-            program = moved_to_gpu(rewritten.program, "cuda")
+            program = move_to_gpu(rewritten.program, "cuda")
             # The default of torch-tensorrt is to use TF32.
             settings = {"disable_tf32": not torch.backends.cuda.matmul.allow_tf32, **options}
             inputs = [library.Input(**keywords) for keywords in ranges]

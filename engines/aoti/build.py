@@ -18,14 +18,14 @@ from engines.aoti.hoisting import hoist_linear
 from engines.aoti.needs import needs_proxy_executor
 from engines.base import FACTS, Portable
 from engines.errors import EngineError
-from engines.exported import bytes_for_bools, load_program, moved_to_gpu, quiet_torch
+from engines.exported import load_program, move_to_gpu, quiet_torch, read_bools_as_bytes
 from engines.kinds import cpu_code, inductor_settings
 from engines.target import Target
 from soa.dtypes import DTYPES
 
 TARGET = "target.txt"
 WEIGHTS, WEIGHTS_INDEX = "weights.bin", "weights.txt"
-_ALIGNMENT = 64  # of each tensor in weights.bin, in bytes
+_ALIGNMENT = 64  # each tensor in weights.bin begins at a multiple of so many bytes
 # With one of these options, Inductor packs weights in its own layouts, inside the library.
 _PACKS = ("max_autotune", "freezing")
 _GENERATED_SOURCES = {".cpp", ".h", ".o", ""}
@@ -33,14 +33,16 @@ _CONSTANTS_INSIDE = "aot_inductor.package_constants_in_so"
 
 
 class AotiBuild:
-    """Compiles for `aoti`. A subclass changes the settings, or first rewrites the program."""
+    """Compiles for `aoti`. A subclass may have other settings, and may rewrite the program
+    further."""
 
     preset: ClassVar[Mapping[str, Any]] = {}
     """Settings of Inductor. The user's options override them."""
 
-    def rewritten(self, program: ExportedProgram) -> Mapping[str, Any]:
-        """Changes the program in place; returns settings of Inductor that the changes need."""
-        bytes_for_bools(program)
+    def rewrite(self, program: ExportedProgram) -> Mapping[str, Any]:
+        """Change the program in place before it is compiled. Returns the settings of Inductor that
+        the changes need."""
+        read_bools_as_bytes(program)
         hoist_linear(program)
         fold_linear(program)
         return {}
@@ -48,7 +50,8 @@ class AotiBuild:
     def compile(
         self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
     ) -> list[str]:
-        """See `Engine.compile`."""
+        """Compile as `Engine.compile` says, and write the target for the native runner. An artifact
+        for a GPU also gets a facts file, with the level of its host code."""
         files = self._compile(source, target, options, out)
         (out / TARGET).write_text(f"soa-target 1\n{target}\n")  # the native runner reads it
         if target.device == "cpu":
@@ -60,22 +63,23 @@ class AotiBuild:
     def _compile(
         self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
     ) -> list[str]:
-        """Build the library into `out`; returns its files, the library first.
+        """Build the library into `out`. Returns the names of its files, the library first.
 
-        The weights get files of their own if the library can take them from there. This is known
-        only once it is built without them: if it cannot, it is built a second time.
+        The weights get files of their own if the library can read them from there. This is known
+        only after a build without weights: if the library cannot, it is built a second time with
+        the weights inside.
         """
         # Inductor folds constants only if gradients are disabled.
         with quiet_torch(), torch.no_grad():
             program = load_program(source.program)
             if target.device != "cpu":
-                program = moved_to_gpu(program, "cuda")
-            settings = settings_for(target, {**self.preset, **self.rewritten(program), **options})
+                program = move_to_gpu(program, "cuda")
+            settings = settings_for(target, {**self.preset, **self.rewrite(program), **options})
             if target.device != "cpu" or any(settings.get(name) for name in _PACKS):
                 return _build(program, settings, out)
             files = _build(program, {**settings, _CONSTANTS_INSIDE: False}, out)
             library = out / files[0]
-            weights = _constants(program, library)
+            weights = _separable_constants(program, library)
             if weights is not None and not needs_proxy_executor(library):
                 # The native runner knows by this name that the library needs `weights.bin`.
                 bare = library.rename(library.with_suffix(".bare.so"))
@@ -86,17 +90,18 @@ class AotiBuild:
 
 
 def settings_for(target: Target, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Inductor's settings for a target; the user's options override them."""
+    """Inductor's settings for a target. `options` override them, and `threads` among these is the
+    number of CPU threads (1 if not given)."""
     threads = {"cpp.threads": 1} if target.device == "cpu" else {}
-    renamed = {"cpp.threads" if name == "threads" else name: v for name, v in options.items()}
+    renamed = {"cpp.threads" if key == "threads" else key: value for key, value in options.items()}
     return {**cpu_code(target), **threads, **renamed}
 
 
-def _constants(program: ExportedProgram, library: Path) -> dict[str, torch.Tensor] | None:
+def _separable_constants(program: ExportedProgram, library: Path) -> dict[str, torch.Tensor] | None:
     """The tensors that a library without constants needs, by the names that it uses for them.
 
-    None if they cannot be stored in a separate file: Inductor made some of them (packed or folded
-    weights), or the format has no code for a dtype.
+    Returns None if they cannot be stored in a separate file. Then Inductor made some of them itself
+    (packed or folded weights), or the file format has no code for a dtype.
     """
     from torch._C import _aoti
 
@@ -106,11 +111,12 @@ def _constants(program: ExportedProgram, library: Path) -> dict[str, torch.Tenso
     if not set(names.values()) <= values.keys():
         return None
     constants = {name: values[original] for name, original in names.items()}
-    return constants if writable(constants) else None
+    return constants if can_be_written(constants) else None
 
 
-def writable(tensors: Mapping[str, torch.Tensor]) -> bool:
-    """True if the weight file can hold every tensor: a dtype of the format, strided layout."""
+def can_be_written(tensors: Mapping[str, torch.Tensor]) -> bool:
+    """True if the weight file can hold every tensor, that is, the format has its dtype, and its
+    layout is strided."""
     return all(
         _dtype_name(tensor) in DTYPES and tensor.layout == torch.strided
         for tensor in tensors.values()
@@ -122,7 +128,7 @@ def _dtype_name(tensor: torch.Tensor) -> str:
 
 
 def write_weights(tensors: Mapping[str, torch.Tensor], folder: Path) -> list[str]:
-    """Write CPU tensors, each with its strides, to two files next to the library; returns both.
+    """Write CPU tensors, each with its strides, to two files in `folder`. Returns both names.
 
     Constants inside the library would take private memory in each process. All processes of a node
     can map `weights.bin` read-only and share it. It holds the memory of each tensor.
@@ -138,13 +144,14 @@ def write_weights(tensors: Mapping[str, torch.Tensor], folder: Path) -> list[str
             offset += weights.write(b"\0" * padding)
             numbers = [tensor.itemsize, offset, tensor.ndim, *tensor.shape, *tensor.stride()]
             lines.append(" ".join([name, _dtype_name(tensor), *map(str, numbers)]))
-            offset += weights.write(_memory(tensor))
+            offset += weights.write(_memory_bytes(tensor))
     (folder / WEIGHTS_INDEX).write_text("\n".join(lines) + "\n")
     return [WEIGHTS, WEIGHTS_INDEX]
 
 
-def _memory(tensor: torch.Tensor) -> bytes:
-    """The bytes from a tensor's first element to its last, with the gaps that its strides leave."""
+def _memory_bytes(tensor: torch.Tensor) -> bytes:
+    """The bytes from a tensor's first element to its last one, including the gaps between elements
+    that its strides leave."""
     if tensor.numel() == 0:
         return b""
     sizes_and_strides = zip(tensor.shape, tensor.stride(), strict=True)
@@ -154,7 +161,7 @@ def _memory(tensor: torch.Tensor) -> bytes:
 
 
 @contextmanager
-def _products_of_no_rows() -> Iterator[None]:
+def _products_that_take_no_rows() -> Iterator[None]:
     """Inside the block, code for matrix products is generated so that it can take 0 rows.
 
     torch 2.13 divides by the number of row blocks, and a call with 0 rows ends with SIGFPE. So the
@@ -176,9 +183,10 @@ def _products_of_no_rows() -> Iterator[None]:
 
 
 def _build(program: ExportedProgram, settings: dict[str, Any], out: Path) -> list[str]:
-    """Compile and unpack into `out`. Returns the names of the files; the library is the first."""
+    """Compile the program with these settings of Inductor, and unpack the result into `out`.
+    Returns the names of the files; the library is the first."""
     package = out / "package.pt2"
-    with _products_of_no_rows(), inductor_settings(settings) as known:
+    with _products_that_take_no_rows(), inductor_settings(settings) as known:
         torch._inductor.aoti_compile_and_package(
             program, package_path=str(package), inductor_configs=known
         )
@@ -188,9 +196,10 @@ def _build(program: ExportedProgram, settings: dict[str, Any], out: Path) -> lis
 
 
 def unpack(package: Path, out: Path) -> list[str]:
-    """Unpack the library, its metadata and GPU kernels, but not the generated sources.
+    """Unpack a package's library, its metadata and GPU kernels, but not the generated sources.
 
-    Returns the names of the files; the library is the first. EngineError unless there is one.
+    Returns the names of the files; the library is the first. Raises EngineError unless there is
+    exactly one library.
     """
     files: list[str] = []
     with zipfile.ZipFile(package) as archive:

@@ -34,7 +34,7 @@ class AotiEngine(Engine, engine="aoti", order=10):
     for_heavy_rows = True
 
     def build(self) -> AotiBuild:
-        """The object that compiles for this engine."""
+        """Make the object that compiles for this engine. It imports torch."""
         from engines.aoti.build import AotiBuild
 
         return AotiBuild()
@@ -42,7 +42,8 @@ class AotiEngine(Engine, engine="aoti", order=10):
     def compile(
         self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
     ) -> list[str]:
-        """Options: `threads` (1: no thread but the caller's), and all settings of Inductor."""
+        """Compile with the options `threads` (1: only the thread of the caller) and all settings of
+        Inductor. Raises EngineError if there is no C++ compiler that Inductor can use."""
         compiler, *compiler_options = named_compiler() or ("g++",)
         if compiler_options:  # torch takes all of CXX for the name of a file
             command = " ".join([compiler, *compiler_options])
@@ -54,7 +55,7 @@ class AotiEngine(Engine, engine="aoti", order=10):
     def open(
         self, file: Path, device: torch.device, threads: int = 1, instances: int | None = None
     ) -> Executable:
-        """Open with the native runner, or with torch's runner if an operation has no C shim."""
+        """Open with the native runner, or with torch's runner if an operation has no C function."""
         if not needs_proxy_executor(file):
             _load_libtorch(file, device)
             return NativeExecutable(file, device, instances, threads)
@@ -104,17 +105,18 @@ class _TorchRunner(Executable):
 
 
 def _load_libtorch(artifact: Path, device: torch.device) -> None:
-    """Load the libraries of torch that the artifact is linked with."""
+    """Load the libraries of torch with which the artifact is linked, without torch's Python part
+    where that is possible."""
     imported = "torch" in sys.modules
-    if imported or device.type != "cpu" or not _libtorch_without_python(artifact):
+    if imported or device.type != "cpu" or not _load_libtorch_alone(artifact):
         import torch as torch  # also if it is imported: another thread may be doing it now
 
 
-def _libtorch_without_python(artifact: Path) -> bool:
-    """Load libtorch without torch's Python part, which takes most of an import's time.
+def _load_libtorch_alone(artifact: Path) -> bool:
+    """Try to load libtorch without torch's Python part, which takes most of an import's time.
 
-    False if that is not possible: torch has no file, or the loader does not find a dependency,
-    which `import torch` finds.
+    Returns False if that fails: torch's folder is not known, or the loader does not find a
+    dependency that `import torch` would find.
     """
     torch_package = find_spec("torch")
     if torch_package is None or torch_package.origin is None:

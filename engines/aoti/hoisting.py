@@ -27,14 +27,14 @@ _CONVOLUTION_DEFAULTS: tuple[Any, ...] = (None, None, None, [1], [0], [1], 1)
 
 # A move changes the rounding. So a layer is moved only if at most this part of its multiplications
 # remains.
-_LARGEST_REST = 0.8
+_LARGEST_REMAINDER = 0.8
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """A linear layer on `source`, whose features lie along `dim`.
+    """A linear layer on `source`, whose features lie along dimension `dim`.
 
-    `weight` has shape (outputs, features), and for a convolution one more size 1 for each position.
+    `weight` has shape (outputs, features). For a convolution, more sizes follow, all 1.
     """
 
     source: Node
@@ -44,18 +44,19 @@ class _Layer:
 
 
 def hoist_linear(program: ExportedProgram) -> int:
-    """Move layers in place where it saves enough work. Returns the number of moved layers."""
+    """Move the linear layers of a program forward where that saves enough work. Changes the program
+    in place. Returns the number of layers that were moved."""
     graph = program.graph_module.graph
     moved = 0
     for node in list(graph.nodes):
-        layer = _layer(node)
+        layer = _as_layer(node)
         if layer is None:
             continue
         at_best = _fewest_multiplications(layer.source, layer.dim)
-        if at_best > _LARGEST_REST * _multiplications(layer.source):
+        if at_best > _LARGEST_REMAINDER * _multiplications(layer.source):
             continue
         with graph.inserting_before(node):
-            node.replace_all_uses_with(_hoisted(graph, layer))
+            node.replace_all_uses_with(_hoist(graph, layer))
         moved += 1
     if moved:
         graph.eliminate_dead_code()
@@ -63,14 +64,14 @@ def hoist_linear(program: ExportedProgram) -> int:
     return moved
 
 
-def linear_for_convolutions(program: ExportedProgram) -> None:
-    """Replace each convolution with kernel size 1 by a linear layer, in place.
+def replace_pointwise_convolutions(program: ExportedProgram) -> None:
+    """Replace each convolution with kernel size 1 by a linear layer. Changes the program in place.
 
     The features become the last dimension, so that the positions of all rows form one matrix.
     """
     graph = program.graph_module.graph
     for node in list(graph.nodes):
-        layer = _layer(node)
+        layer = _as_layer(node)
         if layer is None or node.target is aten.linear.default:
             continue
         rank = len(sizes(node))
@@ -87,8 +88,9 @@ def linear_for_convolutions(program: ExportedProgram) -> None:
     graph.lint()
 
 
-def _layer(node: Node) -> _Layer | None:
-    """The layer, if the node is a linear layer or a convolution with kernel size 1, else None."""
+def _as_layer(node: Node) -> _Layer | None:
+    """Describe a node as a layer if it is a linear layer or a convolution with kernel size 1.
+    Returns None for any other node."""
     source: Any
     weight: Any
     arguments: tuple[Any, ...] = node.args
@@ -99,19 +101,20 @@ def _layer(node: Node) -> _Layer | None:
         return None
     defaults = _CONVOLUTION_DEFAULTS[len(arguments) :]
     source, weight, bias, stride, padding, _, groups = (*arguments, *defaults)
-    one_place = set(sizes(weight)[2:]) == {1} and set(stride) == {1} and set(padding) == {0}
-    if not one_place or groups != 1 or len(sizes(source)) != len(sizes(weight)):
+    pointwise = set(sizes(weight)[2:]) == {1} and set(stride) == {1} and set(padding) == {0}
+    if not pointwise or groups != 1 or len(sizes(source)) != len(sizes(weight)):
         return None  # it has other kernels or groups, or its input has no dimension of a batch
     return _Layer(source, 1, weight, bias)
 
 
-def _hoisted(graph: Graph, layer: _Layer) -> Node:
-    """The layer's result, from products of matrices as far forward as it saves work."""
+def _hoist(graph: Graph, layer: _Layer) -> Node:
+    """Compute the layer anew, as far forward in the graph as it saves work. Returns the node of its
+    result."""
     outputs, features = (int(size) for size in sizes(layer.weight)[:2])
     weight = layer.weight
     if len(sizes(weight)) > 2:
         weight = insert(graph, aten.reshape.default, weight, [outputs, features])
-    product = _applied(graph, layer.source, layer.dim, weight)
+    product = _apply_early(graph, layer.source, layer.dim, weight)
     if layer.bias is None:
         return product
     dims_behind = len(sizes(layer.source)) - 1 - layer.dim
@@ -119,12 +122,13 @@ def _hoisted(graph: Graph, layer: _Layer) -> Node:
     return insert(graph, aten.add.Tensor, product, bias)
 
 
-def _applied(graph: Graph, value: Node, dim: int, weight: Node) -> Node:
-    """Apply `weight`, (outputs, features), along `dim` of `value`: as far in front of `value` as it
-    saves work."""
-    passage = _passage(value, dim)
+def _apply_early(graph: Graph, value: Node, dim: int, weight: Node) -> Node:
+    """Multiply `value` along `dim` by `weight`, of shape (outputs, features), and return the node
+    of the product. The multiplication is done on the nodes from which `value` is made, as far in
+    front of it as that saves work."""
+    passage = _find_passage(value, dim)
     if passage is None or _fewest_multiplications(value, dim) >= _multiplications(value):
-        return _multiplied(graph, value, dim, weight)
+        return _multiply(graph, value, dim, weight)
     first_feature = 0
     results: list[Node] = []
     for source, its_dim in passage.sources:
@@ -133,12 +137,13 @@ def _applied(graph: Graph, value: Node, dim: int, weight: Node) -> Node:
             end = first_feature + int(sizes(source)[its_dim])
             own_weight = insert(graph, aten.slice.Tensor, weight, 1, first_feature, end)
             first_feature = end
-        results.append(_applied(graph, source, its_dim, own_weight))
+        results.append(_apply_early(graph, source, its_dim, own_weight))
     return passage.rebuild(graph, results, int(sizes(weight)[0]))
 
 
-def _multiplied(graph: Graph, value: Node, dim: int, weight: Node) -> Node:
-    """Apply `weight`, (outputs, features), along `dim` of `value` itself."""
+def _multiply(graph: Graph, value: Node, dim: int, weight: Node) -> Node:
+    """Multiply `value` itself along `dim` by `weight`, of shape (outputs, features), with the
+    operator that fits the dimension: a linear layer, a product of matrices or a convolution."""
     rank = len(sizes(value))
     if dim == rank - 1:
         return insert(graph, aten.linear.default, value, weight)
@@ -156,11 +161,12 @@ def _multiplied(graph: Graph, value: Node, dim: int, weight: Node) -> Node:
 
 @dataclass(frozen=True)
 class _Passage:
-    """An operation for which a linear layer may be applied to its inputs instead of its result.
+    """How a linear layer moves from the result of an operation to the operation's inputs.
 
-    `sources`: its inputs, each with its dimension of features. `splits`: the inputs are
-    concatenated along the features. `rebuild(graph, results, features)` repeats the operation on
-    the results of the layer, which have `features` features.
+    `sources` are the inputs, each with its dimension of features. `splits` is true if the operation
+    concatenates them along the features, so that each input gets a part of the layer's weights.
+    `rebuild(graph, results, features)` repeats the operation on the results of the layer, which
+    have `features` features.
     """
 
     sources: tuple[tuple[Node, int], ...]
@@ -168,17 +174,22 @@ class _Passage:
     splits: bool = False
 
 
-def _passage(value: Node, dim: int) -> _Passage | None:
-    """How a layer along `dim` passes the operation that makes `value`; None if it cannot."""
+def _find_passage(value: Node, dim: int) -> _Passage | None:
+    """How a layer along `dim` of `value` passes the operation that makes `value`. None if it
+    cannot."""
     if value.op != "call_function" or value.kwargs.keys() - {"memory_format"}:
         return None
     make = _PASSAGES.get(value.target)
     return make(value, dim) if make is not None else None
 
 
-def _one_input(value: Node, dim: int, shape: Any = None, at: int = 0) -> _Passage:
-    """A passage with one input, the first argument, whose features lie along `dim`. `shape`: the
-    second argument if it is a shape; `rebuild` puts the number of features at its index `at`."""
+def _pass_one_input(value: Node, dim: int, shape: Any = None, at: int = 0) -> _Passage:
+    """The passage of an operation with one input, its first argument, whose features lie along
+    `dim`.
+
+    If the second argument is a shape, it is given as `shape`, and `rebuild` replaces its entry `at`
+    by the number of features.
+    """
     target: Any = value.target
 
     def rebuild(graph: Graph, results: list[Node], features: int) -> Node:
@@ -188,58 +199,61 @@ def _one_input(value: Node, dim: int, shape: Any = None, at: int = 0) -> _Passag
     return _Passage(((as_node(value.args[0]), dim),), rebuild)
 
 
-def _transpose(value: Node, dim: int) -> _Passage:
-    """An exchange of two dimensions."""
+def _pass_transpose(value: Node, dim: int) -> _Passage:
+    """The passage of an exchange of two dimensions."""
     exchanged: Any = value.args[1:3]
     first, second = (int(number) % len(sizes(value)) for number in exchanged)
-    return _one_input(value, {first: second, second: first}.get(dim, dim))
+    return _pass_one_input(value, {first: second, second: first}.get(dim, dim))
 
 
-def _permute(value: Node, dim: int) -> _Passage:
-    """A permutation: dimension `dim` of the result is dimension `order[dim]` of the input."""
+def _pass_permute(value: Node, dim: int) -> _Passage:
+    """The passage of a permutation, in which dimension `dim` of the result is dimension
+    `order[dim]` of the input."""
     order: Any = value.args[1]
-    return _one_input(value, int(order[dim]) % len(order))
+    return _pass_one_input(value, int(order[dim]) % len(order))
 
 
-def _view(value: Node, dim: int) -> _Passage | None:
-    """A view, if its input has one dimension that holds exactly the features, else None."""
+def _pass_view(value: Node, dim: int) -> _Passage | None:
+    """The passage of a view. None unless exactly one dimension of its input holds the same
+    features."""
     before, after = sizes(value.args[0]), sizes(value)
-    same = [
+    matching = [
         d
         for d, size in enumerate(before)
         if size == after[dim]
         and math.prod(before[:d]) == math.prod(after[:dim])
         and math.prod(before[d + 1 :]) == math.prod(after[dim + 1 :])
     ]
-    return _one_input(value, same[0], value.args[1], dim) if len(same) == 1 else None
+    return _pass_one_input(value, matching[0], value.args[1], dim) if len(matching) == 1 else None
 
 
-def _repeat(value: Node, dim: int) -> _Passage | None:
-    """A repetition along other dimensions than the features', else None."""
+def _pass_repeat(value: Node, dim: int) -> _Passage | None:
+    """The passage of a repetition. None if it repeats the features."""
     repeats: Any = value.args[1]
     added = len(repeats) - len(sizes(value.args[0]))
-    return _one_input(value, dim - added) if dim >= added and repeats[dim] == 1 else None
+    return _pass_one_input(value, dim - added) if dim >= added and repeats[dim] == 1 else None
 
 
-def _expand(value: Node, dim: int) -> _Passage | None:
-    """An expansion of other dimensions than the features', else None."""
+def _pass_expand(value: Node, dim: int) -> _Passage | None:
+    """The passage of an expansion. None if it expands the dimension of the features."""
     before, after = sizes(value.args[0]), sizes(value)
     added = len(after) - len(before)
     if dim < added or before[dim - added] != after[dim]:
         return None
-    return _one_input(value, dim - added, value.args[1], dim)
+    return _pass_one_input(value, dim - added, value.args[1], dim)
 
 
-def _index_select(value: Node, dim: int) -> _Passage | None:
-    """A selection along another dimension than the features', else None."""
+def _pass_index_select(value: Node, dim: int) -> _Passage | None:
+    """The passage of a selection. None if it selects features."""
     selected_dim: Any = value.args[1]
     if int(selected_dim) % len(sizes(value)) == dim:
         return None
-    return _one_input(value, dim)
+    return _pass_one_input(value, dim)
 
 
-def _index(value: Node, dim: int) -> _Passage | None:
-    """An index with one tensor, along a dimension that is not the features', else None."""
+def _pass_index(value: Node, dim: int) -> _Passage | None:
+    """The passage of an index with one tensor of integers. None for other indices, and if it
+    selects features."""
     indices: Any = value.args[1]
     dims = [d for d, index in enumerate(indices) if index is not None]
     if len(dims) != 1 or indices[dims[0]].meta["val"].dtype is torch.bool:
@@ -249,11 +263,12 @@ def _index(value: Node, dim: int) -> _Passage | None:
     added = len(sizes(indices[first])) - 1
     if first <= dim <= first + added:
         return None
-    return _one_input(value, dim if dim < first else dim - added)
+    return _pass_one_input(value, dim if dim < first else dim - added)
 
 
-def _sum(value: Node, dim: int) -> _Passage | None:
-    """A sum or difference of two values of the same rank and number of features, else None."""
+def _pass_sum(value: Node, dim: int) -> _Passage | None:
+    """The passage of a sum or difference. None unless both terms have the same rank and the same
+    number of features."""
     if len(value.args) != 2 or not all(isinstance(term, Node) for term in value.args):
         return None
     terms = [as_node(term) for term in value.args]
@@ -267,8 +282,9 @@ def _sum(value: Node, dim: int) -> _Passage | None:
     )
 
 
-def _cat(value: Node, dim: int) -> _Passage | None:
-    """A concatenation of features, else None. The layer is the sum of a layer for each input."""
+def _pass_cat(value: Node, dim: int) -> _Passage | None:
+    """The passage of a concatenation of features: the layer's result is the sum of the results of a
+    smaller layer for each input. None if another dimension is concatenated."""
     joined: Any = value.args[0]
     joined_dim: Any = value.args[1] if len(value.args) > 1 else 0
     if int(joined_dim) % len(sizes(value)) != dim:
@@ -284,39 +300,41 @@ def _cat(value: Node, dim: int) -> _Passage | None:
 
 
 _PASSAGES: dict[Any, Callable[[Node, int], _Passage | None]] = {
-    aten.clone.default: _one_input,
-    aten.transpose.int: _transpose,
-    aten.permute.default: _permute,
-    aten.view.default: _view,
-    aten._unsafe_view.default: _view,
-    aten.reshape.default: _view,
-    aten.repeat.default: _repeat,
-    aten.expand.default: _expand,
-    aten.index_select.default: _index_select,
-    aten.index.Tensor: _index,
-    aten.add.Tensor: _sum,
-    aten.sub.Tensor: _sum,
-    aten.cat.default: _cat,
+    aten.clone.default: _pass_one_input,
+    aten.transpose.int: _pass_transpose,
+    aten.permute.default: _pass_permute,
+    aten.view.default: _pass_view,
+    aten._unsafe_view.default: _pass_view,
+    aten.reshape.default: _pass_view,
+    aten.repeat.default: _pass_repeat,
+    aten.expand.default: _pass_expand,
+    aten.index_select.default: _pass_index_select,
+    aten.index.Tensor: _pass_index,
+    aten.add.Tensor: _pass_sum,
+    aten.sub.Tensor: _pass_sum,
+    aten.cat.default: _pass_cat,
 }
 
 
 def _fewest_multiplications(value: Node, dim: int) -> float:
-    """The least number of multiplications for a layer with one output along `dim` of a value."""
-    passage = _passage(value, dim)
-    here = _multiplications(value)
+    """The fewest multiplications for a layer with one output along `dim` of a value, if the layer
+    is moved as far forward as it helps."""
+    passage = _find_passage(value, dim)
+    unmoved = _multiplications(value)
     if passage is None:
-        return here
-    return min(here, sum(_fewest_multiplications(*source) for source in passage.sources))
+        return unmoved
+    return min(unmoved, sum(_fewest_multiplications(*source) for source in passage.sources))
 
 
 def _multiplications(value: Node) -> float:
-    """The number of multiplications for a layer with one output on the value itself: one for each
-    element."""
+    """The number of multiplications for a layer with one output that is applied to the value
+    itself: one for each of its elements."""
     return math.prod(_extent(size) for size in value.meta["val"].shape)
 
 
 def _extent(size: Any) -> float:
-    """A size as a number: for a symbolic size its largest value, or the least if unbounded."""
+    """A size as a number. A symbolic size counts with its largest value, or with its least one if
+    it has no bound."""
     if isinstance(size, int):
         return size
     least, largest = bounds(size)

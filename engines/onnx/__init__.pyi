@@ -5,4 +5,4 @@ from .program import OnnxProgram as OnnxProgram
 from .program import Output as Output
 from .program import input_name as input_name
 from .program import read_outputs as read_outputs
-from .program import returning_columns as returning_columns
+from .program import return_columns as return_columns

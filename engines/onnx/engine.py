@@ -36,8 +36,8 @@ _ELEMENT_TYPES = {
     "float32": 1, "uint8": 2, "int8": 3, "uint16": 4, "int16": 5, "int32": 6, "int64": 7,
     "bool": 9, "float16": 10, "float64": 11, "uint32": 12, "bfloat16": 16,
 }  # fmt: skip
-# The memory at which outputs with 0 rows are bound.
-_NOWHERE = torch.zeros(16)
+# Outputs with 0 rows are bound here, because ONNX Runtime refuses a null address.
+_MEMORY_OF_EMPTY_OUTPUTS = torch.zeros(16)
 
 
 class OnnxRuntimeEngine(Engine, engine="onnxruntime", order=50):
@@ -48,7 +48,8 @@ class OnnxRuntimeEngine(Engine, engine="onnxruntime", order=50):
     def compile(
         self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
     ) -> list[str]:
-        """Options: `opset`; the default is torch's choice."""
+        """Compile with the option `opset`, which torch chooses if it is not given. Raises
+        EngineError for another option, or if `opset` is no whole number."""
         unknown = sorted(set(options) - {"opset"})
         if unknown:
             raise EngineError(f"onnxruntime has no option {unknown[0]!r}: it has opset")
@@ -71,10 +72,10 @@ class OnnxRuntimeEngine(Engine, engine="onnxruntime", order=50):
 
 
 class OnnxExecutable(Executable):
-    """An opened session. Any number of threads may run its prepared calls at the same time."""
+    """An opened session. Different prepared calls may run in several threads at the same time."""
 
     def __init__(self, session: Any, device: torch.device, threads: int = 1) -> None:
-        """`session`: of ONNX Runtime, whose metadata have our list of outputs."""
+        """`session` is one of ONNX Runtime whose metadata have our list of outputs."""
         self.session = session
         self.device = device
         self.refusal = "the session is closed"  # the error of a call once `session` is None
@@ -86,14 +87,14 @@ class OnnxExecutable(Executable):
             for graph_input in session.get_inputs()
         }
         self._calls: weakref.WeakSet[OnnxCall] = weakref.WeakSet()
-        self._listing = Lock()  # of `_calls`
+        self._listing = Lock()  # held while `_calls` or `session` changes
         tell(self)
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
         self.prepare([span_of(argument) for argument in arguments]).run()
 
     def prepare(self, arguments: Sequence[Span]) -> OnnxCall:
-        """Tie arguments to the session, for many runs."""
+        """Tie arguments to the session, for many runs. Raises RunError if the session is closed."""
         with self._listing:
             if self.session is None:
                 raise RunError(self.refusal)
@@ -102,7 +103,7 @@ class OnnxExecutable(Executable):
             return call
 
     def after_fork(self) -> None:
-        """Make the session usable in the child of a fork, or note why it is not."""
+        """Make the session usable in the child of a fork, or record in `refusal` why it is not."""
         calls = list(self._calls)
         thread_inside = any(call.lock.locked() for call in calls)
         if self._threads > 1 or self.device.type != "cpu" or thread_inside:
@@ -117,7 +118,7 @@ class OnnxExecutable(Executable):
             call.lock = threading.Lock()
 
     def close(self) -> None:
-        """Wait for running calls to end; later calls raise RunError."""
+        """Close the session after the running calls have ended. Later calls raise RunError."""
         with self._listing:
             self.session, calls = None, list(self._calls)
         for call in calls:
@@ -125,7 +126,8 @@ class OnnxExecutable(Executable):
 
 
 class OnnxCall(Prepared):
-    """Arguments bound by address. This object keeps the memory alive; the binding does not."""
+    """Arguments that are bound by address. This object keeps their memory alive, as ONNX Runtime's
+    own binding does not."""
 
     def __init__(self, model: OnnxExecutable, binding: Any, arguments: Sequence[Span]) -> None:
         self._model = model
@@ -139,9 +141,9 @@ class OnnxCall(Prepared):
         self._bind(range(len(arguments)))
 
     def run(self, stream: int = 0, /) -> None:
-        """Run once. ONNX Runtime uses its own GPU stream. So on a GPU this call waits for `stream`
-        first, and then for the end of the run."""
-        session = self._enter()
+        """Run once. On a GPU, ONNX Runtime uses a stream of its own. So this call first waits for
+        `stream`, and returns when the run has ended. Raises RunError if the run fails."""
+        session = self._lock_session()
         try:
             if self._device[0] != "cpu":
                 torch_stream(stream, self._model.device).synchronize()
@@ -151,8 +153,9 @@ class OnnxCall(Prepared):
         finally:
             self.lock.release()
 
-    def _enter(self) -> Any:
-        """Take the lock and return the session. RunError if another thread has the lock."""
+    def _lock_session(self) -> Any:
+        """Take the lock and return the session. Raises RunError, without the lock, if another
+        thread has it or if the session is closed."""
         if not self.lock.acquire(blocking=False):
             raise RunError("another thread is running this binding")
         session = self._model.session
@@ -162,8 +165,9 @@ class OnnxCall(Prepared):
         return session
 
     def replace(self, changes: Mapping[int, Span]) -> None:
-        """Replace the memory of some arguments, given by their index: n and address may differ."""
-        self._enter()
+        """Replace the memory of some arguments, given by their index. Only the number of rows and
+        the address may differ."""
+        self._lock_session()
         try:
             for i, argument in changes.items():
                 self._arguments[i] = argument
@@ -172,13 +176,13 @@ class OnnxCall(Prepared):
             self.lock.release()
 
     def release(self) -> None:
-        """Release the session, after a running call has ended."""
+        """Drop the binding, and with it the session, after a running call has ended."""
         with self.lock:
             self._binding = None
 
     def _bind(self, changed: Collection[int]) -> None:
-        """Bind the changed inputs. Also bind the outputs that lie in a changed argument or take
-        their number of rows from one."""
+        """Bind the arguments with the indices `changed`: as inputs, and as the outputs that lie in
+        one of them or take their number of rows from one."""
         for i in changed:
             name = input_name(i)
             if name in self._model.inputs:  # else the graph does not read it
@@ -191,7 +195,8 @@ class OnnxCall(Prepared):
                 self._bind_output(output)
 
     def _bind_output(self, output: Output) -> None:
-        """Bind an output at the address of its component, for the present number of rows."""
+        """Bind an output at the address of its component in the argument, for the current number of
+        rows."""
         n = 1 if output.rows is None else self._arguments[output.rows].shape[0]
         shape = [n if size < 0 else size for size in output.shape]
         argument = self._arguments[output.argument]
@@ -199,14 +204,15 @@ class OnnxCall(Prepared):
         if len(argument.shape) > 1:  # a matrix of (components, padded rows)
             address += output.component * argument.shape[1] * itemsize(argument.dtype)
         if n == 0:  # the address may be null, which ONNX Runtime refuses
-            address = _NOWHERE.data_ptr()
+            address = _MEMORY_OF_EMPTY_OUTPUTS.data_ptr()
         kind = _ELEMENT_TYPES[argument.dtype]
         self._binding.bind_output(output.name, *self._device, kind, shape, address)
 
 
 def open_session(network: Path | bytes, device: torch.device, threads: int) -> Any:
-    """An inference session on `device` for a file, or for its content, without a fallback to
-    another device."""
+    """Open an ONNX file, or its content, as an inference session on `device`. A run may use
+    `threads` threads. Raises EngineError if ONNX Runtime cannot open it on this device: it does not
+    fall back to another one."""
     with needs_extra("cpu" if device.type == "cpu" else "cuda", EngineError):
         import onnxruntime
     options = onnxruntime.SessionOptions()
@@ -215,7 +221,7 @@ def open_session(network: Path | bytes, device: torch.device, threads: int) -> A
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
     options.log_severity_level = 4  # fatal only: other errors also raise exceptions
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    provider, settings = _provider(device, onnxruntime.get_available_providers())
+    provider, settings = _choose_provider(device, onnxruntime.get_available_providers())
     try:
         model = network if isinstance(network, bytes) else str(network)
         session = onnxruntime.InferenceSession(model, options, [(provider, settings)])
@@ -230,10 +236,11 @@ def open_session(network: Path | bytes, device: torch.device, threads: int) -> A
     return session
 
 
-def _provider(device: torch.device, available: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """The execution provider for a device and its settings. Only the CPU's has ever been run.
+def _choose_provider(device: torch.device, available: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    """Choose ONNX Runtime's execution provider for a device. Returns its name and its settings.
 
-    EngineError if this build of ONNX Runtime has none for the device.
+    Of these, only the CPU's has ever been run. Raises EngineError if none for the device is in
+    `available`, the providers of this build of ONNX Runtime.
     """
     if device.type == "cpu":
         return "CPUExecutionProvider", {}

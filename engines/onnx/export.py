@@ -11,20 +11,22 @@ from typing import Any
 import torch
 
 from engines.errors import EngineError, NotApplicableError, first_line
-from engines.exported import bytes_for_bools, load_program, quiet_torch
-from engines.onnx.program import OUTPUTS, OnnxProgram, input_name, returning_columns
+from engines.exported import load_program, quiet_torch, read_bools_as_bytes
+from engines.onnx.program import OUTPUTS, OnnxProgram, input_name, return_columns
 from soa.errors import causes, needs_extra
 
-_WITH_THE_GRAPH = 1 << 16
-"""Tensors up to this many bytes stay in the graph's file. The checker does not read the file of
-weights, but needs tensors of shapes, such as the sizes of a Split: 8 bytes for an output column."""
+_MOST_BYTES_IN_GRAPH = 1 << 16
+"""Tensors of at most this many bytes stay in the graph's file. The checker does not read the file
+of weights, but it needs tensors that hold shapes, such as the sizes of a Split, which have 8 bytes
+for each output column."""
 
 
 def export(program: Path, opset: int | None, file: Path) -> dict[str, Any]:
-    """Write `file`, and its weights to `<file>.data`; returns its opset and IR version.
+    """Export a program to the ONNX file `file`, with the weights in `<file>.data`, and check it.
 
-    If `opset` is None, torch chooses it. Raises EngineError; the message names the operation that
-    ONNX, or the opset, does not have.
+    If `opset` is None, torch chooses it. Returns the facts of the artifact: its opset and its IR
+    version. Raises EngineError if the export fails; the message names the operation that ONNX, or
+    the opset, does not have.
     """
     with needs_extra("onnx", EngineError):
         import onnx
@@ -32,17 +34,14 @@ def export(program: Path, opset: int | None, file: Path) -> dict[str, Any]:
         import onnxscript  # noqa: F401 - torch's exporter needs it
     with quiet_torch():
         loaded = load_program(program)
-        bytes_for_bools(loaded)
-        rewritten = returning_columns(loaded)
-        model = _onnx_model(rewritten, opset)
-        _axes_from_the_front(model.graph)
-        model.metadata_props[OUTPUTS] = json.dumps([asdict(each) for each in rewritten.outputs])
-        onnx_ir.save(
-            model,
-            file,
-            external_data=f"{file.name}.data",
-            size_threshold_bytes=_WITH_THE_GRAPH,
-        )
+        read_bools_as_bytes(loaded)
+        rewritten = return_columns(loaded)
+        model = _export_to_opset(rewritten, opset)
+        _make_axes_positive(model.graph)
+        outputs = [asdict(output) for output in rewritten.outputs]
+        model.metadata_props[OUTPUTS] = json.dumps(outputs)
+        data = f"{file.name}.data"
+        onnx_ir.save(model, file, external_data=data, size_threshold_bytes=_MOST_BYTES_IN_GRAPH)
     try:
         onnx.checker.check_model(file, full_check=True)
     except onnx.checker.ValidationError as error:
@@ -50,8 +49,9 @@ def export(program: Path, opset: int | None, file: Path) -> dict[str, Any]:
     return {"opset": model.opset_imports[""], "ir_version": model.ir_version}
 
 
-def _onnx_model(program: OnnxProgram, opset: int | None) -> Any:
-    """The program as a model of onnx_ir, in this opset; torch chooses one if it is None."""
+def _export_to_opset(program: OnnxProgram, opset: int | None) -> Any:
+    """Convert the program to a model of onnx_ir in this opset. If it is None, torch chooses one.
+    Raises EngineError if torch cannot export it, or not to this opset."""
     try:
         exported: Any = torch.onnx.export(
             program.program,
@@ -63,15 +63,15 @@ def _onnx_model(program: OnnxProgram, opset: int | None) -> Any:
             output_names=[output.name for output in program.outputs],
         )
     except Exception as error:  # torch's exporter raises many types
-        raise _export_error(error) from error
+        raise _explain_export_error(error) from error
     version: int = exported.model.opset_imports[""]
     if opset is not None and version != opset:
-        raise NotApplicableError(_conversion_error(exported.model.graph, version, opset))
+        raise NotApplicableError(_describe_failed_conversion(exported.model.graph, version, opset))
     return exported.model
 
 
-def _axes_from_the_front(graph: Any) -> None:
-    """Write the axes of reductions as 0, 1, … instead of -1, -2, …
+def _make_axes_positive(graph: Any) -> None:
+    """Rewrite the axes of reductions as 0, 1, … instead of -1, -2, …
 
     On a tensor without elements, for example at n = 0, ONNX Runtime 1.31 ignores negative axes and
     reduces nothing.
@@ -95,8 +95,9 @@ def _axes_from_the_front(graph: Any) -> None:
         node.replace_input_with(1, value)
 
 
-def _conversion_error(graph: Any, version: int, opset: int) -> str:
-    """Why a graph of opset `version` was not converted to `opset`, as a message."""
+def _describe_failed_conversion(graph: Any, version: int, opset: int) -> str:
+    """Say why torch did not convert a graph of opset `version` to `opset`: the operators that
+    `opset` does not have, if there are any."""
     from onnx import defs
 
     used = {node.op_type for node in graph if node.domain == ""}  # "": ONNX's own operators
@@ -107,8 +108,9 @@ def _conversion_error(graph: Any, version: int, opset: int) -> str:
     return f"{origin} and does not convert to opset {opset}"
 
 
-def _export_error(error: BaseException) -> EngineError:
-    """An error of one line: the operation that ONNX does not have, or the exporter's message."""
+def _explain_export_error(error: BaseException) -> EngineError:
+    """Make an error of one line from an error of torch's exporter. It names the operation that ONNX
+    does not have, or else repeats the first error's message."""
     chain = list(causes(error))
     for cause in chain:
         unknown = re.search(r"No ONNX function found for <OpOverload\(op='([^']+)'", str(cause))

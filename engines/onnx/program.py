@@ -27,7 +27,7 @@ from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
 from engines.errors import EngineError, NotApplicableError
-from engines.exported import as_node, insert, sizes, without_checks
+from engines.exported import as_node, erase_checks, insert, sizes
 from soa.records import as_record, parse_json
 
 aten = torch.ops.aten
@@ -47,9 +47,11 @@ _VIEWS = frozenset(
 
 @dataclass(frozen=True)
 class Output:
-    """One component of a written argument, which the rewritten program returns.
+    """A tensor that the rewritten program returns: one component of an argument that the program
+    wrote.
 
-    `shape` is that of the returned tensor; a size of -1 is the row count of argument `rows`.
+    `argument` is the index of that argument. `shape` is that of the returned tensor, in which -1
+    stands for the row count of the argument with the index `rows` (None if no size is a row count).
     """
 
     argument: int
@@ -63,7 +65,7 @@ class Output:
 
 
 def read_outputs(text: str) -> list[Output]:
-    """Read the list of outputs from an artifact; EngineError if the list is not valid."""
+    """Read the list of outputs in an artifact's metadata. Raises EngineError if it is not valid."""
     try:
         return as_record(list[Output], parse_json(text))
     except ValueError as error:
@@ -72,7 +74,8 @@ def read_outputs(text: str) -> list[Output]:
 
 @dataclass(frozen=True)
 class OnnxProgram:
-    """A rewritten program. `inputs`: the index of each of its arguments before the rewriting."""
+    """A rewritten program. `inputs` has, for each of its arguments, the index that the argument had
+    before."""
 
     program: ExportedProgram
     inputs: tuple[int, ...]
@@ -80,15 +83,15 @@ class OnnxProgram:
 
 
 def input_name(argument: int) -> str:
-    """The name of an input in the ONNX graph, by the index of its argument."""
+    """The name of an argument, given by its index, as an input of the ONNX graph."""
     return f"argument_{argument}"
 
 
-def returning_columns(program: ExportedProgram) -> OnnxProgram:
-    """Rewrite a functional program. `program` itself is changed and must not be used afterwards.
+def return_columns(program: ExportedProgram) -> OnnxProgram:
+    """Rewrite a program so that it returns the columns that it stored.
 
-    Raises EngineError if it is not in the calling convention, NotApplicableError if it stores
-    something that ONNX cannot return.
+    `program` itself is changed and must not be used afterwards. Raises EngineError if it is not in
+    the calling convention, and NotApplicableError if it stores something that ONNX cannot return.
     """
     graph, signature = program.graph_module.graph, program.graph_signature
     by_name = {node.name: node for node in graph.find_nodes(op="placeholder")}
@@ -99,29 +102,32 @@ def returning_columns(program: ExportedProgram) -> OnnxProgram:
     ]
     final = graph.output_node()
     outputs: list[Output] = []
-    values: list[Node] = []  # a value that is written twice is in it twice
+    values: list[Node] = []  # one for each output, so that a value may occur twice
     with graph.inserting_before(final):
         for spec, stored in zip(signature.output_specs, final.args[0], strict=True):
             if spec.kind is not OutputKind.USER_INPUT_MUTATION:
                 raise EngineError(f"the program returns {stored}: not in the calling convention")
             written = by_name[str(spec.target)]
-            for component, value in enumerate(_components(graph, written, stored)):
-                outputs.append(_output(arguments, written, component, value))
+            for component, value in enumerate(_split_into_components(graph, written, stored)):
+                outputs.append(_describe_output(arguments, written, component, value))
                 values.append(value)
     final.args = (tuple(values),)
     _remove_unused(graph, arguments, {output.argument for output in outputs})
     remaining = {node.name for node in graph.find_nodes(op="placeholder")}
     inputs = tuple(i for i, node in enumerate(arguments) if node.name in remaining)
     specs = [spec for spec in signature.input_specs if spec.arg.name in remaining]
-    rewritten = _with_signature(program, specs, len(inputs), values)
+    rewritten = _with_new_signature(program, specs, len(inputs), values)
     return OnnxProgram(rewritten, inputs, tuple(outputs))
 
 
-def _with_signature(
+def _with_new_signature(
     program: ExportedProgram, input_specs: list[InputSpec], inputs: int, returned: list[Node]
 ) -> ExportedProgram:
-    """The program with a signature that fits its rewritten graph: it takes `inputs` tensors and
-    returns the values of `returned`. `input_specs` has its weights and constants, too."""
+    """Make a program of the rewritten graph, with a signature that fits it.
+
+    It takes `inputs` tensors and returns the values in `returned`. `input_specs` describes its
+    arguments, and also its weights and constants.
+    """
     output_specs = [
         OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(value.name), None) for value in returned
     ]
@@ -131,40 +137,42 @@ def _with_signature(
         ExportGraphSignature(input_specs, output_specs),
         program.state_dict,
         program.range_constraints,
-        [_call_of_tuples(inputs, len(returned))],
+        [_make_call_entry(inputs, len(returned))],
         None,
         program.constants,
         verifiers=program.verifiers,
     )
 
 
-def _call_of_tuples(inputs: int, outputs: int) -> ModuleCallEntry:
-    """For torch: the program takes a tuple of tensors and returns a tuple of tensors."""
+def _make_call_entry(inputs: int, outputs: int) -> ModuleCallEntry:
+    """Describe to torch that the program takes a tuple of `inputs` tensors and returns a tuple of
+    `outputs` tensors."""
     taken = pytree.tree_structure((tuple(range(inputs)), {}))  # positional and named arguments
     returned = pytree.tree_structure(tuple(range(outputs)))
     return ModuleCallEntry("", ModuleCallSignature([], [], taken, returned))
 
 
-def _output(arguments: list[Node], written: Node, component: int, value: Node) -> Output:
-    """The description of a returned column, which belongs into a component of an argument."""
+def _describe_output(arguments: list[Node], written: Node, component: int, value: Node) -> Output:
+    """Describe `value`, which the program returns for a component of the argument `written`."""
     dims = sizes(value)
-    carriers = [_carrier(arguments, size) for size in dims if not isinstance(size, int)]
+    carriers = [_row_carrier(arguments, size) for size in dims if not isinstance(size, int)]
     rows = carriers[-1] if carriers else None
     shape = tuple(size if isinstance(size, int) else -1 for size in dims)
     return Output(arguments.index(written), component, rows, shape)
 
 
-def _components(graph: Graph, written: Node, stored: Node) -> Iterator[Node]:
-    """The tensor that is stored into each component of the argument `written`, in its dtype."""
-    value = _stored_value(written, stored)
+def _split_into_components(graph: Graph, written: Node, stored: Node) -> Iterator[Node]:
+    """Yield the tensor that the program stores into each component of the argument `written`, in
+    the argument's dtype. `stored` is the node of the argument's new content."""
+    value = _value_before_store(written, stored)
     shape = sizes(value)
     if len(sizes(written)) == 1:
-        value = _kept_column(graph, value)
+        value = _select_as_slice(graph, value)
     dtype = written.meta["val"].dtype
     if value.meta["val"].dtype != dtype:
         value = insert(graph, aten._to_copy.default, value, dtype=dtype)
     if len(sizes(written)) == 1 or shape[0] == 1:
-        yield _before_views(value)
+        yield _value_before_views(value)
         return
     dim = 0
     if value.target is aten.transpose.int:  # split along the other dimension: saves a node
@@ -174,8 +182,9 @@ def _components(graph: Graph, written: Node, stored: Node) -> Iterator[Node]:
         yield insert(graph, operator.getitem, split, component)
 
 
-def _stored_value(written: Node, stored: Node) -> Node:
-    """The value before its store into the rows in use, perhaps of another dtype."""
+def _value_before_store(written: Node, stored: Node) -> Node:
+    """Find the value that the program stores into the rows in use of the argument `written`. It may
+    have another dtype. Raises NotApplicableError if it has another shape."""
     if stored.target is aten.slice_scatter.default and stored.args[0] is written:
         stored = as_node(stored.args[1])
     shape = sizes(stored)
@@ -189,8 +198,9 @@ def _stored_value(written: Node, stored: Node) -> Node:
     return stored
 
 
-def _kept_column(graph: Graph, value: Node) -> Node:
-    """For a column k of a matrix, `matrix[:, k]`, the matrix `matrix[:, k:k+1]`, else `value`.
+def _select_as_slice(graph: Graph, value: Node) -> Node:
+    """If `value` is a column `matrix[:, k]`, return `matrix[:, k:k+1]` instead, else `value`
+    itself.
 
     With one dimension, ONNX Runtime would first copy the column and then reshape it.
     """
@@ -203,9 +213,9 @@ def _kept_column(graph: Graph, value: Node) -> Node:
     return insert(graph, aten.slice.Tensor, matrix, dim, k, k + 1)
 
 
-def _before_views(value: Node) -> Node:
-    """The value before the views of a single column. As the last node of an ONNX graph, each view
-    would be a copy."""
+def _value_before_views(value: Node) -> Node:
+    """Go back from a single column to the value that its views show. As the last node of an ONNX
+    graph, a view would be a copy."""
     while value.target in _VIEWS:
         before = as_node(value.args[0])
         long_sizes = _sizes_above_one(before)
@@ -218,12 +228,13 @@ def _before_views(value: Node) -> Node:
 
 
 def _sizes_above_one(node: Node) -> list[Any]:
+    """The sizes of a tensor without those that are 1."""
     return [size for size in sizes(node) if size != 1]
 
 
-def _carrier(arguments: list[Node], rows: Any) -> int:
-    """The index of the first argument with this number of rows: its row carrier, because carriers
-    come first. NotApplicableError if there is none."""
+def _row_carrier(arguments: list[Node], rows: Any) -> int:
+    """The index of the first argument with this number of rows, which is the argument that carries
+    it: these come first. Raises NotApplicableError if there is none."""
     for i, argument in enumerate(arguments):
         if sizes(argument)[0] == rows:
             return i
@@ -231,9 +242,9 @@ def _carrier(arguments: list[Node], rows: Any) -> int:
 
 
 def _remove_unused(graph: Graph, arguments: list[Node], written: set[int]) -> None:
-    """Remove the written arguments and all unused nodes. Raises EngineError if the program reads a
-    written argument."""
-    without_checks(graph)
+    """Remove the arguments with the indices in `written`, and all unused nodes. Raises
+    NotApplicableError if the program reads such an argument."""
+    erase_checks(graph)
     graph.eliminate_dead_code()
     for i in written:
         argument = arguments[i]
@@ -241,7 +252,7 @@ def _remove_unused(graph: Graph, arguments: list[Node], written: set[int]) -> No
             if user.target is not aten.sym_size.int:
                 raise NotApplicableError(f"the program reads {argument.name}, an output")
             dim: Any = user.args[1]
-            carrier = _carrier(arguments, sizes(argument)[dim])
+            carrier = _row_carrier(arguments, sizes(argument)[dim])
             user.args = (arguments[carrier], 0)  # the same number, of an argument that remains
     graph.eliminate_dead_code()
     for argument in arguments:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from benchmarks.speed.trees import trained
 from benchmarks.speed.unseen import write_configs
-from engines.lanes.compiling.devices import compile_by_clang, compile_by_nvrtc, find_clang
+from engines.lanes.compiling.devices import compile_cuda, compile_hip, find_clang
 from pipeline.building.header import write_header
 from pipeline.building.run_config import run
 from pipeline.report.tables import new_table, show
@@ -162,7 +162,7 @@ def _root(python: str) -> Compiler:
 
 def _nvidia(arch: str) -> Compiler:
     def take(made: Written) -> None:
-        compile_by_nvrtc(_KERNEL.replace("NAME", made.name).encode(), arch, made.folders["cuda"])
+        compile_cuda(_KERNEL.replace("NAME", made.name).encode(), arch, made.folders["cuda"])
 
     return take
 
@@ -170,7 +170,7 @@ def _nvidia(arch: str) -> Compiler:
 def _amd(arch: str) -> Compiler:
     def take(made: Written) -> None:
         folder = made.beside(_KERNEL, "kernel.hip", "hip")
-        compile_by_clang("kernel.hip", arch, folder, folder)
+        compile_hip("kernel.hip", arch, folder, folder)
 
     return take
 

@@ -45,7 +45,7 @@ def test_no_compiler_is_told_that_a_column_is_bool(built: Built) -> None:
     """A compiler would assume bytes of 0 or 1; on some processors others give wrong answers."""
     program = load_program(built.capture.program)
     outputs = {str(spec.target) for spec in program.graph_signature.output_specs}
-    AotiBuild().rewritten(program)
+    AotiBuild().rewrite(program)
     placeholders = program.graph.find_nodes(op="placeholder")
     inputs = [node.meta["val"] for node in placeholders if node.name not in outputs]
     assert inputs

@@ -10,7 +10,7 @@ import torch
 
 from engines import EngineError, Portable, Target, engine
 from engines.exported.archive import load_program
-from engines.onnx.program import returning_columns
+from engines.onnx.program import return_columns
 from engines.tensorrt import input_ranges
 from tests.models.building import Built
 from tests.models.mlps import CLASSES, FEATURES
@@ -43,7 +43,7 @@ def test_open_without_the_library_names_the_extra(tmp_path: Path) -> None:
 
 
 def test_it_is_built_for_the_rows_of_the_signature_and_their_padding(mlp: Built) -> None:
-    rewritten = returning_columns(load_program(mlp.capture.program))
+    rewritten = return_columns(load_program(mlp.capture.program))
     carrier, matrix = input_ranges(rewritten)
     assert (carrier["min_shape"], carrier["max_shape"]) == ((0, 0), (5000, 0))
     assert (matrix["min_shape"][0], matrix["max_shape"][0]) == (6, 6)

@@ -143,12 +143,7 @@ def run_compiler(command: Sequence[str], folder: Path, out: Path) -> str:
     name = Path(command[0]).name
     try:
         done = subprocess.run(
-            command,
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            errors="replace",
+            command, cwd=folder, capture_output=True, timeout=_TIMEOUT_S, errors="replace"
         )
     except subprocess.TimeoutExpired:
         raise EngineError(f"{name} did not end within {_TIMEOUT_S:g} s") from None

@@ -42,9 +42,8 @@ from engines.target import Target
 
 THREADS = 128  # the number of threads of a block
 _UNROLLED = 6000  # the most steps of a row's program for which all loops are unrolled
-_STEPS_OF_A_NODE = (
-    10  # steps that take a compiler as long as a node of a tree: 2,480 nodes took 30 s
-)
+# So many steps take a compiler as long as a node of a tree: 2,480 nodes took 30 s.
+_STEPS_OF_A_NODE = 10
 _MOST_STORED = 400  # the most intermediate values to try in registers; not all exist at once
 _MOST_SPILLED = 512  # bytes a thread may spill if the intermediate values are in registers
 _MOST_SHARED = 48 << 10  # bytes of shared memory for a block, which every GPU has
@@ -182,7 +181,7 @@ def load_nvrtc() -> ctypes.CDLL:
 def _compile_for_nvidia(out: Path, target: Target, store: Store) -> Report:
     """Compile network.cu to network.image and network.ptx with NVRTC. Returns its report."""
     text = (out / "network.cu").read_bytes()  # ours
-    image = compile_by_nvrtc(text, target.arch, HEADERS)
+    image = compile_cuda(text, target.arch, HEADERS)
     (out / "network.image").write_bytes(image.cubin)
     (out / "network.ptx").write_bytes(image.ptx)
     registers = number_in(image.log, r"Used (\d+) registers")
@@ -218,7 +217,7 @@ def number_in(log: str, pattern: str) -> int:
     return int(match[1]) if match else 0
 
 
-def compile_by_nvrtc(text: bytes, arch: str, include: Path, fmad: bool = False) -> Image:
+def compile_cuda(text: bytes, arch: str, include: Path, fmad: bool = False) -> Image:
     """Compile a text with NVRTC for one architecture, such as `sm_90`. `include` is the folder of
     header files. With `fmad` the compiler may fuse a product and a sum to an fma, as nvcc does by
     default. Raises EngineError with the compiler's first error."""
@@ -289,10 +288,8 @@ def find_clang() -> str:
         path = shutil.which(name)
         if path is None:
             continue
-        output = subprocess.run(
-            [path, "-dumpversion"], capture_output=True, text=True, errors="replace"
-        ).stdout
-        version = number_in(output, r"^(\d+)")
+        done = subprocess.run([path, "-dumpversion"], capture_output=True, errors="replace")
+        version = number_in(done.stdout, r"^(\d+)")
         has_linker = shutil.which(f"ld.lld-{version}") or shutil.which("ld.lld")
         if version >= _OLDEST_CLANG and has_linker:
             return path
@@ -302,7 +299,7 @@ def find_clang() -> str:
     )
 
 
-def compile_by_clang(
+def compile_hip(
     file: str, arch: str, folder: Path, include: Path, flags: Sequence[str] = ()
 ) -> str:
     """Compile a HIP file of a folder to network.image in that folder. Returns clang's remarks,
@@ -318,7 +315,7 @@ def compile_by_clang(
 
 def _compile_for_amd(out: Path, target: Target, store: Store) -> Report:
     """Compile network.cu to network.image with clang. Returns its report."""
-    remarks = compile_by_clang("network.cu", target.arch, out, HEADERS, ["-ffp-contract=off"])
+    remarks = compile_hip("network.cu", target.arch, out, HEADERS, ["-ffp-contract=off"])
 
     def number_of(name: str) -> int:
         return number_in(remarks, rf"{name}: (\d+)")

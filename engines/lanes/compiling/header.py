@@ -14,12 +14,7 @@ from pathlib import Path
 from engines.base import FACTS, Portable
 from engines.errors import EngineError
 from engines.lanes.compiling.compilers import compiler, family, machine_flags, run_compiler
-from engines.lanes.compiling.devices import (
-    compile_by_clang,
-    compile_by_nvrtc,
-    number_in,
-    stores_to_try,
-)
+from engines.lanes.compiling.devices import compile_cuda, compile_hip, number_in, stores_to_try
 from engines.lanes.planning import Language, make_plan, make_row_program, members_of, write_header
 from engines.target import Target
 
@@ -80,13 +75,13 @@ def _registers_by_arch(folder: Path, language: Language) -> dict[str, int]:
     if language == "cuda":
         for arch in _NVIDIA:
             # `fmad` as nvcc sets it by default: the header must give the same bits.
-            compiled = compile_by_nvrtc(_KERNEL.encode(), arch, folder, fmad=True)
+            compiled = compile_cuda(_KERNEL.encode(), arch, folder, fmad=True)
             registers[arch] = number_in(compiled.log, r"Used (\d+) registers")
         return registers
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch)
         (place / "kernel.hip").write_text(_KERNEL)
         for arch in _AMD:
-            log = compile_by_clang("kernel.hip", arch, place, folder)
+            log = compile_hip("kernel.hip", arch, place, folder)
             registers[arch] = number_in(log, r"VGPRs: (\d+)")
     return registers

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from engines.aoti.hoisting import hoist_linear, linear_for_convolutions
+from engines.aoti.hoisting import hoist_linear, replace_pointwise_convolutions
 
 aten = torch.ops.aten
 LINEAR = aten.linear.default
@@ -99,7 +99,7 @@ def test_a_convolution_of_one_place_becomes_a_layer(
     neighbours: tuple[Neighbours, ExportedProgram],
 ) -> None:
     model, program = neighbours
-    linear_for_convolutions(program)
+    replace_pointwise_convolutions(program)
     assert [node.target for node in program.graph.nodes if node.target in KINDS] == [LINEAR] * 2
     require_same_answers(model, program)
 

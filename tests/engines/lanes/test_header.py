@@ -21,7 +21,7 @@ from benchmarks.speed.nvcc import nvcc
 from engines import Portable, Target, engine
 from engines.errors import EngineError
 from engines.lanes import Rows, members_of, named_header
-from engines.lanes.compiling.devices import compile_by_nvrtc, load_nvrtc
+from engines.lanes.compiling.devices import compile_cuda, load_nvrtc
 from engines.lanes.planning.self_test import number_text
 from runtime.session.session import Session
 from soa.signature import BoundBlock
@@ -282,7 +282,7 @@ def test_a_gpu_compiler_takes_the_file_and_fuses_nothing(cuda: Headers) -> None:
     """`nvcc` makes an fma of each product and sum unless `--fmad=false` is given."""
     kernel = 'extern "C" __global__ void k(int *n) { *n = purity::self_test(); }\n'
     plain, contracted = (
-        compile_by_nvrtc(f'#include "purity.h"\n{kernel}'.encode(), "sm_80", cuda.folder, fmad=fmad)
+        compile_cuda(f'#include "purity.h"\n{kernel}'.encode(), "sm_80", cuda.folder, fmad=fmad)
         for fmad in (False, True)
     )
     assert plain.ptx.count(b"fma.rn") == contracted.ptx.count(b"fma.rn") > 0
