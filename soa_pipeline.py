@@ -18,15 +18,15 @@ PACKAGES = ("soa", "engines", "registry", "runtime", "stages", "serving", "pipel
 
 
 def check_origins() -> None:
-    """Raise ImportError unless each of our packages is the one beside this file.
+    """Raise ImportError unless Python would import each of our packages from this file's folder.
 
-    One rule for a checkout, an editable install and a wheel: all packages share this file's folder.
-    Imports nothing. A package that is already imported is judged by the file it came from.
+    All packages lie there in a checkout, an editable install and a wheel. This imports nothing. For
+    a package that is already imported, the file from which it was imported counts.
     """
     here = os.path.dirname(os.path.realpath(__file__))
     for name in PACKAGES:
         ours = os.path.join(here, name, "__init__.py")
-        imported = _origin(name)
+        imported = _file_to_import(name)
         if os.path.realpath(imported) == ours:
             continue
         if not os.path.isfile(ours):
@@ -48,8 +48,11 @@ def check_origins() -> None:
         )
 
 
-def _origin(name: str) -> str:
-    """The file that `import name` gives: the folder if it has none, empty if nothing is found."""
+def _file_to_import(name: str) -> str:
+    """Return the file that `import name` loads, or has loaded.
+
+    For a package without `__init__.py` this is its folder; if nothing is found, it is empty.
+    """
     module = sys.modules.get(name)
     spec = importlib.util.find_spec(name) if module is None else module.__spec__
     origin = getattr(module, "__file__", None) or (spec.origin if spec else None)
@@ -59,9 +62,9 @@ def _origin(name: str) -> str:
 
 
 def main() -> None:
-    """Run the command, as `python -m pipeline` does.
+    """Run the `pipeline` command, as `python -m pipeline` does.
 
-    If another package hides one of ours, prints one line and exits with status 2.
+    If another package hides one of ours, this prints one line and exits with status 2.
     """
     try:
         check_origins()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from engines.errors import EngineError, first_line
 from engines.target import Target
-from soa.declared import Declared, declared, of_packages
+from soa.declared import Declared, find_declared, find_installed
 
 if TYPE_CHECKING:  # reading a config needs only the names of engines, and no torch
     import torch
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # reading a config needs only the names of engines, and no to
     from soa.memory import Span
     from soa.signature import Signature
 
-_DECLARED = declared("engines", "engine")
+_DECLARED = find_declared("engines", "engine")
 
 ENGINES: tuple[str, ...] = tuple(_DECLARED)
 
@@ -170,13 +170,13 @@ class Engine(ABC):
 
 def known_engines() -> tuple[str, ...]:
     """The names of all engines: ours, then those of other installed packages."""
-    return (*ENGINES, *(name for name in of_packages("engines") if name not in _DECLARED))
+    return (*ENGINES, *(name for name in find_installed("engines") if name not in _DECLARED))
 
 
 def engine(name: str) -> Engine:
     """The engine with this name; raises EngineError if the name is unknown or a library missing."""
     name = RETIRED.get(name, name)
-    declaration = _DECLARED.get(name) or of_packages("engines").get(name)
+    declaration = _DECLARED.get(name) or find_installed("engines").get(name)
     if declaration is None:
         raise EngineError(f"unknown engine {name!r}: use one of {', '.join(known_engines())}")
     return _instance(declaration)

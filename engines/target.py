@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from engines.errors import TargetError
-from soa.declared import declared
+from soa.declared import find_declared
 
 # The highest level that plain `cpu` stands for, because not every host of a site has AVX-512.
 _HIGHEST_BY_DEFAULT = "x86-64-v3"
@@ -52,7 +52,7 @@ class Kind(ABC):
 
 def _kind(name: str) -> Kind:
     """The kind of this name, whose file is imported; KeyError if none is declared."""
-    kind: Kind = declared("engines", "kind")[name].load()()
+    kind: Kind = find_declared("engines", "kind")[name].load()()
     return kind
 
 
@@ -89,10 +89,10 @@ class Target:
                     "name a target explicitly"
                 )
             return cls("cpu", _HIGHEST_BY_DEFAULT if _HIGHEST_BY_DEFAULT in levels else levels[0])
-        declaration = declared("engines", "kind").get(device)
+        declaration = find_declared("engines", "kind").get(device)
         # The whole name must match, because a target is also a folder of the bundle.
         if declaration is None or not re.fullmatch(declaration.settings["arch"], arch):
-            kinds = declared("engines", "kind").values()
+            kinds = find_declared("engines", "kind").values()
             known = [str(kind.settings["said"]) for kind in kinds]
             raise TargetError(f"unknown target {text!r}: use {', '.join(known)}")
         return cls(device, arch)
@@ -154,7 +154,7 @@ def host_targets(device: str) -> list[Target]:
     name, _, index = device.partition(":")
     kinds = [
         kind
-        for kind in map(_kind, declared("engines", "kind"))
+        for kind in map(_kind, find_declared("engines", "kind"))
         if kind.torch_device == name and kind.for_sessions
     ]
     if not kinds or not (index or "0").isdecimal():

@@ -63,13 +63,16 @@ class Plan:
 
     @property
     def identity(self) -> bool:
-        """True if `components` are already in the model's order."""
+        """True if `components` are in the model's order already."""
         return self.order == tuple(range(len(self.order)))
 
 
 def plan_block(block: Block, layout: Layout) -> Plan:
-    """Choose the plan of a block in a layout; raises BlockError naming block and column."""
-    members = _members(block, layout)
+    """Choose how a block of a collection with this layout crosses an artifact's boundary.
+
+    Raises BlockError, which names the block and the column, if the layout cannot provide it.
+    """
+    members = _find_members(block, layout)
     features: list[tuple[str, int]] = []
     dtypes: list[str] = []
     for member in members:
@@ -87,8 +90,11 @@ def plan_block(block: Block, layout: Layout) -> Plan:
     return Plan(kind, tuple(features), order, tuple(dtypes), dtype, feature_shape)
 
 
-def _members(block: Block, layout: Layout) -> list[Column]:
-    """The columns of a block: all scalars, or none. Raises BlockError."""
+def _find_members(block: Block, layout: Layout) -> list[Column]:
+    """Return the columns of a block, which are all scalars or have none among them.
+
+    Raises BlockError if a column is missing, repeated, or of a dtype that no model reads.
+    """
     where = f"block {block.name!r}"
     if not block.columns:
         raise BlockError(f"{where} names no columns")
@@ -116,7 +122,10 @@ def _members(block: Block, layout: Layout) -> list[Column]:
 
 
 def _model_dtype(block: Block, dtypes: list[str]) -> str:
-    """The dtype that the model gets; `dtypes` are those of the features. Raises BlockError."""
+    """Return the dtype that the model gets: that of the block, or else that of its features.
+
+    `dtypes` has the dtype of each feature. Raises BlockError if they differ and the block has none.
+    """
     if block.dtype is not None:
         if block.dtype not in DTYPES:
             raise BlockError(
@@ -133,8 +142,11 @@ def _model_dtype(block: Block, dtypes: list[str]) -> str:
 
 
 def _feature_shape(block: Block, shapes: list[tuple[int, ...]], components: int) -> tuple[int, ...]:
-    """The shape of a row that the model gets, from the shapes of the columns and their number of
-    components. Raises BlockError."""
+    """Return the shape of one row as the model gets it.
+
+    `shapes` has the shape of each column, `components` is how many components all of them have.
+    Raises BlockError if the block's own shape does not hold as many.
+    """
     if block.shape is not None:
         if math.prod(block.shape) != components or any(extent < 1 for extent in block.shape):
             raise BlockError(
@@ -150,8 +162,10 @@ def _feature_shape(block: Block, shapes: list[tuple[int, ...]], components: int)
 def _adjacent_columns(
     layout: Layout, features: list[tuple[str, int]], dtypes: list[str]
 ) -> list[tuple[str, int]] | None:
-    """The physical columns of the features in buffer order; None unless they are adjacent and of
-    one dtype. No feature is there twice."""
+    """Return the physical columns behind the features in the order of the buffer.
+
+    None unless these are adjacent and of one dtype, as a `matrix` needs. No feature is repeated.
+    """
     if layout.storage != "buffer" or len(set(dtypes)) > 1:
         return None
     physical = [(member.name, k) for member in layout.columns for k in range(member.components)]

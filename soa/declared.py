@@ -5,7 +5,7 @@ The first line of a class gives its name in a family (here `engine`) and its pla
     class TorchScriptEngine(Engine, engine="torchscript", order=40): ...
 
 Other keywords are settings of the family. `Declared.load` imports the class. Other installed
-packages declare a class of a family by an entry point (`of_packages`).
+packages declare a class of a family by an entry point (`find_installed`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from soa.errors import SoaPipelineError
 
 @dataclass(frozen=True)
 class Declared:
-    """A class that was found: its name in the family, its module, and its settings.
+    """A class that a package declares: its name in the family, its module, and its settings.
 
-    `package`: the name and version of the installed package that declares it; empty for ours.
+    `package` is the name and version of the installed package that declares it; empty for ours.
     """
 
     name: str
@@ -41,13 +41,13 @@ class Declared:
 
 
 @cache
-def declared(package: str, family: str) -> dict[str, Declared]:
-    """All classes of a family in one of our packages and its subpackages, by name, sorted by order.
+def find_declared(package: str, family: str) -> dict[str, Declared]:
+    """Find all classes of a family in one of our packages and its subpackages.
 
-    Raises SoaPipelineError if two classes have one name.
+    Returns them by name, sorted by `order`. Raises SoaPipelineError if two have the same name.
     """
     classes: list[Declared] = []
-    for module, head in _heads(package):
+    for module, head in _read_class_heads(package):
         if re.search(rf"\b{family}=", head) is None:
             continue
         (node,) = ast.parse(f"{head} ...", module).body  # a class needs a body
@@ -55,23 +55,23 @@ def declared(package: str, family: str) -> dict[str, Declared]:
             keywords = {word.arg: word.value for word in node.keywords if word.arg is not None}
             settings = {key: ast.literal_eval(value) for key, value in keywords.items()}  # ours
             classes.append(Declared(settings[family], module, node.name, settings))
-    classes.sort(key=lambda found: (found.settings.get("order", 0), found.name))
+    classes.sort(key=lambda item: (item.settings.get("order", 0), item.name))
     by_name: dict[str, Declared] = {}
-    for found in classes:
-        other = by_name.setdefault(found.name, found)
-        if other is not found:
+    for item in classes:
+        other = by_name.setdefault(item.name, item)
+        if other is not item:
             raise SoaPipelineError(
-                f"two classes are the {family} {found.name!r}: {other.module}, {found.module}"
+                f"two classes are the {family} {item.name!r}: {other.module}, {item.module}"
             )
     return by_name
 
 
 @cache
-def of_packages(family: str) -> dict[str, Declared]:
-    """The classes that other installed packages declare, by name.
+def find_installed(family: str) -> dict[str, Declared]:
+    """Find the classes of a family that other installed packages declare, and return them by name.
 
     A package lists them as entry points of the group `soa_pipeline.<family>`. Raises
-    SoaPipelineError if two packages declare one name.
+    SoaPipelineError if two packages declare the same name.
     """
     from importlib.metadata import entry_points  # reads every installed package: some 40 ms
 
@@ -89,12 +89,12 @@ def of_packages(family: str) -> dict[str, Declared]:
 
 # Every process that runs a model searches for classes. So files are searched once, and only the
 # first lines of classes are parsed.
-_HEAD = re.compile(rb"\n(class \w+\((?:[^()]|\([^()]*\))*\):)")
+_CLASS_HEAD = re.compile(rb"\n(class \w+\((?:[^()]|\([^()]*\))*\):)")
 
 
 @cache
-def _heads(package: str) -> list[tuple[str, str]]:
-    """The first lines of a package's classes that have keywords: pairs of module and line."""
+def _read_class_heads(package: str) -> list[tuple[str, str]]:
+    """Read the first line of each class in a package that has keywords, as (module, line) pairs."""
     root = str(Path(__file__).parents[1])
     module_and_head = []
     for folder, _, files in os.walk(os.path.join(root, *package.split("."))):
@@ -103,7 +103,7 @@ def _heads(package: str) -> list[tuple[str, str]]:
             if not file.endswith(".py"):
                 continue
             with open(os.path.join(folder, file), "rb") as opened:
-                heads = _HEAD.findall(opened.read())
+                heads = _CLASS_HEAD.findall(opened.read())
             module = parent if file == "__init__.py" else f"{parent}.{file[:-3]}"
             module_and_head += [(module, head.decode()) for head in heads if b"=" in head]
     return module_and_head

@@ -36,7 +36,7 @@ _LARGEST_OPAQUE = 1 << 24
 
 
 def itemsize(name: str) -> int:
-    """Bytes of one element. Raises LayoutError if no column can have a dtype of this name."""
+    """Return the bytes of one element; raise LayoutError if no column can have this dtype."""
     if name in _BYTES:
         return _BYTES[name]
     if name == "uint64":
@@ -51,15 +51,18 @@ def itemsize(name: str) -> int:
 
 
 def is_opaque(name: str) -> bool:
+    """Return whether elements of this dtype are bytes of unknown content, as `opaque12`."""
     return name.startswith("opaque")
 
 
 def is_float(name: str) -> bool:
+    """Return whether a dtype is a floating-point one; raise LayoutError if there is none such."""
     itemsize(name)
     return "float" in name
 
 
 def torch_dtype(name: str) -> torch.dtype:
+    """Return the torch dtype of this name. Raises LayoutError for an opaque dtype."""
     import torch
 
     itemsize(name)
@@ -70,7 +73,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The NumPy dtype of the same bytes. NumPy has no bfloat16."""
+    """Return the NumPy dtype of the same bytes: `V12` for opaque12. LayoutError for bfloat16."""
     import numpy as np
 
     if name == "bfloat16":
@@ -80,8 +83,10 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def dtype_name(dtype: object) -> str:
-    """Our name for a dtype of NumPy or torch. A dtype that no column can have, such as `>f4`, keeps
-    its name."""
+    """Return our name for a dtype of NumPy or torch.
+
+    A dtype that no column can have, such as `>f4`, keeps the name that its library gives it.
+    """
     import numpy as np
 
     if isinstance(dtype, np.dtype) and dtype.kind == "V" and dtype.subdtype is None:

@@ -25,7 +25,7 @@ class SoaPipelineError(Exception):
     code = "error"
 
     def __init__(self, *message: object, code: str | None = None) -> None:
-        """`code`: a more specific code than that of the class; it begins with the class's code."""
+        """Make an error. `code` may be more specific than the class's, with which it must begin."""
         super().__init__(*message)
         if code is not None:
             self.code = code
@@ -65,8 +65,11 @@ class OptionError(SoaPipelineError, TypeError):
 
 
 def causes(error: BaseException, contexts: bool = False) -> Iterator[BaseException]:
-    """An exception, its cause, the cause of that, and so on, each once: they can form a circle.
-    `contexts`: without a cause, that during whose handling an exception was raised."""
+    """Yield an exception, then its cause, the cause of that, and so on.
+
+    `contexts`: an exception without a cause is followed by its context, the exception that was
+    being handled when it was raised. No exception is repeated, even if they form a circle.
+    """
     yielded: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in yielded:
@@ -77,17 +80,20 @@ def causes(error: BaseException, contexts: bool = False) -> Iterator[BaseExcepti
 
 @contextmanager
 def needs_extra(extra: str, error: type[SoaPipelineError]) -> Iterator[None]:
-    """Raise `error` if a library of an optional extra cannot be imported in this `with` block."""
+    """Raise `error` if this `with` block cannot import a library of an optional extra.
+
+    The text says how to install the extra: `pip install 'soa-pipeline[data]'`.
+    """
     with needs_library(f"'{DISTRIBUTION}[{extra}]'", error):
         yield
 
 
 @contextmanager
 def needs_library(install: str, error: type[SoaPipelineError]) -> Iterator[None]:
-    """Raise `error` if a library cannot be imported in this `with` block; `install` is what pip
-    takes to get it.
+    """Raise `error` if this `with` block cannot import a library.
 
-    An OSError counts too: the dynamic loader may not find a library that a package needs.
+    `install` is the argument of `pip install` that the text advises. An OSError counts as well: the
+    dynamic loader may not find a shared library that a package needs.
     """
     try:
         yield

@@ -19,10 +19,10 @@ LARGEST_RECORD = 64 << 20
 
 
 def open_plain(path: str | Path, *, links: bool = False) -> int:
-    """Open a regular file and return its descriptor for reading; OSError for any other file.
+    """Open a regular file for reading and return its descriptor.
 
-    `links`: whether the last part of the path may be a symbolic link. The call never waits on a
-    pipe.
+    `links`: whether the last part of the path may be a symbolic link. Raises OSError for any other
+    kind of file, such as a pipe, on which this never waits.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW)
     try:
@@ -42,7 +42,10 @@ def open_plain(path: str | Path, *, links: bool = False) -> int:
 def read_plain(
     path: str | Path, *, links: bool = False, largest: int | None = LARGEST_RECORD
 ) -> bytes:
-    """The content of a regular file of at most `largest` bytes; raises OSError otherwise."""
+    """Return the content of a regular file.
+
+    Raises OSError for any other kind of file, and for more than `largest` bytes; None: no limit.
+    """
     with os.fdopen(open_plain(path, links=links), "rb") as file:
         content = file.read(-1 if largest is None else largest + 1)
     if largest is not None and len(content) > largest:
@@ -51,11 +54,11 @@ def read_plain(
 
 
 Inode = tuple[int, int]
-"""The device and the number of a file: another file at the same path has another one."""
+"""The device and the number of a file. A new file at the same path has another inode."""
 
 
 def inode_of(file: Path | int) -> Inode | None:
-    """The inode of the file at a path, or of an open file; None if there is no file."""
+    """Return the inode of the file at a path, or of an open file; None if there is no file."""
     try:
         status = os.stat(file)
     except FileNotFoundError:
@@ -64,17 +67,17 @@ def inode_of(file: Path | int) -> Inode | None:
 
 
 def digest_of(path: str | Path) -> str:
-    """The sha256 of a regular file; OSError for any other kind of file."""
+    """Return the sha256 of a regular file as hexadecimal text; raise OSError for other files."""
     with os.fdopen(open_plain(path, links=True), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_zip(path: str | Path) -> None:
-    """Compare the members of a zip, such as a `.npz` or `.pt2`, with their CRC-32.
+    """Compare each member of a zip file, such as a `.npz` or `.pt2`, with its checksum (CRC-32).
 
-    Raises zipfile.BadZipFile if one differs or cannot be read: torch compares none, and NumPy not
-    all. A gigabyte takes about a second. A file that is no zip, as old versions of torch wrote, has
-    nothing to compare.
+    Raises zipfile.BadZipFile if one differs or cannot be read. torch compares no checksum, and
+    NumPy not all. This takes about a second for each gigabyte. A file that is no zip, as old
+    versions of torch wrote, has no checksums and is accepted.
     """
     import zipfile
 
@@ -86,10 +89,10 @@ def check_zip(path: str | Path) -> None:
 
 
 def check_members(archive: zipfile.ZipFile, names: Iterable[str]) -> None:
-    """Compare members of an open zip with their CRC-32. Raises zipfile.BadZipFile if one differs.
+    """Compare members of an open zip with their checksums; raise zipfile.BadZipFile if one differs.
 
-    If the sums of all members are 0, they were not written
-    (`torch.serialization.set_crc32_options(False)`), and nothing is compared.
+    If the checksum of every member is 0, none was written, as after
+    `torch.serialization.set_crc32_options(False)`. Then nothing is compared.
     """
     if not any(member.CRC for member in archive.infolist()):
         return
@@ -102,7 +105,7 @@ def check_members(archive: zipfile.ZipFile, names: Iterable[str]) -> None:
 
 @contextmanager
 def _bad_zip_errors() -> Iterator[None]:
-    """Turns every error that is raised inside the `with` block into zipfile.BadZipFile."""
+    """Turn every error that is raised inside the `with` block into zipfile.BadZipFile."""
     import zipfile
 
     try:
@@ -114,7 +117,10 @@ def _bad_zip_errors() -> Iterator[None]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file so that it is complete or absent, even after a full disk or a kill."""
+    """Write a file completely or not at all, even if the disk is full or the process is killed.
+
+    The text goes to a new file beside it, which then takes its place.
+    """
     partial = path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
     try:
         partial.write_text(text, encoding="utf-8")

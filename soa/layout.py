@@ -28,8 +28,10 @@ from soa.errors import LayoutError
 from soa.options import TEXT, Accepted, check_fields, nearest, repeated, takes
 
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-"""The names that columns, blocks, collections and row dimensions of a model may have. C++, Triton
-and files with fields separated by spaces use the same names."""
+"""The names that columns, blocks, collections and row dimensions of a model may have.
+
+C++, Triton and files with fields separated by spaces use the same names.
+"""
 
 Kind = Literal["column", "scalar", "eigen"]
 Storage = Literal["buffer", "columns"]
@@ -100,25 +102,26 @@ class Column:
 
     @property
     def components(self) -> int:
-        """Number of physical columns: 1, or the number of entries of the Eigen object."""
+        """The number of physical columns: 1, or the number of entries of the Eigen object."""
         return math.prod(self.shape)
 
     @property
     def entries(self) -> list[str]:
-        """The names of an Eigen column's entries in other libraries, row by row: `e0, e1, ...` of a
-        vector, `e0_0, e0_1, ...` of a matrix.
+        """The names of an Eigen column's entries in other libraries, row by row.
+
+        They are `e0, e1, ...` for a vector, `e0_0, e0_1, ...` for a matrix.
 
         Examples
         --------
         >>> eigen("p", "float32", 3).entries
         ['e0', 'e1', 'e2']
         """
-        return ["e" + "_".join(map(str, place)) for place in product(*map(range, self.shape))]
+        return ["e" + "_".join(map(str, index)) for index in product(*map(range, self.shape))]
 
     def component_of(self, index: int) -> int:
-        """The physical component that holds entry `index`, counted row by row.
+        """Return the number of the physical component that holds an entry.
 
-        Components are counted column by column, as Eigen stores a matrix.
+        Entries are counted row by row (`index`), components column by column, as Eigen stores them.
 
         Examples
         --------
@@ -140,7 +143,7 @@ def column(name: str, dtype: str) -> Column:
     >>> column("pt", "float32")
     Column(name='pt', dtype='float32', kind='column', shape=())
     """
-    return Column(_identifier(name), dtype)
+    return Column(_require_identifier(name), dtype)
 
 
 def opaque(name: str, nbytes: int) -> Column:
@@ -151,7 +154,7 @@ def opaque(name: str, nbytes: int) -> Column:
     >>> Layout([column("pt", "float32"), opaque("hits", 24)]).nbytes(100)
     2944
     """
-    return Column(_identifier(name), f"opaque{nbytes}")
+    return Column(_require_identifier(name), f"opaque{nbytes}")
 
 
 def scalar(name: str, dtype: str) -> Column:
@@ -164,7 +167,7 @@ def scalar(name: str, dtype: str) -> Column:
     >>> event["rho"]
     array(12.5, dtype=float32)
     """
-    return Column(_identifier(name), dtype, "scalar")
+    return Column(_require_identifier(name), dtype, "scalar")
 
 
 def eigen(name: str, dtype: str, *shape: int) -> Column:
@@ -175,12 +178,14 @@ def eigen(name: str, dtype: str, *shape: int) -> Column:
     >>> Collection(Layout([eigen("p4", "float32", 4)]), 5)["p4"].shape
     (5, 4)
     """
-    return Column(_identifier(name), dtype, "eigen", tuple(shape))
+    return Column(_require_identifier(name), dtype, "eigen", tuple(shape))
 
 
-def _identifier(name: str) -> str:
-    """The name itself. LayoutError if it is a text that is no identifier; `Column` refuses what is
-    no text."""
+def _require_identifier(name: str) -> str:
+    """Return the name itself; raise LayoutError if it is a text that is no identifier.
+
+    `Column` refuses a name that is no text.
+    """
     if isinstance(name, str) and not IDENTIFIER.fullmatch(name):
         raise LayoutError(f"column name {name!r} is not an identifier (A-Z a-z 0-9 _)")
     return name
@@ -258,16 +263,18 @@ class Layout:
 
     @cached_property
     def by_name(self) -> Mapping[str, Column]:
+        """Each member by its name."""
         return {member.name: member for member in self.columns}
 
     def __getitem__(self, name: str) -> Column:
+        """Return the member of this name. Raises LayoutError if there is none."""
         try:
             return self.by_name[name]
         except (KeyError, TypeError):  # TypeError: a list, which is no name
-            have = ", ".join(member.name for member in self.columns)
+            names = ", ".join(member.name for member in self.columns)
             hint = nearest(name, self.by_name)
             raise LayoutError(
-                f"no column {name!r} in the layout, which has: {have}{hint}"
+                f"no column {name!r} in the layout, which has: {names}{hint}"
             ) from None
 
     def alignment_of(self, name: str) -> int:
@@ -282,10 +289,11 @@ class Layout:
 
     @cached_property
     def row_step(self) -> int:
-        """The number of rows after which every column is aligned again as at the first row.
+        """The number of rows after which every column is aligned as at its first row.
 
-        Alignments and element sizes are powers of two, so the largest quotient is a multiple of all
-        the others. Opaque columns do not count: no model reads them.
+        For one column this is its alignment divided by the size of its element. Both are powers of
+        two, so the largest quotient is a multiple of all the others. Columns that no model reads
+        do not count.
         """
         return max(
             (self.alignment_of(member.name) // member.own_alignment for member in self.numbers),
@@ -293,7 +301,7 @@ class Layout:
         )
 
     def pitch(self, name: str, n: int) -> int:
-        """Bytes from the start of one component of a column to the next, for n elements.
+        """Return the bytes from the start of one component of a column to the next, for n elements.
 
         Examples
         --------
@@ -306,7 +314,7 @@ class Layout:
         return -(-nbytes // self.alignment) * self.alignment  # -(-a // b) rounds a / b up
 
     def padded_length(self, name: str, n: int) -> int:
-        """Elements from one component of a column to the next (CMSSW's Eigen stride).
+        """Return the elements from one component of a column to the next (CMSSW's Eigen stride).
 
         Examples
         --------
@@ -316,7 +324,7 @@ class Layout:
         return self.pitch(name, n) // itemsize(self[name].dtype)
 
     def offsets(self, n: int) -> dict[str, int]:
-        """Byte offset of each column (its component 0) from the start of the buffer.
+        """Return the byte offset of each column (its component 0) from the start of the buffer.
 
         Examples
         --------
@@ -331,7 +339,7 @@ class Layout:
         return offsets
 
     def nbytes(self, n: int) -> int:
-        """Bytes of the buffer for n elements (CMSSW's `computeDataSize`).
+        """Return the bytes of the buffer for n elements (CMSSW's `computeDataSize`).
 
         Examples
         --------

@@ -1,6 +1,7 @@
 """The arguments of public functions: each is checked at the door, before anything is done with it.
 
-`takes` refuses a value of the wrong kind, `known_options` an option that does not exist."""
+`takes` refuses a value of the wrong kind, `known_options` an option that does not exist.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +24,21 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Accepted:
-    """The values that an argument may have. `words`: how a message names them. `holds`: whether a
-    value is one of them."""
+    """The values that an argument may have.
+
+    `words` names them in a message; `holds` tells whether a value is one of them.
+    """
 
     words: str
     holds: Callable[[Any], bool]
 
     @property
     def or_none(self) -> Accepted:
+        """The same values, and None."""
         return Accepted(f"{self.words}, or None", lambda value: value is None or self.holds(value))
 
     def list_of(self, words: str) -> Accepted:
-        """Several such values. A text is no list of its letters."""
+        """Return what accepts a sequence or a set of such values; a text is no list of letters."""
         return Accepted(
             words,
             lambda value: (
@@ -46,7 +50,7 @@ class Accepted:
 
 
 def of_type(words: str, *types: type) -> Accepted:
-    """The instances of these types."""
+    """Return what accepts the instances of these types."""
     return Accepted(words, lambda value: isinstance(value, types))
 
 
@@ -64,7 +68,7 @@ COUNT = Accepted(
 
 
 def at_least(least: int) -> Accepted:
-    """The whole numbers from `least` on."""
+    """Return what accepts the whole numbers from `least` on."""
     return Accepted(
         f"a whole number of at least {least}", lambda value: COUNT.holds(value) and value >= least
     )
@@ -86,21 +90,24 @@ DEVICE = Accepted(
 def takes(
     error: type[SoaPipelineError], **kinds: Accepted
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate a public function: `error` is raised, in one line, for an argument of the wrong
-    kind. Arguments that `kinds` does not name are not checked."""
+    """Return a decorator for a public function, which then checks its arguments at each call.
+
+    `kinds` says by name what each argument may be; other arguments are not checked. A wrong one
+    raises `error`, whose text is one line.
+    """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         names = list(inspect.signature(function).parameters)
 
         @functools.wraps(function)
-        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        def check_and_call(*args: P.args, **kwargs: P.kwargs) -> R:
             for name, value in chain(zip(names, args, strict=False), kwargs.items()):
                 kind = kinds.get(name)
                 if kind is not None and not kind.holds(value):
-                    raise error(_advice(function.__qualname__, name, value, kind))
+                    raise error(_kind_message(function.__qualname__, name, value, kind))
             return function(*args, **kwargs)
 
-        return checked
+        return check_and_call
 
     return decorate
 
@@ -108,23 +115,26 @@ def takes(
 def check_fields(
     error: type[SoaPipelineError], where: str, record: object, kinds: Mapping[str, Accepted]
 ) -> None:
-    """The check of `takes` for the fields of a dataclass. `where`: the function of the user."""
+    """Check fields of a dataclass, as `takes` checks arguments.
+
+    `where` is the function that the user called, for the message.
+    """
     for name, kind in kinds.items():
         if not kind.holds(value := getattr(record, name)):
-            raise error(_advice(where, name, value, kind))
+            raise error(_kind_message(where, name, value, kind))
 
 
-def _advice(where: str, name: str, value: object, kind: Accepted) -> str:
-    """The message about an argument of the wrong kind: where, what was found, what to give."""
+def _kind_message(where: str, name: str, value: object, kind: Accepted) -> str:
+    """Return the message about an argument of the wrong kind: what was found, and what to give."""
     found = "None" if value is None else f"{reprlib.repr(value)} ({type(value).__name__})"
     return f"{where.removesuffix('.__init__')}: {name} is {found}; give {kind.words}"
 
 
 def known_options(record: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate a function whose `**options` are fields of the dataclass `record`.
+    """Return a decorator for a function whose `**options` are fields of the dataclass `record`.
 
-    An option that does not exist raises OptionError, which names the nearest one. The signature of
-    the decorated function lists the fields.
+    An option that does not exist then raises OptionError, which names the nearest one. The
+    signature of the decorated function lists the fields.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -138,36 +148,39 @@ def known_options(record: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
             known.setdefault(name, field)
 
         @functools.wraps(function)
-        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        def check_and_call(*args: P.args, **kwargs: P.kwargs) -> R:
             for name in kwargs.keys() - known.keys():
-                raise OptionError(_unknown_option(function.__name__, name, list(known)))
+                raise OptionError(_unknown_option_message(function.__name__, name, list(known)))
             return function(*args, **kwargs)
 
-        checked.__signature__ = signature.replace(parameters=list(known.values()))  # type: ignore[attr-defined]
-        return checked
+        check_and_call.__signature__ = signature.replace(parameters=list(known.values()))  # type: ignore[attr-defined]
+        return check_and_call
 
     return decorate
 
 
-def _unknown_option(function: str, name: str, known: list[str]) -> str:
+def _unknown_option_message(function: str, name: str, known: list[str]) -> str:
+    """Return the message about an option that a function does not have."""
     advice = nearest(name, known).removeprefix("; ") or f"it has: {', '.join(known)}"
     return f"{function} has no option {name!r}: {advice}"
 
 
 def repeated(names: Iterable[R]) -> list[R]:
-    """The names that are there more than once."""
+    """Return the names that occur more than once, each once."""
     return [name for name, times in Counter(names).items() if times > 1]
 
 
 def nearest(name: object, known: Iterable[object]) -> str:
-    """`; did you mean 'pt'?`: the end of a message about a name that does not exist; empty if no
-    name is near. Near is a name with other capitals or a few other letters, or the only one that
-    ends in this one (`jet_pt`)."""
+    """Return the end of a message about a name that does not exist: `; did you mean 'pt'?`.
+
+    It is empty if no known name is near. A name is near if it differs in capitals or a few letters,
+    or if it is the only one that ends in the wrong name (`jet_pt` for `pt`).
+    """
     import difflib
 
     wanted = str(name).lower()
     by_lower = {str(other).lower(): str(other) for other in known}
-    close = difflib.get_close_matches(wanted, by_lower, 1)
+    close = difflib.get_close_matches(wanted, by_lower, n=1)
     if not close:
         ends = tuple(f"{mark}{wanted}" for mark in "_./")
         close = [lower for lower in by_lower if lower.endswith(ends)]

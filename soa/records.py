@@ -39,10 +39,11 @@ MOST_LEVELS = 200
 
 T = TypeVar("T")
 Reader = Callable[[Any], Any]
+"""Checks a value, converts it if need be, and returns it; raises Misfit if it does not fit."""
 
 
 class Misfit(ValueError):
-    """A value that does not fit its annotation. The text begins with the place of the value."""
+    """A value that does not fit its annotation. The text says where: `rows.max: is missing`."""
 
     def __init__(self, reason: str, *path: object) -> None:
         super().__init__(reason)
@@ -66,11 +67,14 @@ class Record:
 
 
 def check_fields(record: object) -> None:
-    """Raise ValueError if a field of a dataclass does not fit its annotation. A value that is
-    converted, as a list to a tuple, replaces the field's."""
+    """Check each field of a dataclass against its annotation, and convert it where this is needed.
+
+    A converted value, such as a tuple instead of a list, replaces the field's value. Raises
+    ValueError for a value that does not fit.
+    """
     kind: Any = type(record)
-    for name, read in _record_fields(kind).items():
-        object.__setattr__(record, name, _at(name, read, getattr(record, name)))
+    for name, read in _field_readers(kind).items():
+        object.__setattr__(record, name, _read_at(name, read, getattr(record, name)))
 
 
 # -- conditions that an annotation can add to a type: Annotated[T, …] ------------------------------
@@ -93,20 +97,20 @@ class Within:
 
 @dataclass(frozen=True)
 class Matching:
-    """A text that matches the regular expression as a whole; `what` describes the text in words."""
+    """A text that matches `pattern` as a whole. `what` names such a text in a message: "a name"."""
 
     pattern: str
     what: str
 
     def __call__(self, text: str) -> str:
         if not re.fullmatch(self.pattern, text):
-            raise ValueError(f"{_short(text)} is not {self.what}")
+            raise ValueError(f"{_cut_repr(text)} is not {self.what}")
         return text
 
 
 @dataclass(frozen=True)
 class Before:
-    """Change a value before it is checked. `also` is a type that the change accepts in addition."""
+    """Change a value before it is checked. `also` is another type of value that `change` takes."""
 
     change: Reader
     also: Any
@@ -116,16 +120,17 @@ class Before:
 
 
 def parse_json(content: bytes | str) -> Any:
-    """Read JSON data, nested no deeper than 200; ValueError if the content is no such data.
+    """Read JSON data.
 
-    NaN, Infinity and -Infinity are numbers. If a key is repeated, its last value counts. A text
-    must be valid UTF-8: half of a surrogate pair is refused.
+    NaN, Infinity and -Infinity are numbers. If a key is repeated, its last value counts. Raises
+    ValueError for anything else than JSON in UTF-8, for data nested deeper than `MOST_LEVELS`, and
+    for half of a surrogate pair.
     """
     try:
         text = content.decode() if isinstance(content, bytes) else content
         data = json.loads(text)
         if "\\u" in text or isinstance(content, str):  # else decode() has refused surrogates
-            json.dumps(data, ensure_ascii=False).encode()
+            json.dumps(data, ensure_ascii=False).encode()  # raises for a surrogate
     except RecursionError:
         raise ValueError(f"nested deeper than {MOST_LEVELS}") from None
     except (UnicodeDecodeError, UnicodeEncodeError) as error:
@@ -136,8 +141,10 @@ def parse_json(content: bytes | str) -> Any:
 
 
 def _is_too_deep(data: Any) -> bool:
-    """Whether JSON data is nested deeper than `MOST_LEVELS`. Goes down level by level, because deep
-    data would exhaust the stack of a recursive function."""
+    """Return whether JSON data is nested deeper than `MOST_LEVELS`.
+
+    This goes down level by level, since deep data would exhaust the stack of a recursive function.
+    """
     level = [data]
     for _ in range(MOST_LEVELS + 1):
         level = [inner for value in level for inner in _directly_inside(value)]
@@ -145,21 +152,21 @@ def _is_too_deep(data: Any) -> bool:
 
 
 def _directly_inside(value: Any) -> Iterable[Any]:
-    """The values of an object, or the entries of a list; of anything else, none."""
+    """Return the values of an object or the entries of a list; nothing for any other value."""
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list) else ()
 
 
 def read_record(kind: type[T], content: bytes | str) -> T:
-    """Parse JSON, then convert it as `as_record` does."""
+    """Read JSON with `parse_json` and convert it with `as_record`."""
     return as_record(kind, parse_json(content))
 
 
 def as_record(kind: type[T], data: Any) -> T:
-    """`data` as a dataclass, or as any other type that JSON can express, by its annotation.
+    """Convert JSON data to `kind`: a dataclass, or any other annotation that a record may have.
 
-    Raises ValueError: one line that names the first value that does not fit `kind`.
+    Raises ValueError if it does not fit; its one line names the first value that does not.
     """
     record: T = reader(kind)(data)  # type: ignore[arg-type]  # a type has a hash
     return record
@@ -170,7 +177,10 @@ def as_data(value: DataclassInstance) -> dict[str, Any]: ...
 @overload
 def as_data(value: Any) -> Any: ...
 def as_data(value: Any) -> Any:
-    """A value that `as_record` reads, as data for JSON: a dataclass with its fields in order."""
+    """Convert a value to data for JSON, from which `as_record` makes it again.
+
+    A dataclass becomes a dict with its fields in order.
+    """
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: as_data(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
@@ -187,20 +197,22 @@ def as_data(value: Any) -> Any:
 
 @cache
 def reader(kind: Any) -> Reader:
-    """A function that checks a value against an annotation and returns what to keep; raises
-    Misfit."""
-    if kind in _SIMPLE:
-        return _SIMPLE[kind]
+    """Return the function that checks a value against the annotation `kind` and converts it.
+
+    Raises TypeError for an annotation that no record may have.
+    """
+    if kind in _SIMPLE_READERS:
+        return _SIMPLE_READERS[kind]
     if is_dataclass(kind):
-        return _dataclass(kind)
-    make = _COMPOUND.get(get_origin(kind))
+        return _dataclass_reader(kind)
+    make = _READER_MAKERS.get(get_origin(kind))
     if make is None:
         raise TypeError(f"no record can have a value of {kind}")
     return make(*get_args(kind))
 
 
-def _at(key: object, read: Reader, value: Any) -> Any:
-    """Read the value at a key; a Misfit gets the key in its path."""
+def _read_at(key: object, read: Reader, value: Any) -> Any:
+    """Read the value at a key. If it does not fit, the key is put in front of the Misfit's path."""
     try:
         return read(value)
     except Misfit as misfit:
@@ -208,71 +220,72 @@ def _at(key: object, read: Reader, value: Any) -> Any:
         raise
 
 
-def _short(value: object) -> str:
-    """The value as text, cut after 100 characters."""
+def _cut_repr(value: object) -> str:
+    """Return the value as Python writes it, cut after 100 characters."""
     text = repr(value)
     return text if len(text) <= 100 else f"{text[:100]}…"
 
 
-def _described(value: object) -> str:
-    """The words for a value in a message: null, an object, a list, or the value itself."""
+def _describe(value: object) -> str:
+    """Return how a message names a value: null, an object, a list, or the value itself."""
     if value is None:
         return "null"
     if isinstance(value, Mapping):
         return "an object"
-    return "a list" if isinstance(value, list | tuple) else _short(value)
+    return "a list" if isinstance(value, list | tuple) else _cut_repr(value)
 
 
-def _exactly(kind: type, what: str) -> Reader:
-    """Reads a value of this type, named `what` in words; true and false are no whole numbers."""
+def _exact_reader(kind: type, what: str) -> Reader:
+    """Return a reader of values of one type, which messages call `what`; a bool is no int."""
 
     def read(value: Any) -> Any:
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise Misfit(f"{what} is needed, found {_described(value)}")
+            raise Misfit(f"{what} is needed, found {_describe(value)}")
         return value
 
     return read
 
 
-def _float(value: Any) -> float:
-    """Read a number; a whole number is converted."""
+def _read_float(value: Any) -> float:
+    """Read a number as a float. Raises Misfit if it is too large for one."""
     if not isinstance(value, int | float) or isinstance(value, bool):
-        raise Misfit(f"a number is needed, found {_described(value)}")
+        raise Misfit(f"a number is needed, found {_describe(value)}")
     try:
         return float(value)
     except OverflowError:
         raise Misfit("the number is too large") from None
 
 
-def _time(value: Any) -> datetime:
-    """Read a time. It must say its time zone."""
+def _read_time(value: Any) -> datetime:
+    """Read a time, or a text in ISO 8601 format. Raises Misfit if it does not say its time zone."""
     try:
         time = value if isinstance(value, datetime) else datetime.fromisoformat(value)
     except (TypeError, ValueError):
-        raise Misfit(f"a time in ISO 8601 format is needed, found {_described(value)}") from None
+        raise Misfit(f"a time in ISO 8601 format is needed, found {_describe(value)}") from None
     if time.tzinfo is None:
-        raise Misfit(f"{_short(value)} has no time zone")
+        raise Misfit(f"{_cut_repr(value)} has no time zone")
     return time
 
 
-def _path(value: Any) -> Path:
-    return value if isinstance(value, Path) else Path(_SIMPLE[str](value))
+def _read_path(value: Any) -> Path:
+    """Read a path, or a text that becomes one."""
+    return value if isinstance(value, Path) else Path(_SIMPLE_READERS[str](value))
 
 
-def _literal(*choices: object) -> Reader:
-    """Reads one of the values of a Literal."""
+def _literal_reader(*choices: object) -> Reader:
+    """Return a reader of a Literal. A choice must have the same type, too: true is not 1."""
     known = {(type(choice), choice): choice for choice in choices}
 
     def read(value: Any) -> Any:
         if isinstance(value, str | int | None) and (type(value), value) in known:
             return value
-        raise Misfit(f"one of {', '.join(map(repr, choices))} is needed, found {_described(value)}")
+        raise Misfit(f"one of {', '.join(map(repr, choices))} is needed, found {_describe(value)}")
 
     return read
 
 
-def _union(*kinds: Any) -> Reader:
-    """Reads a value by the first of several annotations that it fits."""
+def _union_reader(*kinds: Any) -> Reader:
+    """Return a reader that reads a value by the first of several annotations that it fits."""
     reads = [reader(kind) for kind in kinds if kind is not type(None)]
     optional = len(reads) < len(kinds)
 
@@ -289,8 +302,11 @@ def _union(*kinds: Any) -> Reader:
     return read
 
 
-def _annotated(kind: Any, *additions: Any) -> Reader:
-    """Reads a value with the changes (`Before`) and conditions that its annotation adds."""
+def _annotated_reader(kind: Any, *additions: Any) -> Reader:
+    """Return a reader for `Annotated[kind, *additions]`.
+
+    It applies the changes (`Before`), reads the value as `kind`, and then checks the conditions.
+    """
     changes = [addition.change for addition in additions if isinstance(addition, Before)]
     conditions = [addition for addition in additions if not isinstance(addition, Before)]
     read_kind = reader(kind)
@@ -312,22 +328,24 @@ def _annotated(kind: Any, *additions: Any) -> Reader:
 
 
 def _require_list(values: Any) -> Sequence[Any]:
-    """The values themselves. Raises Misfit if they are no list or tuple."""
+    """Return the values themselves; raise Misfit if they are no list or tuple."""
     if not isinstance(values, list | tuple):
-        raise Misfit(f"a list is needed, found {_described(values)}")
+        raise Misfit(f"a list is needed, found {_describe(values)}")
     return values
 
 
-def _list(kind: Any) -> Reader:
-    """Reads a list; a Misfit says the place of its value in the list."""
+def _list_reader(kind: Any) -> Reader:
+    """Return a reader of lists whose entries are all of one kind."""
     read = reader(kind)
-    return lambda values: [_at(i, read, value) for i, value in enumerate(_require_list(values))]
+    return lambda values: [
+        _read_at(i, read, value) for i, value in enumerate(_require_list(values))
+    ]
 
 
-def _tuple(*kinds: Any) -> Reader:
-    """Reads a list as a tuple: of any length, or with an annotation for each entry."""
+def _tuple_reader(*kinds: Any) -> Reader:
+    """Return a reader of lists as tuples: `(kind, ...)` of any length, else one kind an entry."""
     if kinds[-1] is Ellipsis:
-        read_list = _list(kinds[0])
+        read_list = _list_reader(kinds[0])
         return lambda values: tuple(read_list(values))
     reads = [reader(kind) for kind in kinds]
 
@@ -335,26 +353,28 @@ def _tuple(*kinds: Any) -> Reader:
         if len(_require_list(values)) != len(reads):
             raise Misfit(f"a list of {len(reads)} is needed, found {len(values)}")
         pairs = zip(reads, values, strict=True)
-        return tuple(_at(i, read_entry, value) for i, (read_entry, value) in enumerate(pairs))
+        return tuple(_read_at(i, read_entry, value) for i, (read_entry, value) in enumerate(pairs))
 
     return read
 
 
-def _mapping(of_keys: Any, of_values: Any) -> Reader:
-    """Reads an object, its keys and its values."""
+def _mapping_reader(of_keys: Any, of_values: Any) -> Reader:
+    """Return a reader of objects, as dicts with keys and values of these kinds."""
     read_key, read_value = reader(of_keys), reader(of_values)
 
     def read(data: Any) -> dict[Any, Any]:
         if not isinstance(data, Mapping):
-            raise Misfit(f"an object is needed, found {_described(data)}")
-        return {_at(k, read_key, k): _at(k, read_value, value) for k, value in data.items()}
+            raise Misfit(f"an object is needed, found {_describe(data)}")
+        return {
+            _read_at(k, read_key, k): _read_at(k, read_value, value) for k, value in data.items()
+        }
 
     return read
 
 
 @cache
-def _record_fields(kind: Any) -> dict[str, Reader]:
-    """By field that the constructor takes: the reader of its annotation."""
+def _field_readers(kind: Any) -> dict[str, Reader]:
+    """Return the reader of each field that the constructor of a dataclass takes, by its name."""
     hints = get_type_hints(kind, include_extras=True)
     return {field.name: reader(hints[field.name]) for field in fields(kind) if field.init}
 
@@ -363,9 +383,9 @@ def _has_no_default(field: Field[Any]) -> bool:
     return field.default is MISSING and field.default_factory is MISSING
 
 
-def _dataclass(kind: Any) -> Reader:
-    """Reads an object as a dataclass; fields without a default must be there."""
-    reads = _record_fields(kind)
+def _dataclass_reader(kind: Any) -> Reader:
+    """Return a reader of objects as a dataclass. Fields without a default must not be missing."""
+    reads = _field_readers(kind)
     needed = [field.name for field in fields(kind) if field.init and _has_no_default(field)]
     closed = getattr(kind, "__closed__", False)
 
@@ -373,13 +393,13 @@ def _dataclass(kind: Any) -> Reader:
         if isinstance(data, kind):
             return data
         if not isinstance(data, Mapping):
-            raise Misfit(f"an object is needed, found {_described(data)}")
+            raise Misfit(f"an object is needed, found {_describe(data)}")
         if closed and (unknown := [key for key in data if key not in reads]):
             raise Misfit("there is no such field", unknown[0])
         if lacking := [name for name in needed if name not in data]:
             raise Misfit("is missing", lacking[0])
         present = [name for name in reads if name in data]
-        values = {name: _at(name, reads[name], data[name]) for name in present}
+        values = {name: _read_at(name, reads[name], data[name]) for name in present}
         try:
             return kind(**values)
         except Misfit:
@@ -390,24 +410,24 @@ def _dataclass(kind: Any) -> Reader:
     return read
 
 
-_SIMPLE: dict[Any, Reader] = {
+_SIMPLE_READERS: dict[Any, Reader] = {
     Any: lambda value: value,
-    type(None): _exactly(type(None), "null"),
-    bool: _exactly(bool, "true or false"),
-    int: _exactly(int, "a whole number"),
-    float: _float,
-    str: _exactly(str, "a text"),
-    datetime: _time,
-    Path: _path,
+    type(None): _exact_reader(type(None), "null"),
+    bool: _exact_reader(bool, "true or false"),
+    int: _exact_reader(int, "a whole number"),
+    float: _read_float,
+    str: _exact_reader(str, "a text"),
+    datetime: _read_time,
+    Path: _read_path,
 }
-_COMPOUND: dict[Any, Callable[..., Reader]] = {
-    Annotated: _annotated,
-    Literal: _literal,
-    Union: _union,
-    types.UnionType: _union,
-    list: _list,
-    Sequence: _list,
-    tuple: _tuple,
-    dict: _mapping,
-    Mapping: _mapping,
+_READER_MAKERS: dict[Any, Callable[..., Reader]] = {
+    Annotated: _annotated_reader,
+    Literal: _literal_reader,
+    Union: _union_reader,
+    types.UnionType: _union_reader,
+    list: _list_reader,
+    Sequence: _list_reader,
+    tuple: _tuple_reader,
+    dict: _mapping_reader,
+    Mapping: _mapping_reader,
 }

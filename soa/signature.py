@@ -27,7 +27,7 @@ _MOST_ROWS = 1 << 40
 
 @dataclass(frozen=True)
 class RowRange:
-    """The compiled range of a row dimension, and the row counts that users typically run.
+    """The range of n for which a model is compiled, and the values of n that users typically run.
 
     `unbounded`: n may be larger than `max`; such a run is split into tiles of at most `max` rows.
     """
@@ -55,7 +55,7 @@ class RowRange:
 
     @property
     def proven(self) -> int:
-        """The largest n that validation runs; for unbounded rows, one more than `max`."""
+        """The largest n that validation runs: `max`, or one more (so two tiles) if unbounded."""
         return self.max + 1 if self.unbounded else self.max
 
 
@@ -73,7 +73,7 @@ class BoundBlock:
 
     @property
     def rowless(self) -> bool:
-        """Whether the model sees one value for all rows, without a row dimension."""
+        """Whether the model's tensor has no row dimension: it is the same for all rows."""
         return self.plan.kind == "scalars" and not self.block.broadcast
 
     def shape(self, n: int) -> tuple[int, ...]:
@@ -102,7 +102,7 @@ class Argument:
 
 
 def signature_table(title: object, signature: Signature) -> str:
-    """A table of a signature's collections for a notebook."""
+    """Return an HTML table of a signature's collections, for a notebook."""
     inputs, outputs = signature.input_collections, signature.output_collections
     lines = []
     for name, layout in signature.layouts.items():
@@ -117,18 +117,18 @@ def signature_table(title: object, signature: Signature) -> str:
 
 
 def _name_and_type(column: Column) -> str:
-    """A column as text: `pt float32`, or `p4 float32[4]` for an Eigen column."""
+    """Return a column as text: `pt float32`, or `p4 float32[4]` for an Eigen column."""
     shape = list(column.shape) if column.shape else ""
     return f"{column.name} {column.dtype}{shape}"
 
 
 def offsets_of(collection: str) -> str:
-    """The name of the collection that holds the offsets of a jagged collection."""
+    """Return the name of the collection that holds the offsets of a jagged collection."""
     return f"{collection}_offsets"
 
 
 def offsets_layout(dtype: str = "int64") -> Layout:
-    """The layout of offsets: the items of a row are those from `begin` up to `end` (excluded)."""
+    """Return the layout of offsets: a row has the items from `begin` up to `end` (excluded)."""
     return Layout([Column("begin", dtype), Column("end", dtype)], 1, "columns")
 
 
@@ -159,11 +159,11 @@ class Signature:
         jagged: Mapping[str, int] | None = None,
         stored: bool = False,
     ) -> Signature:
-        """Plan every block and check the whole; `rows_of` maps a collection to its row dimension,
-        by default `n`.
+        """Make a signature: plan every block, and check that all parts fit together.
 
-        `stored`: names may be any text, because older versions allowed it. Raises SignatureError or
-        BlockError naming the block, column or dimension.
+        `rows_of` maps a collection to its row dimension; for others it is `n`. `stored`: names may
+        be any text, because older versions allowed it. Raises SignatureError or BlockError, which
+        names the block, column or dimension.
         """
         if not stored:
             _require_identifiers(layouts, [*inputs, *outputs], ranges)
@@ -172,15 +172,15 @@ class Signature:
             dict(layouts),
             dims,
             dict(ranges),
-            tuple(_bound(block, layouts, dims) for block in inputs),
-            tuple(_bound(block, layouts, dims) for block in outputs),
+            tuple(_plan_bound(block, layouts, dims) for block in inputs),
+            tuple(_plan_bound(block, layouts, dims) for block in outputs),
             dict(jagged or {}),
         )
         signature._check()
         return signature
 
     def _check(self) -> None:
-        """Raise SignatureError or BlockError if the parts do not fit together."""
+        """Raise SignatureError or BlockError if blocks, columns and rows do not fit together."""
         if not self.inputs or not self.outputs:
             raise SignatureError("a model needs at least one input and one output block")
         if twice := repeated(bound.name for bound in (*self.inputs, *self.outputs)):
@@ -193,7 +193,7 @@ class Signature:
                 raise SignatureError(f"collection {collection!r} has no block: remove it")
 
     def _check_rows(self) -> None:
-        """Raise SignatureError for jagged or unbounded rows that are not possible."""
+        """Raise SignatureError if jagged collections or unbounded rows are not possible."""
         for name in self.jagged:
             offsets = offsets_of(name)
             if offsets not in self.layouts or self.rows_of[offsets] == self.rows_of.get(name):
@@ -208,7 +208,11 @@ class Signature:
                 )
 
     def _check_outputs(self) -> None:
-        """Raise SignatureError if a column is written twice or read too, or its dtype is mixed."""
+        """Raise an error unless each output has columns of its own that fit one dtype.
+
+        SignatureError: a column is also an input, or is written by two outputs. BlockError: the
+        columns of an output have different dtypes that are not all floating-point ones.
+        """
         read = {(bound.block.collection, c) for bound in self.inputs for c in bound.block.columns}
         written: dict[tuple[str, str], str] = {}
         for out in self.outputs:
@@ -236,16 +240,16 @@ class Signature:
 
     @cached_property
     def dims(self) -> tuple[str, ...]:
-        """Row dimensions in the order of their carriers."""
+        """The row dimensions in the order of their carriers."""
         return tuple(dict.fromkeys(bound.rows for bound in (*self.inputs, *self.outputs)))
 
     @cached_property
     def tile_kinds(self) -> str | None:
-        """How each argument is moved to a tile's first row, as one letter per argument: n for a row
-        carrier, c for a column, m for a matrix, - for one that all rows share (it is not moved).
+        """One letter for each argument, which says how a tile gets its part of the argument.
 
-        None if a run cannot be split into tiles: several row dimensions, `min` above 1, or an
-        output that all rows share.
+        The letters are n for a row carrier, c for a column, m for a matrix, and - for an argument
+        that all rows share, which each tile gets as it is. None if a run cannot be split into
+        tiles: there are several row dimensions, `min` is above 1, or all rows share an output.
         """
         if len(self.dims) > 1 or self.ranges[self.dims[0]].min > 1:
             return None
@@ -256,20 +260,22 @@ class Signature:
 
     @cached_property
     def input_collections(self) -> tuple[str, ...]:
+        """The names of the collections that the model reads."""
         return tuple(dict.fromkeys(bound.block.collection for bound in self.inputs))
 
     @cached_property
     def output_collections(self) -> tuple[str, ...]:
+        """The names of the collections that the model writes."""
         return tuple(dict.fromkeys(bound.block.collection for bound in self.outputs))
 
     @cached_property
     def arguments(self) -> tuple[Argument, ...]:
-        """Every argument of an artifact, in order."""
+        """Every argument of an artifact, in order: carriers, inputs, outputs."""
         arguments = [Argument("carrier", "carrier", dim, "float32") for dim in self.dims]
         for bound in self.inputs:
-            arguments += _arguments(bound, "input")
+            arguments += _block_arguments(bound, "input")
         for bound in self.outputs:
-            arguments += _arguments(bound, "output")
+            arguments += _block_arguments(bound, "output")
         return tuple(arguments)
 
     def _repr_html_(self) -> str:
@@ -277,9 +283,9 @@ class Signature:
         return signature_table("Signature", self)
 
     def to_dict(self) -> dict[str, Any]:
-        """The signature as it is stored, as data for JSON."""
+        """Return the signature as data for JSON, as it is stored with a version."""
 
-        def described(bound: BoundBlock) -> dict[str, Any]:
+        def block_data(bound: BoundBlock) -> dict[str, Any]:
             block = as_data(bound.block)
             if not bound.block.broadcast:  # the same text as before `broadcast` existed
                 del block["broadcast"]
@@ -290,18 +296,21 @@ class Signature:
                 name: {**as_data(layout), "rows": self.rows_of[name]}
                 for name, layout in self.layouts.items()
             },
-            "rows": {dim: _as_stored(rows) for dim, rows in self.ranges.items()},
-            "inputs": [described(bound) for bound in self.inputs],
-            "outputs": [described(bound) for bound in self.outputs],
+            "rows": {dim: _range_data(rows) for dim, rows in self.ranges.items()},
+            "inputs": [block_data(bound) for bound in self.inputs],
+            "outputs": [block_data(bound) for bound in self.outputs],
         }
         # Without jagged collections, the text is the same as before `jagged` existed.
         return {**data, "jagged": dict(self.jagged)} if self.jagged else data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Signature:
-        """Read a stored signature. SignatureError if its plans do not follow from its layouts."""
+        """Read a signature that `to_dict` made.
+
+        Raises SignatureError for other data, and if its plans do not follow from its layouts.
+        """
         try:
-            stored = as_record(_Stored, data)
+            stored = as_record(_StoredSignature, data)
         except ValueError as error:
             raise SignatureError(f"this is not a stored signature: {error}") from None
         signature = cls.build(
@@ -316,7 +325,7 @@ class Signature:
             jagged=stored.jagged,
             stored=True,
         )
-        if _text(signature.to_dict()) != _text(data):
+        if _canonical_json(signature.to_dict()) != _canonical_json(data):
             raise SignatureError(
                 "the stored signature does not follow from its own layouts: it was altered, or "
                 "written by another version of this software"
@@ -327,8 +336,10 @@ class Signature:
 def _row_dimensions(
     layouts: Mapping[str, Layout], rows_of: Mapping[str, str], ranges: Mapping[str, RowRange]
 ) -> dict[str, str]:
-    """The row dimension of every collection: that in `rows_of`, else `n`. SignatureError if a
-    collection does not exist, or its dimension has no range."""
+    """Return the row dimension of every collection: that in `rows_of`, or else `n`.
+
+    Raises SignatureError if `rows_of` names no collection, or if a dimension has no range.
+    """
     unknown = sorted(set(rows_of) - set(layouts))
     if unknown:
         raise SignatureError(f"rows of {unknown[0]!r}, which is no collection")
@@ -339,13 +350,16 @@ def _row_dimensions(
     return dims
 
 
-def _bound(block: Block, layouts: Mapping[str, Layout], dims: Mapping[str, str]) -> BoundBlock:
-    """The block with its plan and row dimension. SignatureError if its collection does not exist;
-    BlockError if its layout cannot provide it."""
+def _plan_bound(block: Block, layouts: Mapping[str, Layout], dims: Mapping[str, str]) -> BoundBlock:
+    """Return a block with its plan and row dimension (`dims` has that of each collection).
+
+    Raises SignatureError if the collection does not exist, BlockError if its layout cannot provide
+    the block.
+    """
     if block.collection not in layouts:
-        have = ", ".join(layouts)
+        names = ", ".join(layouts)
         raise SignatureError(
-            f"block {block.name!r}: no collection {block.collection!r}, there are: {have}"
+            f"block {block.name!r}: no collection {block.collection!r}, there are: {names}"
         )
     plan = plan_block(block, layouts[block.collection])
     return BoundBlock(block, plan, dims[block.collection])
@@ -354,7 +368,7 @@ def _bound(block: Block, layouts: Mapping[str, Layout], dims: Mapping[str, str])
 def _require_identifiers(
     layouts: Mapping[str, Layout], blocks: Sequence[Block], dims: Iterable[str]
 ) -> None:
-    """Raise SignatureError for a name that C++ could not have."""
+    """Raise SignatureError for a name that is no identifier in C++."""
     names_of = {
         "collection": layouts,
         "column": [c.name for layout in layouts.values() for c in layout.columns],
@@ -367,13 +381,13 @@ def _require_identifiers(
                 raise SignatureError(f"{kind} {name!r} is not an identifier (A-Z a-z 0-9 _)")
 
 
-def _text(data: Mapping[str, Any]) -> str:
-    """The data as JSON text, to compare it: 1, 1.0 and true are equal in Python, not as text."""
+def _canonical_json(data: Mapping[str, Any]) -> str:
+    """Return data as JSON text that can be compared: in Python, 1, 1.0 and True are equal."""
     return json.dumps(data, sort_keys=True)
 
 
-def _as_stored(rows: RowRange) -> dict[str, Any]:
-    """The range as `Signature.to_dict` has it."""
+def _range_data(rows: RowRange) -> dict[str, Any]:
+    """Return a range as data for JSON, as `Signature.to_dict` stores it."""
     data: dict[str, Any] = as_data(rows)
     if not rows.unbounded:  # the same text as before `unbounded` existed
         del data["unbounded"]
@@ -391,7 +405,7 @@ class _StoredCollection:
 
 
 @dataclass(frozen=True)
-class _Stored:
+class _StoredSignature:
     """The fields of `Signature.to_dict`, except the plans, which are computed from the others."""
 
     collections: Mapping[str, _StoredCollection]
@@ -401,8 +415,8 @@ class _Stored:
     jagged: Mapping[str, int] = field(default_factory=dict)
 
 
-def _arguments(bound: BoundBlock, role: Role) -> list[Argument]:
-    """The arguments of a block, in their order: one for a matrix, else one per component."""
+def _block_arguments(bound: BoundBlock, role: Role) -> list[Argument]:
+    """Return the arguments of a block in order: one for a matrix, else one for each component."""
     plan, block = bound.plan, bound.block
     kind: Literal["matrix", "column", "scalar"] = "scalar" if plan.kind == "scalars" else "column"
     starts, count = plan.components, 1

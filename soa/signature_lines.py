@@ -26,17 +26,17 @@ from soa.signature import Signature
 
 
 def describe(signature: Signature, tile: int | None = None, windows: bool = False) -> str:
-    """The signature as lines. Every line ends with a newline, also the last one.
+    """Return the lines of a signature as one text. Every line ends with a newline.
 
-    `tile`: the rows of a tile, if runs are cut into tiles; the signature must then have
-    `tile_kinds`. `windows`: whether windows may begin at any row.
+    `tile`: the rows of a tile, if runs are cut into tiles. Then `signature.tile_kinds` must not be
+    None. `windows`: whether windows of larger collections may begin at any row.
     """
-    buffers = all(layout.storage == "buffer" for layout in signature.layouts.values())
-    lines = [f"soa-arguments {1 if buffers else 2}"]
+    only_buffers = all(layout.storage == "buffer" for layout in signature.layouts.values())
+    lines = [f"soa-arguments {1 if only_buffers else 2}"]
     for dim in signature.dims:
         lines.append(f"rows {dim} {signature.ranges[dim].min} {signature.ranges[dim].max}")
     for name, layout in signature.layouts.items():
-        storage = "" if buffers else f" {layout.storage}"
+        storage = "" if only_buffers else f" {layout.storage}"
         lines.append(f"collection {name} {signature.rows_of[name]} {layout.alignment}{storage}")
         lines += [
             f"column {name} {column.name} {column.dtype} {itemsize(column.dtype)} {column.kind} "
@@ -44,9 +44,9 @@ def describe(signature: Signature, tile: int | None = None, windows: bool = Fals
             for column in layout.columns
         ]
     lines += [
-        f"argument {a.kind} {a.rows} {a.dtype} {a.collection or '-'} {a.column or '-'} "
-        f"{a.component} {a.count} {a.role}"
-        for a in signature.arguments
+        f"argument {item.kind} {item.rows} {item.dtype} {item.collection or '-'} "
+        f"{item.column or '-'} {item.component} {item.count} {item.role}"
+        for item in signature.arguments
     ]
     if tile is not None:
         limit = max(rows.limit for rows in signature.ranges.values())

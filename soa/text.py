@@ -21,31 +21,34 @@ _MARKDOWN = re.compile(
 
 
 def plain(text: object, newline: str = r"\n") -> str:
-    """Text on one line; invisible characters and terminal commands are escaped, as in `\\x1b`.
+    """Return text on one line, with invisible characters and terminal commands escaped: `\\x1b`.
 
-    `newline`: what a line break becomes; "\\n" keeps the lines.
+    `newline` replaces each line break; "\\n" keeps the lines.
     """
     lines = str(text).replace("\r\n", "\n").split("\n")
     return newline.join("".join(map(_visible, line)) for line in lines)
 
 
 def _visible(character: str) -> str:
-    # Escaped: control characters (C0, C1), direction marks, surrogates, unassigned characters and
-    # line separators.
+    """Return a character as it is if it is a space or can be seen; otherwise escape it.
+
+    Escaped are control characters (C0, C1), direction marks, surrogates, unassigned characters and
+    line separators.
+    """
     if character.isprintable() or unicodedata.category(character) == "Zs":
         return character
     return character.encode("unicode_escape", "surrogatepass").decode()
 
 
 def in_html(text: object) -> str:
-    """Escape text for HTML and SVG, between tags."""
+    """Escape text that stands between tags of HTML or SVG."""
     import html  # slow to import: it holds a table of all entity names
 
     return html.escape(plain(text, "\n"))
 
 
 def html_table(title: object, head: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
-    """A small table for a notebook; all text is escaped."""
+    """Return a small HTML table for a notebook, with a title; all text is escaped."""
 
     def row(cells: Iterable[object], tag: str) -> str:
         return "".join(["<tr>", *(f"<{tag}>{in_html(cell)}</{tag}>" for cell in cells), "</tr>"])
@@ -60,14 +63,14 @@ def in_markdown(text: object) -> str:
 
 
 def logger(name: str) -> logging.Logger:
-    """A logger that prints its arguments through `plain`."""
+    """Return the logger of this name, which then escapes its arguments by `plain`."""
     log = logging.getLogger(name)
     log.addFilter(_plain_arguments)
     return log
 
 
 def _plain_arguments(record: logging.LogRecord) -> bool:
-    """A filter that lets every record pass, with its arguments as one line of plain text."""
+    """Escape the arguments of a log record. Returns True, so that the filter keeps every record."""
     if isinstance(record.args, Mapping):  # of "%(name)s"
         record.args = {key: _plain_argument(value) for key, value in record.args.items()}
     elif record.args:
@@ -76,25 +79,25 @@ def _plain_arguments(record: logging.LogRecord) -> bool:
 
 
 def _plain_argument(value: object) -> object:
-    """Numbers stay numbers, for formats such as `%d`."""
+    """Return a log argument as plain text; a number stays one, for formats such as `%d`."""
     return value if isinstance(value, int | float) else plain(value)
 
 
 def listed(words: list[str]) -> str:
-    """Join words: `a, b and c`. No words give an empty text."""
+    """Join words as in a sentence: `a, b and c`. Without words the text is empty."""
     if len(words) < 2:
         return "".join(words)
     return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def number(value: float, digits: int = 3) -> str:
-    """A number as people write it: `5,720`, `0.25`, `4.2e-6`; never `5.72e+03`.
+    """Return a number as people write it: `5,720`, `0.25`, `4.2e-6`; never `5.72e+03`.
 
-    `digits`: the significant ones. Zeros at the end of a fraction are left out.
+    It has `digits` significant digits; zeros at the end of a fraction are left out.
     """
     if value == 0 or not math.isfinite(value):
         return str(value) if value else "0"
-    # Of the rounded value: 999.9 becomes 1,000, which has one digit more.
+    # The power of ten of the rounded value: 999.9 becomes 1,000, which has one digit more.
     power = math.floor(math.log10(abs(float(f"{value:.{digits - 1}e}"))))
     if -4 <= power < 9:
         text = f"{value:,.{max(0, digits - 1 - power)}f}"
@@ -104,19 +107,24 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def microseconds(value: float) -> str:
-    """A time with three significant digits, in µs, ms or s."""
+    """Return a time of `value` µs as text with three significant digits, in µs, ms or s."""
     scale, unit = time_unit(value)
     return f"{number(value / scale)} {unit}"
 
 
 def time_unit(value: float) -> tuple[float, str]:
-    """The unit for a time of `value` µs: how many µs it has, and its name."""
+    """Return the unit in which to write a time of `value` µs: its length in µs, and its name.
+
+    The limits are 999.5, since larger values are rounded to 1,000 of a unit.
+    """
     if value < 999.5:
         return 1.0, "µs"
     return (1e3, "ms") if value < 999.5e3 else (1e6, "s")
 
 
 def identifier(text: str) -> str:
-    """A text as a name in configs and code: each character that no name has becomes an underscore,
-    and one is put before a digit at the beginning."""
+    """Return a text as a name for configs and code: `jet pt` becomes `jet_pt`, `3d` becomes `_3d`.
+
+    Each character that no name has becomes an underscore.
+    """
     return re.sub(r"^(?=[0-9])|\W", "_", text, flags=re.ASCII)

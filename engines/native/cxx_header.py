@@ -19,10 +19,10 @@ from soa.layout import Column
 from soa.signature import Signature
 from soa.signature_lines import describe
 
-_TYPES = {"bool": "bool", "float32": "float", "float64": "double"} | dict.fromkeys(
+_CXX_TYPES = {"bool": "bool", "float32": "float", "float64": "double"} | dict.fromkeys(
     ("float16", "bfloat16"), "std::uint16_t"  # C++17 has no such types: the bits are given
 )  # fmt: skip
-_WORDS = """
+_TAKEN_WORDS = """
     alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t
     char8_t class co_await co_return co_yield compl concept const const_cast consteval constexpr
     constinit continue decltype default delete do double dynamic_cast else enum explicit export
@@ -47,14 +47,16 @@ _WORDS = """
     sigev_notify_attributes sigev_notify_function sigmask sigsetjmp stderr stdin stdout strdupa
     strndupa unix va_arg va_copy va_end va_start
 """
-_TAKEN = frozenset(_WORDS.split()) | {
+_TAKEN_NAMES = frozenset(_TAKEN_WORDS.split()) | {
     name
     for name in (*dir(errno), *dir(signal))
     if name.isupper()  # macros of the same names
 }
-"""Keywords, the names that the header uses, and macros of C++'s standard headers. `_FAMILIES` are
-the other macros."""
-_FAMILIES = re.compile(
+"""Keywords, the names that the header uses, and macros of C++'s standard headers.
+
+`_TAKEN_PATTERN` matches the other macros.
+"""
+_TAKEN_PATTERN = re.compile(
     r"""
     (PTHREAD|CLONE|SCHED|SEGV|ATOMIC|CLOCK|LC|SIGEV|HUGE_VAL|SNAN|CPU|RENAME|ADJ|BC|BUS|CLD|FD|FE
       |CLOSE_RANGE|FPE|FP|ILL|MOD|NL|POLL|REG|SA|SEEK|SI|SIG|STA|TRAP|XATTR|DBL|FLT|LDBL|SOA
@@ -69,10 +71,10 @@ _FAMILIES = re.compile(
     """,
     re.VERBOSE,
 )
-_RESERVED = re.compile(r"__\w*|_[A-Z]\w*")
-"""Names that C++ keeps for compilers. They get an x at the beginning."""
+_RESERVED_PATTERN = re.compile(r"__\w*|_[A-Z]\w*")
+"""Matches the names that C++ keeps for compilers. `_changed_names` puts an x in front of them."""
 
-_HEADER = """\
+_HEADER_TEMPLATE = """\
 // {ref}, bundle {short}: written by `pipeline cxx`. Do not edit.
 #pragma once
 
@@ -98,7 +100,7 @@ inline soa::Model load(const std::filesystem::path &folder, soa::Loading loading
 
 }}  // namespace {space}
 """
-_BUFFER = """
+_BUFFER_TEMPLATE = """
 // {least} ... {most} elements in one buffer, aligned to {alignment}{read_only}.
 struct {name} {{
 {members}
@@ -114,7 +116,7 @@ struct {name} {{
   soa::Memory memory;
 }};
 """
-_COLUMNS = """
+_COLUMNS_TEMPLATE = """
 // {least} ... {most} elements in separate columns, each aligned to {alignment} and to its
 // element{read_only}.
 struct {name} {{
@@ -130,31 +132,35 @@ struct {name} {{
 
 
 def typed_header(signature: Signature, model: str, ref: str, digest: str) -> str:
-    """The text of the header. Its namespace is `namespace_of(model)`. `cxx_names` says which names
-    are changed, and how.
+    """Return the text of the header, with everything in the namespace `namespace_of(model)`.
+
+    `ref` names the version in a comment, as `jets/3`; `digest` is that of its bundle. `cxx_names`
+    says which names are changed, and how.
     """
     names = cxx_names(signature.layouts)
     lines = describe(signature).splitlines(keepends=True)
-    return _HEADER.format(
+    return _HEADER_TEMPLATE.format(
         ref=ref,
         short=digest[:12],
         space=namespace_of(model),
         digest=digest,
-        structs="".join(_struct(name, names[name], signature) for name in names),
+        structs="".join(_struct_text(name, names[name], signature) for name in names),
         layouts="".join(line for line in lines if not line.startswith("argument ")),
     )
 
 
 def namespace_of(model: str) -> str:
-    """The model's name, with `_` for characters that C++ does not allow, and at the end if C++ has
-    another meaning for the name."""
+    """Return the C++ namespace of a model: its name, with `_` where C++ allows no such character.
+
+    A name that has another meaning in C++ gets a `_` at the end: `signal` becomes `signal_`.
+    """
     space = re.sub(r"\W", "_", model if model[0].isalpha() else f"_{model}")
-    taken = {space} if _in_c_library(space) else set()
+    taken = {space} if _is_in_c_library(space) else set()
     return cxx_names([space], taken)[space]
 
 
-def _struct(collection: str, name: str, signature: Signature) -> str:
-    """The C++ struct of a collection: pointers to its columns, and the checks of a binding."""
+def _struct_text(collection: str, name: str, signature: Signature) -> str:
+    """Return the C++ struct `name` of a collection, with a pointer to each of its columns."""
     layout, rows = signature.layouts[collection], signature.ranges[signature.rows_of[collection]]
     names = cxx_names((column.name for column in layout.columns), {name})
     const = "" if collection in signature.output_collections else "const "
@@ -168,7 +174,7 @@ def _struct(collection: str, name: str, signature: Signature) -> str:
         ]
         walk.append(f"    at.{'scalar' if column.kind == 'scalar' else 'column'}({member});")
         addresses.append(f'{{"{column.name}", {{{_pointers(column, member)}}}}}')
-    template = _BUFFER if layout.storage == "buffer" else _COLUMNS
+    template = _BUFFER_TEMPLATE if layout.storage == "buffer" else _COLUMNS_TEMPLATE
     return template.format(
         name=name,
         collection=collection,
@@ -185,7 +191,10 @@ def _struct(collection: str, name: str, signature: Signature) -> str:
 
 
 def _declaration(column: Column, member: str, element: str) -> str:
-    """The member of a struct for a column: a pointer, or one for each component of a matrix."""
+    """Return the declaration of a column's member in a struct.
+
+    It is a pointer to `element`, or for an Eigen column an array with one for each component.
+    """
     if column.kind != "eigen":
         return f"  {element} *{member} = nullptr;"
     declared = f"  std::array<{element} *, {column.components}> {member}{{}};"
@@ -195,25 +204,25 @@ def _declaration(column: Column, member: str, element: str) -> str:
 
 
 def _pointers(column: Column, member: str) -> str:
-    """C++ expressions for the pointers of a member, separated by commas."""
+    """Return C++ expressions for the pointers of a member: `pt`, or `p4[0], p4[1]`."""
     if column.kind != "eigen":
         return member
     return ", ".join(f"{member}[{k}]" for k in range(column.components))
 
 
 def _element_type(column: Column) -> str:
-    """The C++ type of a column's elements."""
+    """Return the C++ type of a column's elements."""
     if is_opaque(column.dtype):
         return f"std::array<std::byte, {itemsize(column.dtype)}>"
-    return _TYPES.get(column.dtype, f"std::{column.dtype}_t")
+    return _CXX_TYPES.get(column.dtype, f"std::{column.dtype}_t")
 
 
 def cxx_names(scope: Iterable[str], others: Iterable[str] = ()) -> dict[str, str]:
-    """A C++ name for each of the names of one scope, in which no name of `others` may be declared.
+    """Return a C++ name for each of the names in `scope`, a struct or a namespace.
 
-    A name stays as it is if it can: it is no keyword, no macro of a standard header, and not used
-    by the header. Else it gets a `_` at the end, or `_2_`, `_3_`, ... if that is another's name.
-    No macro ends in `_`.
+    A name is not changed unless it is a keyword, a macro of a standard header, used by the header
+    itself, or in `others`. Then it gets a `_` at the end, or `_2_`, `_3_`, ... if that is the name
+    of another one. No macro ends in `_`.
     """
     names, others = list(scope), frozenset(others)
     chosen = {name: name for name in names if not _is_taken(name) and name not in others}
@@ -227,21 +236,21 @@ def cxx_names(scope: Iterable[str], others: Iterable[str] = ()) -> dict[str, str
 
 
 def _changed_names(name: str) -> Iterator[str]:
-    """`name_`, `name_2_`, `name_3_`, …; with an x in front of a name that C++ keeps."""
-    stem = f"x{name}" if _RESERVED.fullmatch(name) else name
+    """Yield `name_`, `name_2_`, `name_3_`, … with an x in front if C++ keeps the name."""
+    stem = f"x{name}" if _RESERVED_PATTERN.fullmatch(name) else name
     yield f"{stem}_"
     for number in count(2):
         yield f"{stem}_{number}_"
 
 
 def _is_taken(name: str) -> bool:
-    """True for a name that has a meaning already, in C++ or in the header."""
-    patterns = (_FAMILIES, _RESERVED)
-    return name in _TAKEN or any(pattern.fullmatch(name) for pattern in patterns)
+    """Return whether a name already has a meaning, in C++ or in the header."""
+    patterns = (_TAKEN_PATTERN, _RESERVED_PATTERN)
+    return name in _TAKEN_NAMES or any(pattern.fullmatch(name) for pattern in patterns)
 
 
-def _in_c_library(name: str) -> bool:
-    """Whether C has a function of this name, so that no namespace can have it: index, signal."""
+def _is_in_c_library(name: str) -> bool:
+    """Return whether C has a function of this name, such as `index`. No namespace can have it."""
     try:
         library = ctypes.CDLL("libm.so.6")  # it gives the names of libc too
     except OSError:  # this C library is not glibc

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 _native.set_error(RunError)
 
 count_between = _native.count_between
-"""Counts values in bins: see common/counting.h."""
+"""Counts how many values fall into each bin: common/counting.h describes the arguments."""
 
 SHIM = Path(_native.__file__).parent / "libsoa_shim.so"
 """The library that replaces torch for artifacts of `aoti-standalone`. It exists only on x86-64."""
 
 
 class _Tiling(NamedTuple):
-    """How a call's rows are cut; see soa_call_tile in soa_runner.h."""
+    """How a call's rows are cut into tiles: the arguments of soa_call_tile in soa_runner.h."""
 
     kinds: str
     rows: int
@@ -71,18 +71,21 @@ class NativeExecutable(Executable):
         self.prepare([span_of(argument) for argument in arguments]).run()
 
     def prepare(self, arguments: Sequence[Span]) -> PreparedCall:
-        """Tie arguments to the artifact, for many runs. RunError if it is closed, or if the
-        arguments are not those that it takes."""
+        """Tie arguments to the artifact, so that it can run on them many times.
+
+        Raises RunError if the artifact is closed, or does not take these arguments.
+        """
         call = self._model.prepare([span[:3] for span in arguments])  # address, dtype, shape
         if self._tiling is not None:
             call.tile(*self._tiling)
         return PreparedCall(call, arguments)
 
     def in_tiles(self, kinds: str, rows: int, threads: int = 1) -> NativeExecutable:
-        """The same opened library, whose calls process `rows` rows at a time, on `threads` threads.
+        """Return the same opened library, whose calls process `rows` rows at a time.
 
-        This holds for calls with at least twice as many rows. With `rows` = 0 a call processes all
-        rows at once. See soa_call_tile in soa_runner.h, also for `kinds`.
+        Calls with less than twice as many rows are not cut. With `rows` = 0 no call is. The tiles
+        of a call run on `threads` threads. `kinds` is `Signature.tile_kinds`. See also
+        soa_call_tile in soa_runner.h.
         """
         tiled = copy.copy(self)
         tiled._tiling = _Tiling(kinds, rows, threads)
@@ -90,9 +93,9 @@ class NativeExecutable(Executable):
         return tiled
 
     def recordable(self) -> NativeExecutable:
-        """The same artifact, opened once more so that its runs may be recorded into CUDA graphs.
+        """Open the same artifact once more, so that its runs may be recorded into CUDA graphs.
 
-        Its weights take GPU memory a second time.
+        The weights take GPU memory a second time. Later calls return the same object.
         """
         with self._lock:
             if self._recordable is None:
@@ -108,9 +111,10 @@ class NativeExecutable(Executable):
 
 
 class PreparedCall:
-    """Arguments tied to an artifact, whose memory is kept alive. `run(stream)` is the native call.
+    """Arguments that are tied to an artifact. Their memory is kept alive.
 
-    RunError if two threads run the same prepared call at the same time.
+    `run(stream)` is the native call. It raises RunError if another thread runs the same prepared
+    call at this moment.
     """
 
     def __init__(self, call: _native.Call, arguments: Sequence[Span]) -> None:
@@ -123,27 +127,36 @@ class PreparedCall:
         return self
 
     def replace(self, changes: Mapping[int, Span]) -> None:
-        """Replace the memory of some arguments, given by their index. Only n and the address may
-        differ. If this fails, all arguments are as before."""
+        """Replace the memory of some arguments. `changes` maps the index of each to its new memory.
+
+        Only n and the address may differ. If this fails, all arguments are as before.
+        """
         self.call.update([(i, span[:3]) for i, span in changes.items()])
         for i, span in changes.items():
             self._arguments[i] = span
 
 
 def missing_cpu_features(arch: str) -> str:
-    """The CPU features that `arch` needs and this host lacks, by Linux's names and separated by
-    ", "; "another processor family" if that is so; "" if this host runs its code."""
+    """Return the CPU features that `arch` needs and this host lacks, as `avx2, fma`.
+
+    The names are those of Linux. If `arch` is that of another kind of processor, this is
+    "another processor family"; if this host can run its code, it is empty.
+    """
     return _native.missing_cpu_features(arch)
 
 
 def gpus() -> list[int]:
-    """The architecture of each NVIDIA GPU that the driver sees, such as 90 for sm_90. This needs no
-    torch. RunError if there is no driver."""
+    """Return the architecture of each NVIDIA GPU that the driver sees, such as 90 for sm_90.
+
+    This does not use torch. Raises RunError if there is no driver.
+    """
     return _native.gpus()
 
 
 def run_many(calls: Sequence[PreparedCall | None], threads: int, stream: int = 0) -> None:
-    """Run prepared calls on `threads` native threads in one call without the GIL. None does
-    nothing; a RunError has the number of the call that failed, with each None counted."""
+    """Run prepared calls on `threads` native threads, all without the GIL.
+
+    None in `calls` is skipped. If a call fails, the text of the RunError has its index in `calls`.
+    """
     native = [None if prepared is None else prepared.call for prepared in calls]
     _native.run_many(native, threads, stream)

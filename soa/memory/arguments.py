@@ -15,14 +15,18 @@ if TYPE_CHECKING:
 
 
 def carrier(n: int, device: Device = CPU) -> Span:
-    """The argument whose shape carries a row count: `(n, 0)`, no memory."""
+    """Return the argument that tells an artifact how many rows there are: `(n, 0)`, no memory."""
     return Span(0, "float32", (n, 0), device)
 
 
 def argument_spans(
     signature: Signature, collections: Mapping[str, Collection], rows: Mapping[str, int]
 ) -> list[Span]:
-    """The memory of each of `signature.arguments`. The caller has checked collections and rows."""
+    """Return the memory of each of `signature.arguments`, in order.
+
+    `collections` and `rows`, the n of each row dimension, must fit the signature: the caller has
+    checked them.
+    """
     device = next(iter(collections.values())).device
     spans = []
     for argument in signature.arguments:
@@ -41,7 +45,7 @@ def argument_spans(
 def argument_tensors(
     signature: Signature, collections: Mapping[str, Collection], rows: Mapping[str, int]
 ) -> list[torch.Tensor]:
-    """The spans of `argument_spans` as torch tensors over the same memory."""
+    """Return the spans of `argument_spans` as torch tensors over the same memory."""
     return [span.tensor() for span in argument_spans(signature, collections, rows)]
 
 
@@ -50,13 +54,13 @@ def read_block(
 ) -> torch.Tensor:
     """Copy a block into a new tensor on `device`, in the shape that the model sees or returns.
 
-    The dtype is that of the block's columns; if they differ, the widest floating-point one, or
-    without any the widest.
+    The tensor has the dtype of the block's columns. If these differ, it has the widest
+    floating-point dtype among them, or the widest dtype if none is a floating-point one.
     """
     import torch
 
     n = 1 if bound.plan.kind == "scalars" else collection.n
-    widest = torch_dtype(max(bound.plan.dtypes, key=lambda d: (is_float(d), itemsize(d))))
+    widest = torch_dtype(max(bound.plan.dtypes, key=lambda name: (is_float(name), itemsize(name))))
     layout = collection.layout
     features = [
         collection.span(name, layout[name].component_of(i)).first(n).tensor().to(device, widest)
@@ -64,6 +68,6 @@ def read_block(
         for i in range(layout[name].components)
     ]
     block = torch.stack(features, dim=1).reshape(bound.shape(n))
-    if bound.block.broadcast:  # its one row, for all rows
+    if bound.block.broadcast:  # it has one row, which is repeated for each row
         return block.repeat(collection.n, *[1] * (block.dim() - 1))
     return block

@@ -16,23 +16,23 @@ from soa.errors import CollectionError
 from soa.layout import Column, Layout
 from soa.memory.foreign import (
     as_opaque,
-    broadcast,
+    broadcast_values,
     check_alignment,
     check_dtype,
     import_bytes,
     import_columns,
     numbers_of,
+    shape_error,
     values_of,
-    wrong_shape,
 )
-from soa.memory.span import Array, Device, Span, allocate, allocate_columns, split
+from soa.memory.span import Array, Device, Span, allocate, allocate_columns, split_buffer
 from soa.options import BY_NAME, COUNT, Accepted, of_type, takes
 from soa.text import listed
 
 if TYPE_CHECKING:
     import torch
 
-_RAW = ("uint8", "opaque1", "|S1")
+_RAW_DTYPES = ("uint8", "opaque1", "|S1")
 """Memory that has one of these dtypes is taken as raw bytes, for columns of any dtype."""
 _COLUMNS_SHOWN = 20
 LAYOUT = of_type("a Layout, such as session.layout(NAME)", Layout)
@@ -65,16 +65,16 @@ class Collection:
         *,
         capacity: int | None = None,
     ) -> None:
-        n = _count(n)
-        capacity = n if capacity is None else _count(capacity)
+        n = _require_count(n)
+        capacity = n if capacity is None else _require_count(capacity)
         if layout.storage == "buffer":
             buffer = allocate(layout.nbytes(capacity), layout.alignment, device)
-            self._init(layout, n, capacity, split(layout, capacity, buffer), buffer)
+            self._set_memory(layout, n, capacity, split_buffer(layout, capacity, buffer), buffer)
             return
-        self._init(layout, n, capacity, allocate_columns(layout, capacity, device), None)
+        self._set_memory(layout, n, capacity, allocate_columns(layout, capacity, device), None)
 
     @classmethod
-    def _over(
+    def _from_spans(
         cls,
         layout: Layout,
         n: int,
@@ -82,12 +82,12 @@ class Collection:
         columns: dict[str, list[Span]],
         buffer: Span | None,
     ) -> Self:
-        """A collection over given memory: arguments as of `_init`."""
+        """Make a collection over memory that exists; the arguments are those of `_set_memory`."""
         collection = cls.__new__(cls)
-        collection._init(layout, n, capacity, columns, buffer)
+        collection._set_memory(layout, n, capacity, columns, buffer)
         return collection
 
-    def _init(
+    def _set_memory(
         self,
         layout: Layout,
         n: int,
@@ -95,9 +95,12 @@ class Collection:
         columns: dict[str, list[Span]],
         buffer: Span | None,
     ) -> None:
-        """Set the attributes. `columns`: by member, its physical columns. `buffer`: the memory in
-        which they lie, None for separate columns."""
-        n = _count(n)
+        """Set all attributes.
+
+        `columns` has the physical columns of each member. `buffer` is the memory in which all of
+        them lie; None if they are separate.
+        """
+        n = _require_count(n)
         if n > capacity:
             raise CollectionError(f"{n} elements in a collection with room for {capacity}")
         self.layout = layout
@@ -105,20 +108,21 @@ class Collection:
         self.capacity = capacity
         self._columns = columns
         self._buffer = buffer
-        self._first = columns[layout.columns[0].name][0] if buffer is None else buffer
-        self.device: Device = self._first.device
+        self._first_span = columns[layout.columns[0].name][0] if buffer is None else buffer
+        self.device: Device = self._first_span.device
         self.start = 0
-        """For a window: its first row, counted in the collection that it belongs to."""
+        """The first row of a window, counted in the collection that it belongs to; else 0."""
         self.copied: tuple[str, ...] = ()
-        """Columns that `as_collection` had to copy. A later change here does not reach their
-        source."""
+        """Columns that `as_collection` had to copy; changes here do not reach their source."""
         self._parent: Self | None = None
 
     @property
     def readonly(self) -> bool:
-        """Whether the memory is read-only. If it is, no output can be bound to it. torch does not
-        know that it is read-only: do not write to its tensors."""
-        return self._first.readonly
+        """Whether the memory is read-only, so that no output can be bound to it.
+
+        torch does not know this: do not write to the tensors of a read-only collection.
+        """
+        return self._first_span.readonly
 
     # -- construction over other memory ------------------------------------------------------
 
@@ -135,7 +139,7 @@ class Collection:
         device: str | None = None,
         readonly: bool | None = None,
     ) -> Self:
-        """A collection over existing memory of a `buffer` layout, without a copy.
+        """Make a collection over existing memory of a `buffer` layout, without a copy.
 
         `memory` is an address (then `nbytes` and, on a GPU, `device` are needed) or any exporter
         that `import_bytes` accepts. It must hold at least `layout.nbytes(capacity)` bytes from an
@@ -156,11 +160,11 @@ class Collection:
             raise CollectionError(
                 "this layout has separate columns: use Collection.from_columns or as_collection"
             )
-        n = _count(n)
-        capacity = n if capacity is None else _count(capacity)
+        n = _require_count(n)
+        capacity = n if capacity is None else _require_count(capacity)
         foreign = import_bytes(memory, nbytes, device)
         dtypes = list(dict.fromkeys(member.dtype for member in layout.columns))
-        if foreign.dtype not in _RAW and dtypes != [foreign.dtype]:
+        if foreign.dtype not in _RAW_DTYPES and dtypes != [foreign.dtype]:
             raise CollectionError(
                 f"the memory holds {foreign.dtype}, the layout's columns are {listed(dtypes)}: "
                 "give it as raw bytes (uint8), if they are laid out as this layout says"
@@ -175,7 +179,7 @@ class Collection:
         if readonly is not None:
             buffer = buffer._replace(readonly=readonly)
         check_alignment(buffer, layout.alignment, "the buffer")
-        return cls._over(layout, n, capacity, split(layout, capacity, buffer), buffer)
+        return cls._from_spans(layout, n, capacity, split_buffer(layout, capacity, buffer), buffer)
 
     @classmethod
     @takes(CollectionError, layout=LAYOUT, columns=BY_NAME)
@@ -187,7 +191,7 @@ class Collection:
         *,
         readonly: bool | None = None,
     ) -> Self:
-        """A collection over separately allocated columns, without a copy.
+        """Make a collection over separately allocated columns, without a copy.
 
         `columns[name]` is one exporter of `capacity` elements, or for an Eigen column a sequence
         of one exporter per component, in storage (column-major) order. Each exporter must have the
@@ -210,14 +214,14 @@ class Collection:
         spans_of = import_columns(layout, columns)
         capacity = _common_length(layout, spans_of)
         if capacity is None:  # there are scalars only
-            capacity = 0 if n is None else _count(n)
+            capacity = 0 if n is None else _require_count(n)
         all_spans = [span for spans in spans_of.values() for span in spans]
         if len({span.device for span in all_spans}) > 1:
             raise CollectionError("the columns lie on different devices")
         locked = any(span.readonly for span in all_spans) if readonly is None else readonly
         for name, spans in spans_of.items():
             spans_of[name] = [span._replace(readonly=locked) for span in spans]
-        return cls._over(layout, capacity if n is None else n, capacity, spans_of, None)
+        return cls._from_spans(layout, capacity if n is None else n, capacity, spans_of, None)
 
     @classmethod
     @takes(CollectionError, layout=LAYOUT, arrays=BY_NAME)
@@ -230,7 +234,7 @@ class Collection:
         *,
         capacity: int | None = None,
     ) -> Self:
-        """A collection that owns its memory, filled with a copy of `arrays`.
+        """Make a collection that owns its memory, and fill it with a copy of `arrays`.
 
         Shapes: plain column `(n,)`, Eigen vector `(n, r)`, Eigen matrix `(n, r, c)`, scalar `()`.
         A dtype that differs from the column's is refused rather than converted.
@@ -244,13 +248,13 @@ class Collection:
         """
         values = values_of(layout, arrays)
         if n is None:
-            n = _rows_of(layout, values)
+            n = _common_rows(layout, values)
         self = cls(layout, n, device, capacity=capacity)
         for member in layout.columns:
             column = values[member.name]
             expected = () if member.kind == "scalar" else (self.n, *member.shape)
             if tuple(column.shape) != expected:
-                raise wrong_shape(member, column, expected)
+                raise shape_error(member, column, expected)
             check_dtype(member, dtype_name(column.dtype), repr(member.name))
             self.fill(member.name, column)
         return self
@@ -285,7 +289,7 @@ class Collection:
             flat = used.reshape(n, member.components)
         except (IndexError, ValueError, RuntimeError):
             needed = () if member.kind == "scalar" else (n, *member.shape)
-            raise wrong_shape(member, numbers, needed) from None
+            raise shape_error(member, numbers, needed) from None
         for i in range(member.components):
             self.span(name, member.component_of(i)).first(n).store(flat[:, i])
 
@@ -325,7 +329,7 @@ class Collection:
     # -- views -------------------------------------------------------------------------------
 
     def __getitem__(self, name: str) -> Array:
-        """The n elements in use, as a NumPy view of CPU memory: `collection["pt"][:] = values`.
+        """Return the n elements in use as a NumPy view: `collection["pt"][:] = values` writes them.
 
         Shapes: `(n,)`, `(n, r)` or `(n, r, c)`; a scalar is `()`. The view is read-only if the
         collection is. Raises CollectionError for memory of a GPU, and for an Eigen column of a
@@ -339,7 +343,7 @@ class Collection:
         >>> jets["pt"].shape, jets["p4"].shape
         ((3,), (3, 4))
         """
-        array = self._dense(name).numpy()
+        array = self._dense_span(name).numpy()
         rows = array[..., : self.n] if array.ndim else array
         return rows.transpose()  # in storage order, the rows come last
 
@@ -358,10 +362,10 @@ class Collection:
         """
         member = self.layout[name]
         shape = () if member.kind == "scalar" else (self.n, *member.shape)
-        self.fill(name, broadcast(member, values, shape))
+        self.fill(name, broadcast_values(member, values, shape))
 
     def tensor(self, name: str) -> torch.Tensor:
-        """A torch tensor over a column, on any device, with the shape of `collection[name]`.
+        """Return a torch tensor over a column, on any device, with the shape of `collection[name]`.
 
         For an opaque column it holds the bytes, `(n, size)`.
 
@@ -372,16 +376,20 @@ class Collection:
         >>> jets["p4"][0]
         array([50.,  0.,  0.,  0.], dtype=float32)
         """
-        tensor = self._dense(name).tensor()
+        tensor = self._dense_span(name).tensor()
         if is_opaque(self.layout[name].dtype):
             return tensor if self.layout[name].kind == "scalar" else tensor[: self.n]
         if tensor.dim() == 0:
             return tensor
         return tensor.narrow(-1, 0, self.n).permute(*reversed(range(tensor.dim())))
 
-    def _dense(self, name: str) -> Span:
-        """A member in storage order: `()`, `(capacity,)`, or for an Eigen column the reversed shape
-        of its entries and the padded column length S."""
+    def _dense_span(self, name: str) -> Span:
+        """Return the memory of a member as one span, in the order in which it is stored.
+
+        The shape is `()` for a scalar and `(capacity,)` for a plain column. For an Eigen column of
+        shape (r, c) it is (c, r, S), where S is the padded column length. Raises CollectionError
+        for an Eigen column whose components are separate.
+        """
         member = self.layout[name]
         if member.kind != "eigen":
             span = self.span(name)
@@ -394,7 +402,7 @@ class Collection:
         return run.at(0, run.dtype, *reversed(member.shape), run.shape[1])
 
     def component(self, name: str, k: int = 0) -> Array:
-        """Physical column k of a member as a NumPy view: `(capacity,)`; `(1,)` for a scalar.
+        """Return physical column k of a member as a NumPy view: `(capacity,)`; `(1,)` for a scalar.
 
         Raises as `[...]` does for memory of a GPU and for bfloat16; `span(name, k).tensor()` is a
         torch tensor over the same memory.
@@ -408,7 +416,7 @@ class Collection:
         return self.span(name, k).numpy()
 
     def span(self, name: str, k: int = 0) -> Span:
-        """The memory of physical column k of a member, without its padding."""
+        """Return the memory of physical column k of a member, without its padding."""
         components = self._columns[self.layout[name].name]
         try:
             return components[k]
@@ -419,10 +427,11 @@ class Collection:
 
     @takes(CollectionError, k=COUNT, count=COUNT)
     def run(self, name: str, k: int, count: int) -> Span:
-        """`count` adjacent physical columns from component k of `name`, as one `(count, S)` span.
+        """Return `count` adjacent physical columns, from component k of `name` on, as one span.
 
-        S is the padded column length. The columns must have one dtype and lie in one buffer, as in
-        a `matrix` plan. Raises CollectionError if the buffer has fewer columns.
+        Its shape is `(count, S)`, where S is the padded column length. The columns must have one
+        dtype and lie in one buffer, as in a `matrix` plan. Raises CollectionError if the buffer has
+        fewer columns.
 
         Examples
         --------
@@ -434,24 +443,24 @@ class Collection:
             raise CollectionError("separate columns are not a matrix")
         dtype, capacity = self.layout[name].dtype, self.whole.capacity
         pitch = self.layout.pitch(name, capacity)
-        first = self.layout.offsets(capacity)[name] + k * pitch
-        if k < 0 or count < 0 or first + count * pitch > self._buffer.nbytes:
+        offset = self.layout.offsets(capacity)[name] + k * pitch
+        if k < 0 or count < 0 or offset + count * pitch > self._buffer.nbytes:
             raise CollectionError(f"the buffer has no {count} columns from {name!r}[{k}] on")
-        start = first + self.start * itemsize(dtype)  # of a window, the first row
-        return self._buffer.at(start, dtype, count, pitch // itemsize(dtype))
+        offset += self.start * itemsize(dtype)  # a window begins at row `start`
+        return self._buffer.at(offset, dtype, count, pitch // itemsize(dtype))
 
     def spans(self) -> list[Span]:
-        """Every piece of memory the collection covers: the buffer, or each physical column."""
+        """Return each piece of memory of the collection: its buffer, or every physical column."""
         if self._buffer is not None and self._parent is None:
             return [self._buffer]
-        return self._physical()
+        return self._physical_columns()
 
-    def _physical(self) -> list[Span]:
-        """Each physical column, in the order of the layout."""
+    def _physical_columns(self) -> list[Span]:
+        """Return all physical columns in the order of the layout."""
         return [span for spans in self._columns.values() for span in spans]
 
     def memory(self) -> list[torch.Tensor]:
-        """The memory of `spans` as torch tensors."""
+        """Return the memory of `spans` as torch tensors."""
         return [span.tensor() for span in self.spans()]
 
     @property
@@ -468,7 +477,7 @@ class Collection:
 
     @property
     def data_ptr(self) -> int:
-        """Address of the buffer; raises CollectionError for separate columns and for a window."""
+        """The address of the buffer. Raises CollectionError for separate columns and a window."""
         if self._buffer is None or self._parent is not None:
             raise CollectionError(
                 "separate columns, and the columns of a window, have one address each: span(...)"
@@ -476,18 +485,18 @@ class Collection:
         return self._buffer.address
 
     def locked(self) -> Self:
-        """The same memory, read-only. Its windows and its NumPy views are read-only too."""
+        """Return the same memory as a read-only collection, whose views are read-only, too."""
         buffer = None if self._buffer is None else self._buffer._replace(readonly=True)
         columns = {
             name: [span._replace(readonly=True) for span in spans]
             for name, spans in self._columns.items()
         }
-        copy = self._over(self.layout, self.n, self.capacity, columns, buffer)
+        copy = self._from_spans(self.layout, self.n, self.capacity, columns, buffer)
         copy.start, copy.copied, copy._parent = self.start, self.copied, self._parent
         return copy
 
     def rows(self, n: int) -> Self:
-        """The same memory with n elements in use.
+        """Return a collection over the same memory of which the first n elements are in use.
 
         Examples
         --------
@@ -496,10 +505,10 @@ class Collection:
         >>> jets.rows(10)["pt"].shape
         (10,)
         """
-        return self._part(n, self.capacity, self._columns, self._parent, self.start)
+        return self._view_part(n, self.capacity, self._columns, self._parent, self.start)
 
     def window(self, start: int, stop: int) -> Self:
-        """Rows `start` up to `stop` (excluded) of the rows in use: the same memory, no copy.
+        """Return a window: rows `start` up to `stop` (excluded) of the rows in use, without a copy.
 
         A window is bound like any collection, with collections or windows of the same row count. A
         start that is a multiple of `layout.row_step` can always be bound; any other start only if
@@ -513,7 +522,7 @@ class Collection:
         >>> int(jets["pt"].nonzero()[0][0])
         32
         """
-        start, stop = _count(start), _count(stop)
+        start, stop = _require_count(start), _require_count(stop)
         if not start <= stop <= self.n:
             raise CollectionError(f"rows {start} to {stop} of a collection with {self.n} in use")
         columns = {}
@@ -523,16 +532,19 @@ class Collection:
                 offset = start * itemsize(member.dtype)
                 spans = [span.at(offset, member.dtype, stop - start) for span in spans]
             columns[member.name] = spans
-        return self._part(stop - start, stop - start, columns, self.whole, self.start + start)
+        return self._view_part(stop - start, stop - start, columns, self.whole, self.start + start)
 
-    def _part(
+    def _view_part(
         self, n: int, capacity: int, columns: dict[str, list[Span]], parent: Self | None, start: int
     ) -> Self:
-        """A collection over some of this one's memory. `parent`: the collection of which it is a
-        window that begins at row `start`; None if it is no window."""
-        window = self._over(self.layout, n, capacity, columns, self._buffer)
-        window.start, window.copied, window._parent = start, self.copied, parent
-        return window
+        """Make a collection over a part of this one's memory, its `columns`.
+
+        `parent` is the collection of which it is a window that begins at row `start`; None if it is
+        no window.
+        """
+        part = self._from_spans(self.layout, n, capacity, columns, self._buffer)
+        part.start, part.copied, part._parent = start, self.copied, parent
+        return part
 
     @property
     def whole(self) -> Self:
@@ -547,10 +559,10 @@ class Collection:
         return self if self._parent is None else self._parent
 
     def to(self, device: str | torch.device, layout: Layout | None = None) -> Collection:
-        """A copy on another device; it owns its memory.
+        """Copy the collection to a device. The copy owns its memory.
 
-        Every byte is copied, also the padding. For a window, and for another `layout` of the same
-        members, only the rows are copied.
+        Every byte is copied, also the padding. Of a window, and if the copy gets another `layout`
+        of the same members, only the rows are copied.
 
         Examples
         --------
@@ -560,7 +572,7 @@ class Collection:
         'columns'
         """
         other = Collection(layout or self.layout, self.n, device, capacity=self.capacity)
-        sources, copies = self._physical(), other._physical()
+        sources, copies = self._physical_columns(), other._physical_columns()
         if layout is None and self._parent is None:
             sources, copies = self.spans(), other.spans()
         for source, copy in zip(sources, copies, strict=True):
@@ -568,7 +580,7 @@ class Collection:
         return other
 
     def __repr__(self) -> str:
-        """What differs from memory of its own that is full; then the columns, first rows only."""
+        """Describe the collection in a line, and then each column with its first values."""
         notes = [f"Collection of {self.n:,} rows on {self.device}"]
         if self._parent is not None:
             notes.append(f"from row {self.start:,} of {self.whole.n:,}")
@@ -581,15 +593,17 @@ class Collection:
         lines = [", ".join(notes)]
         for member in self.layout.columns[:_COLUMNS_SHOWN]:
             kind = f"{member.dtype}{list(member.shape) if member.shape else ''}"
-            lines.append(f"  {member.name}  {kind}  {self._first_values(member)}".rstrip())
-        more = len(self.layout.columns) - _COLUMNS_SHOWN
-        if more > 0:
-            lines.append(f"  and {more} more columns")
+            lines.append(f"  {member.name}  {kind}  {self._first_values_text(member)}".rstrip())
+        not_shown = len(self.layout.columns) - _COLUMNS_SHOWN
+        if not_shown > 0:
+            lines.append(f"  and {not_shown} more columns")
         return "\n".join(lines)
 
-    def _first_values(self, member: Column) -> str:
-        """The first values of a member as text; empty for memory that NumPy cannot show as one
-        array of numbers."""
+    def _first_values_text(self, member: Column) -> str:
+        """Return the first values of a member as text.
+
+        It is empty for memory that NumPy cannot show as one array of numbers.
+        """
         no_numbers = member.dtype == "bfloat16" or is_opaque(member.dtype)
         separate = member.kind == "eigen" and self._buffer is None
         if self.device.type != "cpu" or no_numbers or separate:
@@ -599,8 +613,10 @@ class Collection:
 
 
 def _common_length(layout: Layout, spans_of: Mapping[str, list[Span]]) -> int | None:
-    """The number of elements that all columns have; None if all members are scalars.
-    CollectionError if they differ."""
+    """Return the number of elements that each column has; None if all members are scalars.
+
+    Raises CollectionError if columns have different numbers.
+    """
     lengths_of = {
         member.name: {span.shape[0] for span in spans_of[member.name]}
         for member in layout.columns
@@ -608,14 +624,16 @@ def _common_length(layout: Layout, spans_of: Mapping[str, list[Span]]) -> int | 
     }
     lengths = set[int]().union(*lengths_of.values())
     if len(lengths) > 1:
-        shown = ", ".join(f"{name} {sorted(own)}" for name, own in lengths_of.items())
+        shown = ", ".join(f"{name} {sorted(numbers)}" for name, numbers in lengths_of.items())
         raise CollectionError(f"columns of different lengths: {shown}")
     return lengths.pop() if lengths else None
 
 
-def _rows_of(layout: Layout, values: Mapping[str, Any]) -> int:
-    """The number of rows that all arrays have; 0 if all members are scalars. CollectionError if
-    they differ."""
+def _common_rows(layout: Layout, values: Mapping[str, Any]) -> int:
+    """Return the number of rows that each array has; 0 if all members are scalars.
+
+    Raises CollectionError if arrays have different numbers.
+    """
     shapes = {
         member.name: tuple(values[member.name].shape)
         for member in layout.columns
@@ -628,8 +646,11 @@ def _rows_of(layout: Layout, values: Mapping[str, Any]) -> int:
     return int(lengths.pop()[0]) if lengths else 0
 
 
-def _count(value: Any) -> int:
-    """Convert a number of elements to a plain int; NumPy's integers are accepted."""
+def _require_count(value: Any) -> int:
+    """Return a number of elements as a plain int; raise CollectionError if it is none.
+
+    NumPy's integers are accepted.
+    """
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise CollectionError(f"a number of elements must be an integer, found {value!r}")
     if value < 0:

@@ -19,7 +19,7 @@ import numpy as np
 from soa.dtypes import DTYPES, dtype_name, is_float, is_opaque, itemsize, numpy_dtype
 from soa.errors import CollectionError
 from soa.layout import Column, Layout
-from soa.memory.span import CPU, Array, At, Device, Span, is_tensor, span_of, torch_drives_gpus
+from soa.memory.span import CPU, Array, Device, Export, Span, is_tensor, span_of, torch_drives_gpus
 from soa.options import nearest
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class Foreign(NamedTuple):
     """Memory as bytes, with the dtype and shape that its exporter gave.
 
-    A dtype that no column has keeps its exporter's own name (`>f4` for big-endian numbers), so that
-    it equals none of ours.
+    A dtype that no column can have keeps the exporter's own name, such as `>f4` for big-endian
+    numbers. So it never equals the dtype of a column.
     """
 
     bytes: Span
@@ -39,8 +39,12 @@ class Foreign(NamedTuple):
 
 
 def import_bytes(memory: Any, nbytes: int | None = None, device: str | None = None) -> Foreign:
-    """View `memory` as bytes where it lies; raises CollectionError if that needs a copy."""
-    foreign = _import(memory, nbytes, device)
+    """View `memory` as bytes where it lies, without a copy.
+
+    An address needs `nbytes`. Raises CollectionError if a copy is needed, or if the memory does not
+    lie on a `device` of this kind.
+    """
+    foreign = _import_by_protocol(memory, nbytes, device)
     where = foreign.bytes.device
     if device is not None and where.type != Device(device).type:
         raise CollectionError(
@@ -50,14 +54,14 @@ def import_bytes(memory: Any, nbytes: int | None = None, device: str | None = No
     return foreign
 
 
-def _import(memory: Any, nbytes: int | None, device: str | None) -> Foreign:
-    """Foreign memory by the first protocol that it offers. Raises CollectionError."""
+def _import_by_protocol(memory: Any, nbytes: int | None, device: str | None) -> Foreign:
+    """View memory by the first protocol that it offers; raise CollectionError if it has none."""
     if isinstance(memory, ctypes.c_void_p):
         memory = memory.value or 0
     if isinstance(memory, Span):
         return Foreign(memory.raw(), memory.dtype, memory.shape)
     if isinstance(memory, int | np.integer) and not isinstance(memory, bool):
-        return _from_address(int(memory), nbytes, device or CPU)
+        return _import_address(int(memory), nbytes, device or CPU)
     # NumPy would take the few bytes of the scalar, or of the pointer itself, as the memory.
     if isinstance(memory, bool | np.generic | ctypes._SimpleCData | ctypes._Pointer):
         raise CollectionError(
@@ -65,15 +69,15 @@ def _import(memory: Any, nbytes: int | None, device: str | None) -> Foreign:
             "an int with nbytes="
         )
     if is_tensor(memory):
-        return _from_tensor(memory.detach())
+        return _import_tensor(memory.detach())
     if hasattr(memory, "__cuda_array_interface__"):
-        return _from_cuda_interface(memory, device)
+        return _import_cuda_interface(memory, device)
     if hasattr(memory, "__array_interface__"):
-        return _from_array(np.asarray(memory), memory)
+        return _import_array(np.asarray(memory), memory)
     if hasattr(memory, "__dlpack__"):
-        return _from_dlpack(memory)
+        return _import_dlpack(memory)
     try:
-        return _from_array(np.asarray(memoryview(memory)), memory)
+        return _import_array(np.asarray(memoryview(memory)), memory)
     except (TypeError, ValueError, BufferError):
         raise CollectionError(
             f"cannot view a {type(memory).__name__} as memory: give an address, or an object with "
@@ -81,27 +85,32 @@ def _import(memory: Any, nbytes: int | None, device: str | None) -> Foreign:
         ) from None
 
 
-def _from_address(address: int, nbytes: int | None, device: str) -> Foreign:
+def _import_address(address: int, nbytes: int | None, device: str) -> Foreign:
+    """View `nbytes` bytes at an address. The caller of this package keeps them alive."""
     if nbytes is None:
         raise CollectionError(f"address {address:#x} comes without a size: give nbytes=")
     if address < 0 or nbytes < 0:
         raise CollectionError(f"{nbytes} bytes at address {address:#x} are no memory")
-    return Foreign(_raw_span(address, nbytes, device, False, None), "uint8", (nbytes,))
+    raw = _checked_span(address, nbytes, device, readonly=False, owner=None)
+    return Foreign(raw, "uint8", (nbytes,))
 
 
-def _raw_span(address: int, nbytes: int, device: str, readonly: bool, owner: object) -> Span:
-    """The bytes at an address; on a GPU torch checks them, if it drives GPUs. Raises
-    CollectionError."""
+def _checked_span(address: int, nbytes: int, device: str, readonly: bool, owner: object) -> Span:
+    """Return the span of the bytes at an address.
+
+    On a GPU torch checks them, if it is built for GPUs. Raises CollectionError for a null address,
+    and if the check fails.
+    """
     if nbytes and not address:
         raise CollectionError(f"null address for {nbytes} bytes")
     raw = Span(address, "uint8", (nbytes,), Device(device), readonly, owner)
     if device == CPU or not nbytes or not torch_drives_gpus():
         return raw
-    return _from_cuda_interface(At(raw, "|u1", "__cuda_array_interface__"), device).bytes
+    return _import_cuda_interface(Export(raw, "|u1", "__cuda_array_interface__"), device).bytes
 
 
 def _require_contiguous(contiguous: bool, strides: object, shape: object, what: str) -> None:
-    """Raise CollectionError if not `contiguous`. The message says the strides and the shape."""
+    """Raise CollectionError, with strides and shape, unless memory (`what`) is contiguous."""
     if not contiguous:
         raise CollectionError(
             f"{what} with strides {strides} for shape {shape} is not contiguous: a collection "
@@ -109,8 +118,8 @@ def _require_contiguous(contiguous: bool, strides: object, shape: object, what: 
         )
 
 
-def _from_tensor(tensor: torch.Tensor, readonly: bool = False) -> Foreign:
-    """The memory of a dense tensor. Raises CollectionError."""
+def _import_tensor(tensor: torch.Tensor, readonly: bool = False) -> Foreign:
+    """View the memory of a tensor; raise CollectionError unless it is dense and contiguous."""
     import torch
 
     strided = tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_nested)
@@ -127,47 +136,53 @@ def _from_tensor(tensor: torch.Tensor, readonly: bool = False) -> Foreign:
     return Foreign(span, dtype_name(tensor.dtype), shape)
 
 
-def _from_array(array: Array, owner: object) -> Foreign:
-    """The memory of a NumPy array; `owner` keeps it alive. Raises CollectionError."""
+def _import_array(array: Array, owner: object) -> Foreign:
+    """View the memory of a NumPy array, which `owner` keeps alive.
+
+    Raises CollectionError for masked values, Python objects, and gaps between elements.
+    """
     refuse_mask(owner)
     if array.dtype.hasobject:
         raise CollectionError("an array of Python objects holds references, not values")
     shape = array.shape
     _require_contiguous(array.flags.c_contiguous, f"{array.strides} bytes", shape, "array")
     address = array.__array_interface__["data"][0]
-    span = _raw_span(address, array.nbytes, CPU, not array.flags.writeable, (owner, array))
+    span = _checked_span(address, array.nbytes, CPU, not array.flags.writeable, (owner, array))
     return Foreign(span, dtype_name(array.dtype), shape)
 
 
 def refuse_mask(array: object) -> None:
-    """Raise CollectionError for a NumPy array with missing values, which would become numbers."""
+    """Raise CollectionError for a NumPy array with masked values, which would become numbers."""
     if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
         raise CollectionError("the array has masked values: fill them first (array.filled(value))")
 
 
-def _from_cuda_interface(memory: Any, device: str | None) -> Foreign:
-    """GPU memory by `__cuda_array_interface__`, checked by torch if that drives GPUs."""
+def _import_cuda_interface(memory: Any, device: str | None) -> Foreign:
+    """View GPU memory by `__cuda_array_interface__`. torch checks it, if it is built for GPUs."""
     if device is None:
         # Without an index torch uses the current GPU, and would copy memory of another GPU there.
         device = "cuda"
         if hasattr(memory, "__dlpack_device__"):
             device = f"cuda:{memory.__dlpack_device__()[1]}"
     if not torch_drives_gpus():
-        return _unchecked(memory, Device(device))
+        return _import_unchecked(memory, Device(device))
     import torch
 
     address, readonly = memory.__cuda_array_interface__["data"]
     try:
-        tensor = torch.as_tensor(_ForTorch(memory) if readonly else memory, device=device)
+        tensor = torch.as_tensor(_WritableForTorch(memory) if readonly else memory, device=device)
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
         raise CollectionError(f"torch cannot import this GPU memory: {error}") from None
     if tensor.numel() and tensor.data_ptr() != address:
         raise CollectionError(f"this memory does not lie on {device}: say which GPU (device=)")
-    return _from_tensor(tensor, bool(readonly))
+    return _import_tensor(tensor, bool(readonly))
 
 
-class _ForTorch:
-    """Read-only GPU memory for torch, which refuses to import it. The span says that it is."""
+class _WritableForTorch:
+    """Shows read-only GPU memory to torch as writable, since torch refuses it otherwise.
+
+    The span of the memory is read-only all the same.
+    """
 
     def __init__(self, memory: Any) -> None:
         interface = memory.__cuda_array_interface__
@@ -175,8 +190,8 @@ class _ForTorch:
         self._owner = memory  # torch keeps this object alive
 
 
-def _unchecked(memory: Any, device: Device) -> Foreign:
-    """Read `__cuda_array_interface__` without torch."""
+def _import_unchecked(memory: Any, device: Device) -> Foreign:
+    """View GPU memory by `__cuda_array_interface__` without torch, which could check it."""
     interface = memory.__cuda_array_interface__
     if interface.get("mask") is not None:
         raise CollectionError("this GPU memory has a mask of valid values: fill it first")
@@ -186,16 +201,16 @@ def _unchecked(memory: Any, device: Device) -> Foreign:
         dtype = np.dtype(interface["typestr"])
     except (KeyError, TypeError, ValueError) as error:
         raise CollectionError(f"__cuda_array_interface__ is incomplete: {error}") from None
-    dense = [math.prod(shape[k:]) * dtype.itemsize for k in range(1, len(shape) + 1)]
-    contiguous = strides is None or 0 in shape or list(strides) == dense
+    dense_strides = [math.prod(shape[k:]) * dtype.itemsize for k in range(1, len(shape) + 1)]
+    contiguous = strides is None or 0 in shape or list(strides) == dense_strides
     _require_contiguous(contiguous, strides, shape, "memory")
     nbytes = math.prod(shape) * dtype.itemsize
-    span = _raw_span(address or 0, nbytes, device, bool(readonly), memory)
+    span = _checked_span(address or 0, nbytes, device, bool(readonly), memory)
     return Foreign(span, dtype_name(dtype), shape)
 
 
-class _Exporter:
-    """Passes an exporter to NumPy or torch, and reads DLPack's flags, which both ignore."""
+class _FlagReader:
+    """Passes an exporter of DLPack to NumPy or torch, and reads the flags, which both ignore."""
 
     def __init__(self, memory: Any) -> None:
         self.memory = memory
@@ -207,7 +222,11 @@ class _Exporter:
         return kind, index
 
     def __dlpack__(self, **options: Any) -> Any:
-        """The exporter's capsule. It keeps the memory alive as long as the importer's object."""
+        """Return the exporter's capsule, and note whether its memory is read-only.
+
+        Raises CollectionError if the flags say that this is a copy. The importer's object keeps the
+        memory alive.
+        """
         capsule = self.memory.__dlpack__(**options)
         if _is_valid(capsule, b"dltensor_versioned"):
             managed = _pointer(capsule, b"dltensor_versioned")
@@ -229,9 +248,9 @@ _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, *_CAPSULE)(("PyCapsule_IsValid", cty
 _pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, *_CAPSULE)(("PyCapsule_GetPointer", ctypes.pythonapi))
 
 
-def _from_dlpack(memory: Any) -> Foreign:
-    """Import CPU memory by NumPy; GPU memory, and bfloat16, which NumPy lacks, by torch."""
-    exporter = _Exporter(memory)
+def _import_dlpack(memory: Any) -> Foreign:
+    """View memory by DLPack. NumPy imports CPU memory; torch GPU memory, and bfloat16."""
+    exporter = _FlagReader(memory)
     try:
         on_gpu = exporter.__dlpack_device__()[0] in _GPUS
         if on_gpu and not torch_drives_gpus():
@@ -239,22 +258,22 @@ def _from_dlpack(memory: Any) -> Foreign:
                 "DLPack memory of a GPU is imported by torch, and no torch that is built for GPUs "
                 "is here: give its address, or __cuda_array_interface__"
             )
-        array = None if on_gpu else _array_of(exporter)
+        array = None if on_gpu else _import_by_numpy(exporter)
         if array is not None:
-            foreign = _from_array(array, memory)
+            foreign = _import_array(array, memory)
             # NumPy itself marks all memory from exporters older than DLPack 1.0 as read-only.
             return foreign._replace(bytes=foreign.bytes._replace(readonly=exporter.readonly))
         import torch
 
-        return _from_tensor(torch.utils.dlpack.from_dlpack(exporter), exporter.readonly)
+        return _import_tensor(torch.utils.dlpack.from_dlpack(exporter), exporter.readonly)
     except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
         raise CollectionError(
             f"this {type(memory).__name__} does not export its memory by DLPack: {error}"
         ) from None
 
 
-def _array_of(exporter: _Exporter) -> Array | None:
-    """The NumPy array over exported CPU memory; None if NumPy lacks its dtype."""
+def _import_by_numpy(exporter: _FlagReader) -> Array | None:
+    """Return a NumPy array over exported CPU memory; None if NumPy does not have its dtype."""
     try:
         return np.from_dlpack(exporter)
     except RuntimeError:
@@ -262,7 +281,10 @@ def _array_of(exporter: _Exporter) -> Array | None:
 
 
 def check_dtype(member: Column, dtype: str, label: str) -> None:
-    """Raise CollectionError if the dtype of a column's values is not the layout's."""
+    """Raise CollectionError if `dtype`, of a column's values, is not the layout's.
+
+    `label` names the column in the message.
+    """
     if dtype != member.dtype:
         other = f", or write dtype: {dtype} in the model's config" if dtype in DTYPES else ""
         raise CollectionError(
@@ -270,16 +292,17 @@ def check_dtype(member: Column, dtype: str, label: str) -> None:
         )
 
 
-def wrong_shape(member: Column, values: Any, needed: tuple[int, ...]) -> CollectionError:
-    """The error about values whose shape is not the one that is needed."""
+def shape_error(member: Column, values: Any, needed: tuple[int, ...]) -> CollectionError:
+    """Return the error about values of a column whose shape is not `needed`."""
     shape = tuple(values.shape)
     return CollectionError(f"column {member.name!r} has shape {shape}, needed {needed}")
 
 
 def as_opaque(member: Column, values: Any) -> Array:
-    """An array as one opaque element per row; each row must have as many bytes as the member.
+    """Return an array with one opaque element for each row, which holds the bytes of the row.
 
-    A view if the array has no gaps, else a copy.
+    This is a view, or a copy if the array has gaps. Raises CollectionError if a row does not have
+    as many bytes as an element of the column.
     """
     rows, size = np.ascontiguousarray(values), itemsize(member.dtype)
     if rows.nbytes != len(rows) * size or rows.dtype.hasobject:
@@ -291,7 +314,7 @@ def as_opaque(member: Column, values: Any) -> Array:
 
 
 def check_alignment(span: Span, alignment: int, what: str) -> None:
-    """Raise CollectionError unless the span's address is a multiple of `alignment`."""
+    """Raise CollectionError unless the span's address is a multiple of `alignment` bytes."""
     past = span.address % alignment  # bytes
     if span.nbytes and past:
         raise CollectionError(
@@ -303,7 +326,10 @@ def check_alignment(span: Span, alignment: int, what: str) -> None:
 
 
 def import_columns(layout: Layout, columns: Mapping[str, Any]) -> dict[str, list[Span]]:
-    """For each column of a layout, the spans of its components, without a copy."""
+    """View the memory of each column of a layout, and return the spans of its components by name.
+
+    Raises CollectionError if a column is missing, unknown, or does not fit the layout.
+    """
     _check_names(layout, columns)
     spans_of: dict[str, list[Span]] = {}
     for member in layout.columns:
@@ -321,14 +347,17 @@ def import_columns(layout: Layout, columns: Mapping[str, Any]) -> dict[str, list
 
 
 def values_of(layout: Layout, arrays: Mapping[str, Any]) -> dict[str, Array | torch.Tensor]:
-    """The values to copy into each column; lists and other sequences become arrays."""
+    """Return the values to copy into each column; lists and other sequences become arrays."""
     _check_names(layout, arrays)
     return {name: _as_values(layout[name], value) for name, value in arrays.items()}
 
 
 def numbers_of(member: Column, value: Any) -> Array | torch.Tensor:
-    """The values to copy into one column, which must be numbers unless the column is opaque. A
-    tensor becomes an array if NumPy can have it and no conversion is needed."""
+    """Return the values to copy into one column, as an array or a tensor.
+
+    A tensor on the CPU that has the column's dtype becomes an array. Raises CollectionError if the
+    values are no numbers, except for an opaque column.
+    """
     values = _as_values(member, value)
     if is_tensor(values):
         same_dtype = dtype_name(values.dtype) == member.dtype
@@ -342,9 +371,12 @@ def numbers_of(member: Column, value: Any) -> Array | torch.Tensor:
     return values
 
 
-def broadcast(member: Column, value: Any, shape: tuple[int, ...]) -> Array | torch.Tensor:
-    """Values for a column in this shape, by NumPy's rules. CollectionError if they do not fit, or
-    if an integer or bool column cannot hold them."""
+def broadcast_values(member: Column, value: Any, shape: tuple[int, ...]) -> Array | torch.Tensor:
+    """Return the values to copy into a column, broadcast to `shape` by NumPy's rules.
+
+    Raises CollectionError if they cannot be broadcast, or if an integer or bool column cannot hold
+    them: it refuses 1.5.
+    """
     values: Any = numbers_of(member, value)
     if member.dtype in DTYPES and not is_float(member.dtype):
         numbers = values.cpu().numpy() if is_tensor(values) else values
@@ -357,11 +389,11 @@ def broadcast(member: Column, value: Any, shape: tuple[int, ...]) -> Array | tor
     try:
         return values.expand(shape) if is_tensor(values) else np.broadcast_to(values, shape)
     except (RuntimeError, ValueError):
-        raise wrong_shape(member, values, shape) from None
+        raise shape_error(member, values, shape) from None
 
 
 def _check_names(layout: Layout, columns: Mapping[str, Any]) -> None:
-    """Raise CollectionError unless the columns have exactly the names of the layout's."""
+    """Raise CollectionError unless the columns have exactly the names of the layout's columns."""
     missing = [member.name for member in layout.columns if member.name not in columns]
     unknown = [name for name in columns if name not in layout.by_name]
     if missing or unknown:
@@ -372,7 +404,7 @@ def _check_names(layout: Layout, columns: Mapping[str, Any]) -> None:
 
 
 def _import_component(layout: Layout, member: Column, k: int, memory: Any) -> Span:
-    """The memory of component k of a column, after checks of its dtype, shape and alignment."""
+    """View the memory of component k of a column; check its dtype, shape and alignment."""
     label = member.name if member.kind != "eigen" else f"{member.name}[{k}]"
     try:
         foreign = import_bytes(memory)
@@ -390,7 +422,10 @@ def _import_component(layout: Layout, member: Column, k: int, memory: Any) -> Sp
 
 
 def _as_values(member: Column, value: Any) -> Array | torch.Tensor:
-    """The values of a column as an array or a tensor. Raises CollectionError."""
+    """Return the values of a column as an array or a tensor.
+
+    Raises CollectionError for a sparse or meta tensor, and for what NumPy cannot make an array of.
+    """
     name = member.name
     if is_tensor(value):
         if str(value.layout) != "torch.strided" or value.is_meta:

@@ -69,16 +69,16 @@ def as_collection(
     source = named_columns(data)
     values_of = _values_by_name(source, layout, fill or {})
     if layout is None:
-        members = [_member_of(name, column.values) for name, column in values_of.items()]
+        members = [_derive_member(name, column.values) for name, column in values_of.items()]
         layout = Layout(members, 1, "columns")
     separate = layout if layout.storage == "columns" else Layout(layout.columns, 1, "columns")
     copied = {name for name, column in values_of.items() if column.copied or source.computed}
     columns: dict[str, Any] = {}
     for member in layout.columns:
         values, alignment = values_of[member.name].values, separate.alignment_of(member.name)
-        views = _components(member, values)
-        components = [_aligned(view, member.dtype, alignment) for view in views]
-        if any(new is not old for new, old in zip(components, views, strict=True)):
+        views = _split_components(member, values)
+        components = [_align(view, member.dtype, alignment) for view in views]
+        if any(new is not view for new, view in zip(components, views, strict=True)):
             copied.add(member.name)
         if is_opaque(member.dtype) and not np.may_share_memory(views[0], values):
             copied.add(member.name)
@@ -96,108 +96,108 @@ def as_collection(
 
 def _values_by_name(
     source: NamedColumns, layout: Layout | None, fill: Mapping[str, Any]
-) -> dict[str, _Found]:
-    """The values of the layout's columns, or without a layout of all columns. CollectionError if
-    the source lacks a column of the layout or of `fill`."""
+) -> dict[str, _ColumnValues]:
+    """Read the columns of the layout, or all columns if there is no layout.
+
+    Raises CollectionError if the source lacks a column that the layout or `fill` names.
+    """
     for name in (*([] if layout is None else layout.by_name), *fill):
         require_column(name, source.names)
     names = source.names if layout is None else list(layout.by_name)
     dtypes = {} if layout is None else {member.name: member.dtype for member in layout.columns}
     return {
-        name: _values(_Wanted(name, fill.get(name), dtypes.get(name)), source.column(name))
+        name: _read_values(_Wanted(name, fill.get(name), dtypes.get(name)), source.column(name))
         for name in names
     }
 
 
 @dataclass(frozen=True)
 class _Wanted:
-    """A column that is looked for: the value for its nulls, and the dtype of the layout if any."""
+    """A column to read: its name, the value for its nulls, and its dtype in the layout if any."""
 
     name: str
     fill: Any = None
     dtype: str | None = None
 
 
-class _Found(NamedTuple):
-    """A column's values: one array `(n, ...)`, or a list with an array `(n,)` for each entry of a
-    struct, row by row."""
+class _ColumnValues(NamedTuple):
+    """A column's values: an array `(n, ...)`; for structs, a list of one array `(n,)` an entry."""
 
     values: Any
     copied: bool = False
-    """Whether their memory is not that of the source."""
+    """Whether the values are a copy of the source's memory."""
     locked: bool = False
     """Whether the values must not be written."""
 
 
-def _values(wanted: _Wanted, value: Any) -> _Found:
-    """The values as an array of NumPy or torch, in place if possible."""
+def _read_values(wanted: _Wanted, value: Any) -> _ColumnValues:
+    """Read a column of any library as an array of NumPy or torch, in place if possible."""
     library = library_of(value)
     if library == "polars":
-        return _arrow(wanted, value.to_arrow())
+        return _read_arrow(wanted, value.to_arrow())
     if library == "pyarrow":
-        return _arrow(wanted, value)
+        return _read_arrow(wanted, value)
     if library == "pandas" and hasattr(value, "dtype"):
-        return _pandas(wanted, value)
+        return _read_pandas(wanted, value)
     if library == "awkward":
-        return _awkward(wanted, value)
+        return _read_awkward(wanted, value)
     if library == "h5py":
-        return _array(wanted, _naming(wanted.name, lambda: value[()]), copied=True)
+        return _read_array(wanted, _convert_column(wanted.name, lambda: value[()]), copied=True)
     if is_tensor(value) and str(value.layout) == "torch.strided":
-        return _Found(value.detach())
+        return _ColumnValues(value.detach())
     protocols = ("__cuda_array_interface__", "__dlpack__")
     if not isinstance(value, np.ndarray) and any(hasattr(value, name) for name in protocols):
-        foreign = _naming(wanted.name, lambda: import_bytes(value))
+        foreign = _convert_column(wanted.name, lambda: import_bytes(value))
         span = foreign.bytes.at(0, foreign.dtype, *foreign.shape)
         numpy_has_it = span.device.type == "cpu" and foreign.dtype != "bfloat16"
-        return _Found(span.numpy() if numpy_has_it else span.tensor(), locked=span.readonly)
-    return _array(wanted, value)
+        return _ColumnValues(span.numpy() if numpy_has_it else span.tensor(), locked=span.readonly)
+    return _read_array(wanted, value)
 
 
-def _pandas(wanted: _Wanted, value: Any) -> _Found:
-    """The values of a Series of pandas. One of NumPy or Arrow is used in place."""
+def _read_pandas(wanted: _Wanted, value: Any) -> _ColumnValues:
+    """Read a pandas Series. If its memory is that of NumPy or Arrow, it is used in place."""
     if isinstance(value.dtype, np.dtype):
-        return _array(wanted, value.to_numpy())
+        return _read_array(wanted, value.to_numpy())
     array = getattr(value, "array", value)
     if hasattr(array, "sp_values"):  # a sparse array, which Arrow does not take
-        return _array(wanted, np.asarray(array), copied=True)
-    return _arrow(wanted, _to_arrow(array), copied=not hasattr(array.dtype, "pyarrow_dtype"))
+        return _read_array(wanted, np.asarray(array), copied=True)
+    return _read_arrow(wanted, _to_arrow(array), copied=not hasattr(array.dtype, "pyarrow_dtype"))
 
 
 def _to_arrow(values: Any) -> Any:
-    """The values as an Arrow array."""
+    """Convert values to an Arrow array."""
     with needs_extra("data", CollectionError):
         import pyarrow as pa
 
     return pa.array(values)
 
 
-def _nested(row: Any) -> Any:
-    """An array of several axes as lists of arrays, which Arrow takes; any other value as it is."""
+def _as_nested_lists(row: Any) -> Any:
+    """Convert an array of several axes to lists of arrays, which Arrow takes; keep other values."""
     if isinstance(row, np.ndarray) and row.ndim > 1:
-        return [_nested(inner) for inner in row]
+        return [_as_nested_lists(inner) for inner in row]
     return row
 
 
-def _array(wanted: _Wanted, value: Any, copied: bool = False) -> _Found:
-    """The values of a NumPy array, or of what NumPy can read. `copied`: whether `value` is a copy
-    already."""
+def _read_array(wanted: _Wanted, value: Any, copied: bool = False) -> _ColumnValues:
+    """Read a NumPy array, or what NumPy can make one of. `copied`: `value` is a copy already."""
     name, array = wanted.name, value
     if not isinstance(value, np.ndarray):
-        array, copied = _naming(name, lambda: np.asarray(value)), True
+        array, copied = _convert_column(name, lambda: np.asarray(value)), True
     if array.dtype == object and (array.ndim == 0 or len(array)):  # pandas and HDF5 have such lists
-        lists = _naming(name, lambda: _to_arrow([_nested(row) for row in array]))
-        return _arrow(wanted, lists, copied=True)
+        lists = _convert_column(name, lambda: _to_arrow([_as_nested_lists(row) for row in array]))
+        return _read_arrow(wanted, lists, copied=True)
     if np.ma.is_masked(array):
         count = int(np.ma.getmaskarray(array).sum())
-        array, copied = array.filled(_filling(wanted, array.dtype, count)), True
+        array, copied = array.filled(_fill_value(wanted, array.dtype, count)), True
     array = np.ma.getdata(array)
     if not array.dtype.isnative:
         array, copied = array.astype(array.dtype.newbyteorder("=")), True
-    return _Found(array, copied, not array.flags.writeable)
+    return _ColumnValues(array, copied, not array.flags.writeable)
 
 
-def _check_lengths(name: str, counts: Any) -> None:
-    """Raise CollectionError for lists of different lengths: they are not vectors."""
+def _require_one_length(name: str, counts: Any) -> None:
+    """Raise CollectionError if the lists of a column have different lengths (`counts`)."""
     if not len(counts):
         return
     low, high = min(counts), max(counts)
@@ -209,8 +209,11 @@ def _check_lengths(name: str, counts: Any) -> None:
         )
 
 
-def _filling(wanted: _Wanted, dtype: np.dtype[Any], missing: int) -> Any:
-    """The number in place of nulls. Raises CollectionError if none was given."""
+def _fill_value(wanted: _Wanted, dtype: np.dtype[Any], missing: int) -> Any:
+    """Return the number that replaces nulls, as `dtype`; raise CollectionError if there is none.
+
+    `missing` is how many nulls there are, for the message.
+    """
     name, fill = wanted.name, wanted.fill
     if fill is None:
         trees = ", or float('nan') for boosted trees" if dtype.kind == "f" else ""
@@ -219,20 +222,20 @@ def _filling(wanted: _Wanted, dtype: np.dtype[Any], missing: int) -> Any:
             f"every row: give one, as_collection(…, fill={{{name!r}: 0}}){trees}; or drop those "
             "rows"
         )
-    value = _naming(name, lambda: dtype.type(fill))
+    value = _convert_column(name, lambda: dtype.type(fill))
     if dtype.kind in "biu" and value != fill:
         raise CollectionError(f"column {name!r} is {dtype}, which cannot hold fill={fill!r}")
     return value
 
 
-def _arrow(wanted: _Wanted, array: Any, copied: bool = False) -> _Found:
-    """The values of an Arrow array. Arrow shares its buffers, so they are read-only."""
+def _read_arrow(wanted: _Wanted, array: Any, copied: bool = False) -> _ColumnValues:
+    """Read an Arrow array. The values are read-only, since Arrow shares its buffers."""
     import pyarrow as pa
 
     name = wanted.name
     if isinstance(array, pa.ChunkedArray):
         copied = copied or array.num_chunks > 1
-        array = _joined(array)
+        array = _join_chunks(array)
     if not isinstance(array, pa.Array) or not array.is_cpu:
         raise CollectionError(
             f"column {name!r} is a {type(array).__name__}, not an Arrow array of the CPU"
@@ -241,25 +244,25 @@ def _arrow(wanted: _Wanted, array: Any, copied: bool = False) -> _Found:
     copied = copied or (plain is not array and not isinstance(array, pa.ExtensionArray))
     array, kind = plain, plain.type
     if pa.types.is_struct(kind):
-        entries = [_arrow(wanted, entry, copied) for entry in array.flatten()]
+        entries = [_read_arrow(wanted, entry, copied) for entry in array.flatten()]
         values = [entry.values for entry in entries]
-        return _Found(values, any(entry.copied for entry in entries), locked=True)
+        return _ColumnValues(values, any(entry.copied for entry in entries), locked=True)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        return _arrow_lists(wanted, array, copied)
+        return _read_arrow_lists(wanted, array, copied)
     if str(kind) not in (*_IN_PLACE, "bool"):
-        raise CollectionError(_no_numbers(wanted, kind))
-    bits = pa.types.is_boolean(kind)
-    dtype = np.dtype("bool" if bits else _IN_PLACE[str(kind)])
+        raise CollectionError(_type_message(wanted, kind))
+    as_bits = pa.types.is_boolean(kind)
+    dtype = np.dtype("bool" if as_bits else _IN_PLACE[str(kind)])
     if array.null_count:
-        array = array.fill_null(_filling(wanted, dtype, array.null_count).item())
+        array = array.fill_null(_fill_value(wanted, dtype, array.null_count).item())
         copied = True
-    if bits:
-        return _Found(array.to_numpy(zero_copy_only=False), copied=True, locked=True)
-    return _Found(_buffer(array, 1, dtype, len(array)), copied, locked=True)
+    if as_bits:
+        return _ColumnValues(array.to_numpy(zero_copy_only=False), copied=True, locked=True)
+    return _ColumnValues(_view_buffer(array, dtype, len(array)), copied, locked=True)
 
 
-def _no_numbers(wanted: _Wanted, kind: Any) -> str:
-    """The message for an Arrow type that cannot be a column: which, and what to do."""
+def _type_message(wanted: _Wanted, kind: Any) -> str:
+    """Return the message about an Arrow type that cannot be a column, with what to do."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(kind):
@@ -278,19 +281,22 @@ def _no_numbers(wanted: _Wanted, kind: Any) -> str:
     return f"column {wanted.name!r} is {kind}: {advice}"
 
 
-def _joined(array: Any) -> Any:
-    """The chunks of an Arrow array as one; each may have a dictionary of its own."""
+def _join_chunks(array: Any) -> Any:
+    """Join the chunks of an Arrow array to one array; each may have a dictionary of its own."""
     return array.chunk(0) if array.num_chunks == 1 else array.unify_dictionaries().combine_chunks()
 
 
 def plain_arrow(array: Any) -> Any:
-    """An Arrow array of numbers in the plainest form: several chunks become one array, a dictionary
-    or runs of numbers are decoded. A tensor of fixed shape becomes nested lists of fixed size, in
-    place unless its dimensions are permuted. Any other array is returned as it is."""
+    """Return an Arrow array of numbers in its plainest form.
+
+    Several chunks become one array; a dictionary, or runs, of numbers are decoded. Tensors of fixed
+    shape become nested lists of fixed size, in place unless their dimensions are permuted. Any
+    other array is returned as it is.
+    """
     import pyarrow as pa
 
     if isinstance(array, pa.ChunkedArray):
-        array = _joined(array)
+        array = _join_chunks(array)
     kind = array.type
     if pa.types.is_dictionary(kind) and str(kind.value_type) in (*_IN_PLACE, "bool"):
         return array.dictionary_decode()
@@ -304,7 +310,7 @@ def plain_arrow(array: Any) -> Any:
 
 
 def _tensors_as_lists(array: Any) -> Any:
-    """An Arrow array of tensors of fixed shape as nested lists of fixed size."""
+    """Convert an Arrow array of tensors of fixed shape to nested lists of fixed size."""
     import pyarrow as pa
 
     kind, lists = array.type, array.storage
@@ -312,17 +318,20 @@ def _tensors_as_lists(array: Any) -> Any:
     values = lists.values.slice(lists.offset * math.prod(shape), len(lists) * math.prod(shape))
     if kind.permutation is not None:
         order = [0, *(1 + axis for axis in kind.permutation)]
-        places = np.arange(len(values)).reshape(len(lists), *shape).transpose(order)
-        values, shape = values.take(pa.array(places.ravel())), places.shape[1:]
+        indices = np.arange(len(values)).reshape(len(lists), *shape).transpose(order)
+        values, shape = values.take(pa.array(indices.ravel())), indices.shape[1:]
     for size in reversed(shape[1:]):
         values = pa.FixedSizeListArray.from_arrays(values, size)
     mask = lists.is_null() if lists.null_count else None
     return pa.FixedSizeListArray.from_arrays(values, shape[0], mask=mask)
 
 
-def _arrow_lists(wanted: _Wanted, array: Any, copied: bool) -> _Found:
-    """Lists of one length as vectors. With `fill`, each element of a null list has that value."""
-    valid = None
+def _read_arrow_lists(wanted: _Wanted, array: Any, copied: bool) -> _ColumnValues:
+    """Read lists that all have the same length as one array `(n, width, ...)`.
+
+    With `wanted.fill`, a null list becomes one whose elements have that value.
+    """
+    valid = None  # which lists are not null, if some are
     if array.null_count:
         if wanted.fill is None:
             raise CollectionError(
@@ -331,60 +340,65 @@ def _arrow_lists(wanted: _Wanted, array: Any, copied: bool) -> _Found:
             )
         valid = array.is_valid().to_numpy(zero_copy_only=False)
         array = array.drop_null()
-    width = _width(wanted.name, array)
-    inner = _arrow(wanted, array.flatten(), copied)
+    width = _common_width(wanted.name, array)
+    inner = _read_arrow(wanted, array.flatten(), copied)
     if isinstance(inner.values, list):
         raise CollectionError(f"column {wanted.name!r} has lists of structs: {_ONE_KIND}")
     lists = inner.values.reshape(len(array), width, *inner.values.shape[1:])
     if valid is None:
         return inner._replace(values=lists)
-    value = _filling(wanted, lists.dtype, int((~valid).sum()))
+    value = _fill_value(wanted, lists.dtype, int((~valid).sum()))
     filled = np.full((len(valid), *lists.shape[1:]), value, lists.dtype)
     filled[valid] = lists
-    return _Found(filled, copied=True, locked=True)
+    return _ColumnValues(filled, copied=True, locked=True)
 
 
-def _width(name: str, lists: Any) -> int:
-    """The number of entries that every one of Arrow's lists has; CollectionError if they differ.
-    No list is null."""
+def _common_width(name: str, lists: Any) -> int:
+    """Return the number of entries that each of Arrow's lists has; no list may be null.
+
+    Raises CollectionError if the lists have different lengths.
+    """
     import pyarrow as pa
 
     if pa.types.is_fixed_size_list(lists.type):
         return int(lists.type.list_size)
     offset_dtype = np.int64 if pa.types.is_large_list(lists.type) else np.int32
-    counts = np.diff(_buffer(lists, 1, offset_dtype, len(lists) + 1))
-    _check_lengths(name, counts)
+    counts = np.diff(_view_buffer(lists, offset_dtype, len(lists) + 1))
+    _require_one_length(name, counts)
     return int(counts[0]) if len(counts) else 0
 
 
-def _buffer(array: Any, i: int, dtype: Any, count: int) -> Any:
-    """Buffer `i` of an Arrow array as NumPy elements. Arrow's own to_numpy would import pandas."""
-    buffer, dtype = array.buffers()[i], np.dtype(dtype)
+def _view_buffer(array: Any, dtype: Any, count: int) -> Any:
+    """View `count` values of an Arrow array, or offsets of lists, as a NumPy array.
+
+    Arrow's own `to_numpy` would import pandas.
+    """
+    buffer, dtype = array.buffers()[1], np.dtype(dtype)  # buffer 0 says which values are null
     if buffer is None or not len(array):
         return np.zeros(0, dtype)
     return np.frombuffer(buffer, dtype, count, array.offset * dtype.itemsize)
 
 
-def unmasked(content: Any) -> Any:
-    """Awkward's content without its mask for missing values, if no value is missing."""
+def drop_empty_mask(content: Any) -> Any:
+    """Return an Awkward content without its mask of missing values, if no value is missing."""
     if not content.is_option or content.is_indexed or content.mask_as_bool(False).any():
         return content
     return content.content[: content.length]
 
 
-def _awkward(wanted: _Wanted, array: Any) -> _Found:
-    """The values of an Awkward array. Awkward shares its buffers, so they are read-only."""
+def _read_awkward(wanted: _Wanted, array: Any) -> _ColumnValues:
+    """Read an Awkward array. The values are read-only, since Awkward shares its buffers."""
     import awkward as ak
 
-    content = unmasked(ak.materialize(array).layout)
+    content = drop_empty_mask(ak.materialize(array).layout)
     if content.is_numpy:
-        return _values(wanted, content.data)._replace(locked=True)
+        return _read_values(wanted, content.data)._replace(locked=True)
     copied = content.is_option or content.is_indexed
-    return _arrow(wanted, ak.to_arrow(ak.Array(content), extensionarray=False), copied)
+    return _read_arrow(wanted, ak.to_arrow(ak.Array(content), extensionarray=False), copied)
 
 
-def _naming(name: str, convert: Callable[[], Any]) -> Any:
-    """The result of `convert`; if that raises an error, a CollectionError that names the column."""
+def _convert_column(name: str, convert: Callable[[], Any]) -> Any:
+    """Return the result of `convert`; its errors become a CollectionError that names the column."""
     try:
         return convert()
     except (CollectionError, OverflowError, TypeError, ValueError) as error:
@@ -394,8 +408,8 @@ def _naming(name: str, convert: Callable[[], Any]) -> Any:
 # -- convert columns to what a layout asks for -----------------------------------------------------
 
 
-def _member_of(name: Any, values: Any) -> Column:
-    """Derive the member for values without a layout; LayoutError if no member can hold them."""
+def _derive_member(name: Any, values: Any) -> Column:
+    """Derive a layout's member from values. Raises LayoutError if no member can hold them."""
     if isinstance(values, list):
         raise CollectionError(
             f"column {name!r} has several entries an element: give the layout that says "
@@ -408,46 +422,52 @@ def _member_of(name: Any, values: Any) -> Column:
     return Column(str(name), dtype_name(values.dtype), kind, shape)
 
 
-def _components(member: Column, values: Any) -> list[Any]:
-    """Values as a member's physical columns in storage order, as views if possible."""
+def _split_components(member: Column, values: Any) -> list[Any]:
+    """Split values into a member's physical columns in storage order, as views if possible."""
     if is_opaque(member.dtype) and not isinstance(values, list):
-        return [_naming(member.name, lambda: as_opaque(member, values))]
-    entries = _entries(member, values)
+        return [_convert_column(member.name, lambda: as_opaque(member, values))]
+    entries = _split_entries(member, values)
     by_component = {
-        member.component_of(i): _of_dtype(member, entry) for i, entry in enumerate(entries)
+        member.component_of(i): _require_dtype(member, entry) for i, entry in enumerate(entries)
     }
     return [by_component[k] for k in range(member.components)]
 
 
-def _entries(member: Column, values: Any) -> list[Any]:
-    """The entries of a member of numbers, row by row, each `(n,)`; of a scalar, `(1,)`.
-    CollectionError if the values do not have the member's shape."""
+def _split_entries(member: Column, values: Any) -> list[Any]:
+    """Split the values of a member into its entries, row by row.
+
+    Each is an array `(n,)`; that of a scalar is `(1,)`. Raises CollectionError if the values do not
+    have the member's shape.
+    """
     if isinstance(values, list):
         if member.kind != "eigen" or len(values) != member.components:
-            raise _unlike_layout(member, f"a struct of {len(values)} an element")
+            raise _layout_error(member, f"a struct of {len(values)} an element")
         return values
     if member.kind == "scalar":
         if values.shape not in ((), (1,)):
-            raise _unlike_layout(member, f"shape {tuple(values.shape)}, not one value")
+            raise _layout_error(member, f"shape {tuple(values.shape)}, not one value")
         return [values.reshape(1)]
     if member.kind == "eigen":
-        values = _as_eigen(member, values)
+        values = _adapt_eigen(member, values)
     if values.ndim == 0 or tuple(values.shape[1:]) != member.shape:
-        raise _unlike_layout(member, f"shape {tuple(values.shape)}")
+        raise _layout_error(member, f"shape {tuple(values.shape)}")
     return [values[(slice(None), *index)] for index in np.ndindex(*member.shape)]
 
 
-def _unlike_layout(member: Column, found: str) -> CollectionError:
-    """The error about values of another shape than the layout says."""
+def _layout_error(member: Column, found: str) -> CollectionError:
+    """Return the error about values whose shape is not that of the layout."""
     shape = f" {list(member.shape)}" if member.shape else ""
     return CollectionError(
         f"column {member.name!r} is {member.kind}{shape} in the layout; found {found}"
     )
 
 
-def _as_eigen(member: Column, values: Any) -> Any:
-    """Values for an Eigen column. Those without rows get the member's shape, because empty lists
-    have none; rows of more than two axes, such as images with channels, become vectors."""
+def _adapt_eigen(member: Column, values: Any) -> Any:
+    """Adapt the shape of an Eigen column's values to the layout where this loses nothing.
+
+    Values without rows get the member's shape, because empty lists have none. Rows of more than two
+    axes, such as images with channels, become vectors if the layout says so.
+    """
     no_rows = isinstance(values, np.ndarray) and values.shape[:1] == (0,)
     if no_rows and (0 in values.shape[1:] or values.dtype.hasobject):
         dtype = numpy_dtype(member.dtype) if values.dtype.hasobject else values.dtype
@@ -457,8 +477,11 @@ def _as_eigen(member: Column, values: Any) -> Any:
     return values
 
 
-def _of_dtype(member: Column, values: Any) -> Any:
-    """Values of the member's dtype. Bytes that are all 0 or 1 are accepted as bool."""
+def _require_dtype(member: Column, values: Any) -> Any:
+    """Return values that have the member's dtype; uint8 of zeros and ones is viewed as bool.
+
+    Raises CollectionError for values of another dtype.
+    """
     dtype = dtype_name(values.dtype)
     if (member.dtype, dtype) != ("bool", "uint8"):
         check_dtype(member, dtype, repr(member.name))
@@ -475,8 +498,8 @@ def _of_dtype(member: Column, values: Any) -> Any:
     return values.view(np.bool_)
 
 
-def _aligned(column: Any, dtype: str, alignment: int) -> Any:
-    """The column itself if it is dense and aligned, else an aligned copy."""
+def _align(column: Any, dtype: str, alignment: int) -> Any:
+    """Return the column itself if it is dense and aligned, or else an aligned copy."""
     dense = column.is_contiguous() if is_tensor(column) else column.flags.c_contiguous
     address = column.data_ptr() if is_tensor(column) else column.ctypes.data
     if dense and (not len(column) or address % alignment == 0):

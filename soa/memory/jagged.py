@@ -14,7 +14,7 @@ import numpy as np
 
 from soa.errors import CollectionError, needs_extra
 from soa.memory.collection import Collection
-from soa.memory.from_libraries import as_collection, unmasked
+from soa.memory.from_libraries import as_collection, drop_empty_mask
 from soa.memory.span import Array
 from soa.options import TEXT, nearest, of_type, takes
 from soa.signature import Signature, offsets_of
@@ -22,7 +22,7 @@ from soa.signature import Signature, offsets_of
 
 @takes(CollectionError, signature=of_type("a signature: session.signature", Signature), name=TEXT)
 def from_jagged(data: Any, signature: Signature, name: str) -> dict[str, Collection]:
-    """Give read-only collections of the items of `data` and of their offsets, by name, for `bind`.
+    """Return read-only collections of the items of `data` and of their offsets, for `bind`.
 
     `data` is an Awkward array: lists of records, or records of lists as uproot reads them; or Arrow
     data that `ak.from_arrow` takes. The columns of the model's layout are looked up by name and
@@ -36,10 +36,10 @@ def from_jagged(data: Any, signature: Signature, name: str) -> dict[str, Collect
     if name not in signature.jagged:
         raise CollectionError(f"{name!r} is not jagged in the model: {', '.join(signature.jagged)}")
     array = data if isinstance(data, ak.Array) else ak.from_arrow(data)
-    rows = _rows(ak.materialize(array).layout)
+    rows = _apply_index(ak.materialize(array).layout)
     layout, offsets = signature.layouts[name], signature.layouts[offsets_of(name)]
-    columns = {member.name: _lists(member.name, rows) for member in layout.columns}
-    used = _used(_common_lists(columns))
+    columns = {member.name: _read_lists(member.name, rows) for member in layout.columns}
+    used = _find_used(_common_lists(columns))
     items = [lists.content[used.low : used.high] for lists in columns.values()]
     records = ak.contents.RecordArray(items, [*columns], length=used.high - used.low)
     dtype = offsets["end"].dtype
@@ -62,9 +62,11 @@ class _Lists:
 
 
 @dataclass(frozen=True)
-class _Used:
-    """The items `low` to `high` of a content, which the rows use; and where those of each row begin
-    and end, counted from `low`."""
+class _UsedItems:
+    """The items `low` up to `high` (excluded) of a content, which are those that the rows use.
+
+    `begin` and `end` say where the items of each row lie, counted from `low`.
+    """
 
     low: int
     high: int
@@ -73,7 +75,7 @@ class _Used:
 
 
 def _common_lists(columns: Mapping[str, _Lists]) -> _Lists:
-    """The lists of the first column. CollectionError if another column has other offsets."""
+    """Return the lists of the first column; raise CollectionError if others have other offsets."""
     first = next(iter(columns))
     begin, end = columns[first].begin, columns[first].end
     for name, lists in columns.items():
@@ -82,26 +84,29 @@ def _common_lists(columns: Mapping[str, _Lists]) -> _Lists:
     return columns[first]
 
 
-def _used(lists: _Lists) -> _Used:
-    """The items that the lists use. The offsets are copied only if they have to be changed."""
+def _find_used(lists: _Lists) -> _UsedItems:
+    """Find the items that the lists use. Offsets are copied only if they have to be changed."""
     begin, end = lists.begin, lists.end
-    filled = end > begin
-    low = int(begin[filled].min()) if filled.any() else 0
-    high = int(end[filled].max()) if filled.any() else 0
+    has_items = end > begin
+    low = int(begin[has_items].min()) if has_items.any() else 0
+    high = int(end[has_items].max()) if has_items.any() else 0
     if low or (begin < 0).any() or (end > high).any():  # an empty row may have any offsets
-        begin, end = np.where(filled, (begin - low, end - low), 0)
-    return _Used(low, high, begin, end)
+        begin, end = np.where(has_items, (begin - low, end - low), 0)
+    return _UsedItems(low, high, begin, end)
 
 
-def _lists(name: str, rows: Any) -> _Lists:
-    """The lists of a column. Raises CollectionError if not every row has a list."""
+def _read_lists(name: str, rows: Any) -> _Lists:
+    """Return the lists of a column; raise CollectionError unless every row has a list.
+
+    `rows` is Awkward's content: lists of records, or records of lists.
+    """
     if name not in rows.fields:
-        have = ", ".join(rows.fields)
-        raise CollectionError(f"no column {name!r}, there are: {have}{nearest(name, rows.fields)}")
-    lists = _rows(rows.content(name)) if rows.is_record else rows
+        known = ", ".join(rows.fields)
+        raise CollectionError(f"no column {name!r}, there are: {known}{nearest(name, rows.fields)}")
+    lists = _apply_index(rows.content(name)) if rows.is_record else rows
     if lists.is_option or not lists.is_list:
         raise CollectionError(f"column {name!r} has no list in every row: {type(lists).__name__}")
-    content = unmasked(lists.content)
+    content = drop_empty_mask(lists.content)
     if not rows.is_record:
         if not content.is_record:
             kind = type(content).__name__
@@ -109,12 +114,12 @@ def _lists(name: str, rows: Any) -> _Lists:
                 f"the lists hold {kind}, not records of the columns: ak.to_packed copies the "
                 "selected records into one array"
             )
-        content = unmasked(content.content(name))
+        content = drop_empty_mask(content.content(name))
     begin = np.asarray(lists.starts.data)
     return _Lists(begin, np.asarray(lists.stops.data)[: len(begin)], content)
 
 
-def _rows(content: Any) -> Any:
-    """The rows. If an index selects them, it is applied to their offsets."""
-    content = unmasked(content)
+def _apply_index(content: Any) -> Any:
+    """Return a content whose rows an index may select with this index applied to its offsets."""
+    content = drop_empty_mask(content)
     return content.project() if content.is_indexed and not content.is_option else content

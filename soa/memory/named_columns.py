@@ -13,12 +13,12 @@ from soa.options import nearest, repeated
 
 
 def library_of(value: object) -> str:
-    """The name of the library that a value comes from, as `pandas`."""
+    """Return the name of the library that defines a value's type, such as `pandas`."""
     return type(value).__module__.partition(".")[0]
 
 
 def columns_of(data: Any) -> dict[str, Any]:
-    """The columns of what `as_collection` takes, by name, each in the form of its own library."""
+    """Return the columns of data that `as_collection` takes, each as its own library has it."""
     source = named_columns(to_numpy(data) if isinstance(data, Collection) else data)
     return {str(name): source.column(name) for name in source.names}
 
@@ -26,14 +26,17 @@ def columns_of(data: Any) -> dict[str, Any]:
 def require_column(name: str, names: Sequence[Any]) -> None:
     """Raise CollectionError, with the nearest name, if `name` is not among the names."""
     if name not in names:
-        have = ", ".join(map(str, names))
-        raise CollectionError(f"no column {name!r}, there are: {have}{nearest(name, names)}")
+        known = ", ".join(map(str, names))
+        raise CollectionError(f"no column {name!r}, there are: {known}{nearest(name, names)}")
 
 
 @dataclass(frozen=True)
 class NamedColumns:
-    """Columns by name. `computed`: the values are read from a file, or made, when they are asked
-    for, so that nobody else holds their memory."""
+    """The names of columns, and a function that returns the column of a name.
+
+    `computed`: each column is read or computed when it is asked for. So nobody else holds its
+    memory.
+    """
 
     names: Sequence[Any]
     column: Callable[[Any], Any]
@@ -41,8 +44,8 @@ class NamedColumns:
 
 
 def named_columns(data: Any) -> NamedColumns:
-    """The columns of `data`. Raises CollectionError if they have no names, or two have the same."""
-    columns = _of_polars(data) or _of_arrow(data) or _of_mapping(data)
+    """Return the columns of `data`; raise CollectionError if they have no names, or one twice."""
+    columns = _columns_of_polars(data) or _columns_of_arrow(data) or _columns_of_mapping(data)
     if not columns.names:
         raise CollectionError(
             f"a {type(data).__name__} without columns that have names: give a dict of columns, a "
@@ -54,8 +57,8 @@ def named_columns(data: Any) -> NamedColumns:
     return columns
 
 
-def _of_polars(data: Any) -> NamedColumns | None:
-    """The columns of a DataFrame or LazyFrame of polars; None if `data` is neither."""
+def _columns_of_polars(data: Any) -> NamedColumns | None:
+    """Return the columns of a polars DataFrame or LazyFrame; None if `data` is neither."""
     if library_of(data) != "polars":
         return None
     lazy = hasattr(data, "collect")
@@ -66,8 +69,11 @@ def _of_polars(data: Any) -> NamedColumns | None:
     return NamedColumns(table.schema.names, table.column, computed=lazy)
 
 
-def _of_arrow(data: Any) -> NamedColumns | None:
-    """The columns of a table, record batch, reader or dataset of Arrow; None if `data` is none."""
+def _columns_of_arrow(data: Any) -> NamedColumns | None:
+    """Return the columns of an Arrow table, record batch, reader or dataset; None for other data.
+
+    A reader or a dataset is read as a whole.
+    """
     if library_of(data) != "pyarrow" or not hasattr(data, "schema"):
         return None
     if hasattr(data, "column"):
@@ -77,9 +83,11 @@ def _of_arrow(data: Any) -> NamedColumns | None:
     return NamedColumns(table.schema.names, table.column, computed=True)
 
 
-def _of_mapping(data: Any) -> NamedColumns:
-    """The columns of a dict, records, a DataFrame of pandas, or a group of HDF5. Anything else has
-    no names."""
+def _columns_of_mapping(data: Any) -> NamedColumns:
+    """Return the columns of a dict, an .npz file, records, a pandas DataFrame or a group of HDF5.
+
+    For other data there are no names.
+    """
     library = library_of(data)
     if library == "awkward":
         return NamedColumns(data.fields, data.__getitem__)

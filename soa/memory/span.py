@@ -41,6 +41,7 @@ class Device(str):
 
     @property
     def type(self) -> str:
+        """The kind of device, such as "cpu" or "cuda"."""
         return self.partition(":")[0]
 
     @property
@@ -64,8 +65,8 @@ CPU = Device("cpu")
 class Span(NamedTuple):
     """Borrowed memory: `shape` elements of `dtype`, row by row without gaps.
 
-    `owner` keeps the memory alive. For memory of torch, `owner` is a flat uint8 tensor that covers
-    it.
+    `owner` is an object that keeps the memory alive. For memory of torch, it is a flat uint8 tensor
+    that covers the memory.
     """
 
     address: int
@@ -80,21 +81,22 @@ class Span(NamedTuple):
         return math.prod(self.shape) * itemsize(self.dtype)
 
     def at(self, offset: int, dtype: str, *shape: int) -> Span:
-        """The span of other elements, `offset` bytes after the start of this one."""
+        """Return a span of `shape` elements of `dtype`, `offset` bytes after this one's start."""
         return Span(self.address + offset, dtype, shape, self.device, self.readonly, self.owner)
 
     def first(self, n: int) -> Span:
-        """The first n elements of a column."""
+        """Return the span of the first n elements, for a span of one dimension."""
         return Span(self.address, self.dtype, (n,), self.device, self.readonly, self.owner)
 
     def raw(self) -> Span:
-        """The whole memory as a span of uint8."""
+        """Return the whole memory as a span of uint8."""
         return self.at(0, "uint8", self.nbytes)
 
     def numpy(self) -> Array:
-        """A NumPy view, read-only if the span is; CollectionError for memory of a GPU.
+        """Return a NumPy view of the memory, read-only if the span is.
 
-        LayoutError for bfloat16, which NumPy does not have.
+        Raises CollectionError for memory of a GPU, and LayoutError for bfloat16, which NumPy does
+        not have.
         """
         if self.device.type != "cpu":
             raise CollectionError(
@@ -102,13 +104,13 @@ class Span(NamedTuple):
                 "or .to('cpu') for a copy"
             )
         dtype = numpy_dtype(self.dtype)
-        array = np.empty(self.shape, dtype) if not self.nbytes else np.asarray(At(self, dtype.str))
+        array = np.asarray(Export(self, dtype.str)) if self.nbytes else np.empty(self.shape, dtype)
         if self.readonly:
             array.flags.writeable = False
         return array
 
     def store(self, values: Array | torch.Tensor) -> None:
-        """Copy values of the span's shape into it, converted to its dtype."""
+        """Copy values of the span's shape into the memory, converted to its dtype."""
         if self.device.type == "cpu" and not is_tensor(values):
             self.numpy()[...] = values
             return
@@ -118,8 +120,11 @@ class Span(NamedTuple):
         self.tensor().copy_(torch.as_tensor(values))
 
     def copy_from(self, source: Span, *, non_blocking: bool = False) -> None:
-        """Copy the bytes of a span of the same size. If a GPU takes part, torch copies them in
-        stream order; with `non_blocking`, this does not wait for the copy."""
+        """Copy the bytes of `source`, a span of the same size, into this memory.
+
+        If either lies on a GPU, torch copies the bytes in stream order; with `non_blocking`, this
+        does not wait for the copy.
+        """
         if self.nbytes != source.nbytes:
             raise CollectionError(f"{source.nbytes} bytes to copy, into {self.nbytes}")
         if self.device.type == source.device.type == "cpu":
@@ -128,10 +133,10 @@ class Span(NamedTuple):
             self.raw().tensor().copy_(source.raw().tensor(), non_blocking=non_blocking)
 
     def tensor(self) -> torch.Tensor:
-        """A torch tensor over the memory. torch has no read-only tensors: do not write to it if the
-        span is read-only.
+        """Return a torch tensor over the memory.
 
-        For an opaque dtype the last dimension holds the bytes of an element.
+        For an opaque dtype, its last dimension holds the bytes of an element. torch has no
+        read-only tensors: do not write to it if the span is read-only.
         """
         _require_torch(self.device)
         import torch
@@ -144,8 +149,10 @@ class Span(NamedTuple):
         return self._bytes_in_torch().view(dtype).view(self.shape)
 
     def _bytes_in_torch(self) -> torch.Tensor:
-        """The memory, which is not empty, as a flat uint8 tensor: a part of the owner if that is a
-        tensor and covers it."""
+        """Return the memory, which must not be empty, as a flat uint8 tensor.
+
+        This is a part of the owner if the owner is a tensor that covers the memory.
+        """
         import torch
 
         if isinstance(self.owner, torch.Tensor):
@@ -153,17 +160,18 @@ class Span(NamedTuple):
             if start + self.nbytes <= self.owner.numel():
                 return self.owner.narrow(0, start, self.nbytes)
         if self.device.type == "cpu":
-            return torch.from_numpy(np.asarray(At(self.raw(), "|u1")))
-        # A window of a matrix: its last row ends beyond the memory; no run reads there.
-        exporter = At(self.raw(), "|u1", "__cuda_array_interface__")
+            return torch.from_numpy(np.asarray(Export(self.raw(), "|u1")))
+        # This is a window of a matrix, whose last row ends after the owner. No run reads there.
+        exporter = Export(self.raw(), "|u1", "__cuda_array_interface__")
         return torch.as_tensor(exporter, device=str(self.device))
 
 
-class At:
+class Export:
     """Exports a span to NumPy, or from a GPU to torch, and keeps the span's owner alive.
 
-    `typestr`: the element type in NumPy's notation, such as `<f4`. The memory is exported as
-    writable, since torch refuses other memory.
+    `typestr` is the type of the elements in NumPy's notation, such as `<f4`; `protocol` is the
+    attribute that the importer reads. The memory is exported as writable, since torch refuses other
+    memory.
     """
 
     def __init__(self, span: Span, typestr: str, protocol: str = "__array_interface__") -> None:
@@ -174,7 +182,7 @@ class At:
 
 
 def torch_drives_gpus() -> bool:
-    """Whether torch is installed and built for GPUs, even if it sees none. Imports torch."""
+    """Import torch and return whether it is built for GPUs, even if it sees none."""
     try:
         import torch
     except ImportError:
@@ -183,7 +191,7 @@ def torch_drives_gpus() -> bool:
 
 
 def _require_torch(device: str | torch.device) -> None:
-    """Raise CollectionError for GPU memory if no torch built for GPUs is installed."""
+    """Raise CollectionError if the device is a GPU and no torch that is built for GPUs is here."""
     if device is not CPU and Device(device).type == "cuda" and not torch_drives_gpus():
         raise CollectionError(
             f"torch allocates, copies and views memory of {device}, and no torch that is built for "
@@ -192,13 +200,13 @@ def _require_torch(device: str | torch.device) -> None:
 
 
 def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
-    """Whether a value is a torch tensor. If torch is not imported, no value is one."""
+    """Return whether a value is a torch tensor. This does not import torch: it would be already."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
 def span_of(tensor: torch.Tensor) -> Span:
-    """The span of a contiguous tensor that has a column's dtype."""
+    """Return the span of a tensor, which must be contiguous and have a column's dtype."""
     import torch
 
     return Span(
@@ -206,16 +214,16 @@ def span_of(tensor: torch.Tensor) -> Span:
         str(tensor.dtype).removeprefix("torch."),
         tuple(tensor.shape),
         Device(tensor.device),
-        False,
-        tensor.detach().view(-1).view(torch.uint8) if tensor.numel() else tensor,
+        readonly=False,
+        owner=tensor.detach().view(-1).view(torch.uint8) if tensor.numel() else tensor,
     )
 
 
 def allocate(nbytes: int, alignment: int, device: str | torch.device = CPU) -> Span:
-    """Zeroed bytes at a multiple of `alignment`; CollectionError if there is not enough memory.
+    """Allocate zeroed bytes at a multiple of `alignment`, and return their span.
 
-    `alignment` bytes more are allocated, and those before the first multiple are skipped:
-    `-address % alignment` is their number.
+    This allocates `alignment` bytes more and skips those before the first multiple, of which there
+    are `-address % alignment`. Raises CollectionError if there is not enough memory.
     """
     if str(device).partition(":")[0] == "cpu":
         try:
@@ -223,7 +231,7 @@ def allocate(nbytes: int, alignment: int, device: str | torch.device = CPU) -> S
         except (MemoryError, OverflowError, ValueError):  # which one depends on the size
             raise CollectionError(f"no memory for {nbytes} bytes") from None
         address = array.ctypes.data
-        return Span(address + -address % alignment, "uint8", (nbytes,), CPU, False, array)
+        return Span(address + -address % alignment, "uint8", (nbytes,), owner=array)
     _require_torch(device)
     import torch
 
@@ -238,7 +246,7 @@ def allocate(nbytes: int, alignment: int, device: str | torch.device = CPU) -> S
 def allocate_columns(
     layout: Layout, capacity: int, device: str | torch.device = CPU
 ) -> dict[str, list[Span]]:
-    """Zeroed memory for each physical column of a `columns` layout."""
+    """Allocate zeroed memory for each physical column of a `columns` layout, by member."""
     spans: dict[str, list[Span]] = {}
     for member in layout.columns:
         rows = 1 if member.kind == "scalar" else capacity
@@ -250,8 +258,8 @@ def allocate_columns(
     return spans
 
 
-def split(layout: Layout, capacity: int, buffer: Span) -> dict[str, list[Span]]:
-    """The physical columns of a buffer, without padding."""
+def split_buffer(layout: Layout, capacity: int, buffer: Span) -> dict[str, list[Span]]:
+    """Return the physical columns of a buffer by member, each without its padding."""
     offsets = layout.offsets(capacity)
     spans: dict[str, list[Span]] = {}
     for member in layout.columns:

@@ -31,10 +31,10 @@ _takes_columns = takes(CollectionError, collection=COLLECTION, columns=TEXTS.or_
 
 @_takes_columns
 def to_arrow(collection: Collection, columns: Sequence[str] | None = None) -> pa.RecordBatch:
-    """The n elements in use of a CPU collection as an Arrow record batch; only booleans are copied.
+    """Return the n elements in use of a CPU collection as an Arrow record batch.
 
-    The batch keeps the memory alive, and shows later writes to it. Raises CollectionError
-    for scalars, opaque columns and bfloat16, which Arrow does not have.
+    Only booleans are copied. The batch keeps the memory alive, and shows later writes to it. Raises
+    CollectionError for scalars, opaque columns and bfloat16, which Arrow does not have.
 
     Examples
     --------
@@ -46,7 +46,7 @@ def to_arrow(collection: Collection, columns: Sequence[str] | None = None) -> pa
         import pyarrow as pa
 
     arrays: dict[str, pa.Array] = {}
-    for member, views in _exported(collection, columns):
+    for member, views in _iterate_members(collection, columns):
         entries = [pa.array(view) for view in views]
         arrays[member.name] = entries[0]
         if member.kind == "eigen":
@@ -56,7 +56,7 @@ def to_arrow(collection: Collection, columns: Sequence[str] | None = None) -> pa
 
 @_takes_columns
 def to_awkward(collection: Collection, columns: Sequence[str] | None = None) -> ak.Array:
-    """The n elements in use of a CPU collection as Awkward records, without a copy.
+    """Return the n elements in use of a CPU collection as Awkward records, without a copy.
 
     Limits and lifetime are those of `to_arrow`.
 
@@ -70,7 +70,7 @@ def to_awkward(collection: Collection, columns: Sequence[str] | None = None) -> 
         import awkward as ak
 
     contents: dict[str, Any] = {}
-    for member, views in _exported(collection, columns):
+    for member, views in _iterate_members(collection, columns):
         entries = [ak.contents.NumpyArray(view) for view in views]
         contents[member.name] = entries[0]
         if member.kind == "eigen":
@@ -82,8 +82,9 @@ def to_awkward(collection: Collection, columns: Sequence[str] | None = None) -> 
 
 @_takes_columns
 def to_numpy(collection: Collection, columns: Sequence[str] | None = None) -> dict[str, Array]:
-    """The NumPy view `collection[name]` of each member. An Eigen column of a `columns` layout is
-    copied.
+    """Return the NumPy view `collection[name]` of each member, by name.
+
+    An Eigen column of a `columns` layout has no such view and is copied.
 
     Examples
     --------
@@ -96,7 +97,7 @@ def to_numpy(collection: Collection, columns: Sequence[str] | None = None) -> di
     for name in names:
         member = collection.layout[name]
         if member.kind == "eigen" and collection.layout.storage == "columns":
-            ((_, views),) = _exported(collection, [name])
+            ((_, views),) = _iterate_members(collection, [name])
             arrays[name] = np.stack(views, axis=-1).reshape(collection.n, *member.shape)
         else:
             arrays[name] = collection[name]
@@ -105,7 +106,7 @@ def to_numpy(collection: Collection, columns: Sequence[str] | None = None) -> di
 
 @_takes_columns
 def to_pandas(collection: Collection, columns: Sequence[str] | None = None) -> pd.DataFrame:
-    """A pandas DataFrame: the batch of `to_arrow`, copied.
+    """Return a pandas DataFrame, a copy of the batch of `to_arrow`.
 
     Examples
     --------
@@ -120,7 +121,7 @@ def to_pandas(collection: Collection, columns: Sequence[str] | None = None) -> p
 
 @_takes_columns
 def to_polars(collection: Collection, columns: Sequence[str] | None = None) -> pl.DataFrame:
-    """A polars DataFrame over the batch of `to_arrow`, without another copy.
+    """Return a polars DataFrame over the batch of `to_arrow`, without another copy.
 
     Examples
     --------
@@ -136,11 +137,14 @@ def to_polars(collection: Collection, columns: Sequence[str] | None = None) -> p
     return frame
 
 
-def _exported(
+def _iterate_members(
     collection: Collection, columns: Sequence[str] | None
 ) -> Iterator[tuple[Column, list[Array]]]:
-    """Yields each member, with a view `(n,)` of each of its entries, row by row. CollectionError
-    for memory of a GPU, and for a member that Arrow cannot have."""
+    """Yield each member with a list of NumPy views `(n,)`, one for each of its entries, row by row.
+
+    `columns` are the names of the members; None: all. Raises CollectionError for memory of a GPU,
+    and for a member that Arrow cannot have.
+    """
     if collection.device.type != "cpu":
         raise CollectionError(
             f"the collection lies on {collection.device}: copy it first, collection.to('cpu')"
