@@ -25,7 +25,7 @@ from soa.signature import Signature
 
 
 def state_written(exported: ExportedProgram) -> list[str]:
-    """The names of the buffers and parameters that a program changes."""
+    """The names of the buffers and parameters into which an exported program writes."""
     signature = exported.graph_signature
     specs = [spec for spec in signature.output_specs if "MUTATION" in spec.kind.name]
     changed = [str(spec.target) for spec in specs]
@@ -33,7 +33,8 @@ def state_written(exported: ExportedProgram) -> list[str]:
 
 
 def mutation_line(exported: ExportedProgram) -> str:
-    """The first in-place operation in the graph as ` at file:line (code)`, or nothing."""
+    """Where the model calls the first in-place operation of the graph, as ` at file:line (code)`;
+    empty if the graph has none, or its line is not known."""
     for node in exported.graph.nodes:
         schema = getattr(node.target, "_schema", None)
         if schema is not None and schema.is_mutable:
@@ -49,8 +50,8 @@ def why_not_run(
     arguments: list[torch.Tensor],
     error: Exception,
 ) -> str:
-    """Why the eager model fails on its reference inputs; for a clash of dtypes, which ones
-    clash."""
+    """A sentence that says why the eager model fails on its reference inputs with `error`, and
+    where. If dtypes clash, it also says which ones, and what to change."""
     reason = first_line(error)
     text = f"the model fails on its reference inputs ({where_raised(error)}): {reason}"
     if not re.search(r"dtype|scalar type|Input type", reason):
@@ -77,8 +78,8 @@ def why_not_run(
 def why_not_exported(
     model: torch.nn.Module, arguments: list[torch.Tensor], shapes: Any, error: Exception
 ) -> str:
-    """Why torch.export refused the model with `error`, where, and what to do about it. `shapes` are
-    the dynamic shapes of that export."""
+    """A sentence that says why torch.export refused the model with `error`, where in the model's
+    code the cause is, and what to do. `arguments` and `shapes` are those of that export."""
     text = str(error)
     blamed = _Blamed(_last_user_frame(text))
     if not blamed.place:
@@ -101,8 +102,8 @@ def why_not_exported(
 
 
 def _why_rows_are_fixed(text: str, as_number: bool) -> str:
-    """How the model depends on the row count, from the text of torch's error, and what to do.
-    `as_number`: see `_Blamed`."""
+    """Sentences that say how the model depends on the row count, and what to do. `text` is the text
+    of torch's error; `as_number` is as in `_Blamed`."""
     constant = re.search(r"specialized it to be a constant \((\d+)\)", text)
     guard = re.search(r"generated guard (.+?)\.?$", text, re.MULTILINE)
     if constant and as_number:
@@ -137,18 +138,22 @@ _KNOWN = {
 
 @dataclass(frozen=True)
 class _Blamed:
-    """A line of the model, as `file:line (code)`; "" if it is not known. `as_number`: Python code
-    uses a size as a number there; else an operation of torch needs two sizes to be equal."""
+    """The line of the model at fault, as `file:line (code)`; empty if it is not known.
+
+    `as_number`: Python code uses a size as a plain number there. If false, an operation of torch
+    needs two sizes to be equal.
+    """
 
     place: str
     as_number: bool = False
 
 
 def _blame_by_draft(model: torch.nn.Module, arguments: list[torch.Tensor], shapes: Any) -> _Blamed:
-    """The line that draft_export blames first, read from its findings, not from its printed report.
+    """Find the line at fault by torch's draft_export, which exports in spite of problems and
+    records each: the innermost line of the model in the first record that has one.
 
-    The report names a file only the first time a process mentions it; the findings hold an index
-    into torch's table of names.
+    The records are read, not the printed report, which names a file only the first time that a
+    process mentions it. In the records, a file is an index into torch's table of names.
     """
     from torch._logging.structured import INTERN_TABLE
 
@@ -176,17 +181,16 @@ def _blame_by_draft(model: torch.nn.Module, arguments: list[torch.Tensor], shape
 
 
 def _describe_frame(file: str, frame: dict[str, Any]) -> str:
-    """`file:line (code)` of a frame in a finding."""
+    """A frame in a record of draft_export, as `file:line (code)`."""
     code = (frame.get("loc") or "").strip().rstrip(":")
     return f"{file}:{frame['line']}" + (f" ({code})" if code else "")
 
 
 @contextmanager
 def _logs_closed() -> Iterator[None]:
-    """Close draft_export's log, also if it fails, and remove it from the temporary folder.
-
-    torch does neither. If TORCH_TRACE is set, the user wants the log in that folder and it stays.
-    """
+    """Close the logs that draft_export opens inside the block, and remove them from the temporary
+    folder, also after an error, since torch does neither. The logs stay if TORCH_TRACE is set: then
+    the user wants them."""
     from torch.export import _draft_export as draft_module
 
     logs: list[Any] = []
@@ -209,7 +213,8 @@ def _logs_closed() -> Iterator[None]:
 
 
 def _readable_guard(guard: str) -> str:
-    """One of torch's guards with words for the sizes in it."""
+    """A guard of torch with words for the sizes in it: `L['x'].size()[0] == 4` becomes
+    `the row count of x == 4`."""
     return re.sub(r"L\[['\"](\w+)['\"]\]\.size\(\)\[0\]", r"the row count of \1", guard)
 
 
@@ -219,7 +224,8 @@ _FRAME = re.compile(r'File "?([^",\n]+)"?, (?:line|lineno) (\d+), in (\w+)(?:\n\
 
 
 def _last_user_frame(text: str) -> str:
-    """`file:line (code)` of the last frame in `text` that is not torch's own."""
+    """The last frame in a traceback's text that is neither torch's nor ours, as
+    `file:line (code)`; empty if there is none."""
     frames = [frame for frame in _FRAME.finditer(text) if not _is_library(frame[1])]
     if not frames:
         return ""
@@ -238,7 +244,7 @@ class _Result(NamedTuple):
 
 
 class _Operations(TorchDispatchMode):
-    """Records the result of each operation, in order."""
+    """A mode that records the result of each operation of torch in `results`, in order."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -257,23 +263,24 @@ class _Operations(TorchDispatchMode):
         return result
 
     def _find_caller(self) -> str:
-        """The layer and the line of the model from which an operation was called."""
+        """A phrase with the innermost layer and line of the model from which the operation that
+        runs now was called: `layer 'norm' (LayerNorm) at model.py:12`."""
         layer = line = ""
         frame: FrameType | None = sys._getframe(2)  # beyond this method and __torch_dispatch__
         while frame is not None and not (layer and line):
             code = frame.f_code
             if not line and not _is_library(code.co_filename):
                 line = f" at {code.co_filename}:{frame.f_lineno}"
-            first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
-            if not layer and id(first) in self.layers:  # it is the `self` of a layer's method
-                layer = f"layer {self.layers[id(first)]!r} ({type(first).__name__})"
+            owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+            if not layer and id(owner) in self.layers:  # it is the `self` of a layer's method
+                layer = f"layer {self.layers[id(owner)]!r} ({type(owner).__name__})"
             frame = frame.f_back
         return f"{layer or 'the model itself'}{line}"
 
 
 def what_differs(model: torch.nn.Module, ask: Callable[[], object]) -> str:
-    """A sentence about the first operation whose result differs when the model runs a second time.
-    `ask` runs the model."""
+    """Run the model twice by `ask`, and return a sentence about the first operation whose result is
+    another one in the second run."""
     runs = []
     for _ in range(2):
         with _Operations(model) as run, torch.no_grad():
@@ -286,12 +293,13 @@ def what_differs(model: torch.nn.Module, ask: Callable[[], object]) -> str:
 
 
 def _is_library(file: str) -> bool:
-    """Whether a file of code is torch's or ours, or no file."""
+    """Whether a code's file name is that of a file of torch or of ours, or of no file at all."""
     return file.startswith(_NOT_THE_MODEL)
 
 
 def where_raised(error: Exception) -> str:
-    """`file:line` of the innermost frame of the model's own code; "in the model" without such."""
+    """The innermost frame of the model's own code in the error's traceback, as `file:line`; the
+    text "in the model" if there is none."""
     place = "in the model"
     for frame, line in walk_tb(error.__traceback__):
         if not _is_library(frame.f_code.co_filename):
@@ -300,7 +308,8 @@ def where_raised(error: Exception) -> str:
 
 
 def _is_of_packed_sequence(error: Exception) -> bool:
-    """Whether torch raised the error in packing, or in a recurrent layer on a PackedSequence."""
+    """Whether torch raised the error as it made a PackedSequence, or in a recurrent layer that got
+    one (then a frame has `batch_sizes`)."""
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     return any(
         frame.f_code.co_filename.endswith("/torch/nn/utils/rnn.py")

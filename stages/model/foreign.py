@@ -15,7 +15,7 @@ _TO_ONNX = (
     "open('{stem}.onnx', 'wb').write(skl2onnx.to_onnx(m, x).SerializeToString())\" "
     "(pip install skl2onnx), then give {stem}.onnx"
 )
-# The suffixes of other programs' files, and what is said of them.
+# By the suffixes of other programs' files: how a sentence about such a file goes on after its name.
 _OTHERS = {
     ".pkl .pickle .joblib": "is a pickle, which runs code as it loads. If you trust it, and it is "
     "scikit-learn's: "
@@ -35,13 +35,15 @@ _OTHERS = {
 
 
 def is_program(path: Path) -> bool:
-    """Whether torch.export.save wrote a file, whatever its suffix is."""
+    """Whether a file is a program that torch.export.save wrote. Its suffix does not matter."""
     return any(name.endswith("/archive_format") for name in _names_in_zip(path))
 
 
 def advise_on_file(path: Path) -> str:
-    """What a file is that is no model by itself, and what to do; "" if that is not known. The kind
-    is told by the suffix, or by the files in an archive."""
+    """A sentence about a file that is no model here: what it is, and how to make a model of it.
+
+    Empty if its kind is not known. The kind is told by the suffix, or by the files in the archive.
+    """
     if path.name.endswith(".weights.h5"):
         return (
             f"{path} has Keras's weights alone: load them into their network (model.load_weights), "

@@ -28,14 +28,16 @@ DTYPES: dict[Precision, str] = {
 
 
 def precision_tolerance(precision: Precision) -> Tolerance:
-    """The largest difference of an output that the precision alone explains."""
+    """The tolerance that a model in this precision needs, since it rounds more than the model in
+    its own precision, which computes the reference."""
     # A TF32 product has float16's mantissa; its range and its sums are those of float32.
     return default_tolerance("float16" if precision == "tf32" else DTYPES[precision])
 
 
 @contextmanager
 def tf32_switches(precision: Precision) -> Iterator[None]:
-    """Turn TF32 on for precision tf32, else off, in the whole process while the context is open."""
+    """Turn TF32 on if `precision` is tf32, else off, until the block ends. This is for the whole
+    process."""
     # torch has an older and a newer switch. Once the newer one is set, torch 2.13 cannot export.
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
@@ -56,8 +58,7 @@ def check_precision(precision: Precision, target: Target) -> None:
 
 
 class Reduced(InFront):
-    """A model whose weights are in the planned dtype; its floating-point inputs are cast to that
-    dtype in front of it."""
+    """Casts floating-point inputs to the dtype of the model's weights. The plan is this dtype."""
 
     def prepare(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         (dtype,) = self.plan
@@ -65,8 +66,12 @@ class Reduced(InFront):
 
 
 def in_precision(model: torch.nn.Module, precision: Precision) -> torch.nn.Module:
-    """The model itself, or a copy with its weights in `precision`. The preparation of its inputs is
-    not changed. TF32 is no dtype: see `tf32_switches`."""
+    """The model in `precision`: a copy with its weights in float16 or bfloat16, whose inputs are
+    cast.
+
+    For fp32 and tf32 it is the model itself, since TF32 is no dtype of weights: see
+    `tf32_switches`. Modules that prepare its inputs compute as before.
+    """
     if DTYPES[precision] == "float32":
         return model
     if isinstance(model, InFront):

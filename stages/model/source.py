@@ -55,9 +55,11 @@ class ModelSource:
     arrangement: Arrangement | None = None
 
     def fingerprint(self) -> dict[str, str]:
-        """Digests of all that the model is made of: if one of them changes, it is another model.
+        """Digests of all that the model is made of, by name. If one of them changes, the source
+        gives another model. Raises SourceError if a file cannot be read.
 
-        The imports of a factory's file are known only after it has run: see `loaded_sources`.
+        Files that a factory's file imports are not included, since they are known only after it has
+        run: see `loaded_sources`.
         """
         digests: dict[str, str] = {"kwargs": repr(sorted(self.kwargs.items()))}
         if self.factory is not None:
@@ -92,10 +94,11 @@ def _digest_of(path: Path) -> str:
 
 
 def loaded_sources() -> dict[str, str]:
-    """Digests of the user's own Python files that are loaded now, by absolute path.
+    """Digests of the user's own Python files that are imported now, by absolute path: a model's
+    code may be in more files than its factory's.
 
-    A model's code is more than its factory's file. Files that Python or pip installed are left out
-    (their versions count instead), and so are our own packages.
+    Files that Python or pip installed are left out, since their versions are recorded instead; so
+    are our own packages.
     """
     ours = Path(__file__).resolve().parents[2]
     libraries = tuple({f"{Path(at).resolve()}{os.sep}" for at in sysconfig.get_paths().values()})
@@ -116,9 +119,11 @@ def loaded_sources() -> dict[str, str]:
 
 
 def load_callable(spec: str) -> Callable[..., Any]:
-    """The callable that "module:name" or "file.py:name" names. Raises SourceError.
+    """Import the callable that "module:name" or "file.py:name" names.
 
-    A file's own folder is importable while it loads and afterwards, as when Python runs it.
+    A file may import others from its own folder, as when Python runs it: the folder is added to
+    `sys.path`, and stays there. Raises SourceError if there is no such callable, or its module
+    fails.
     """
     where, _, name = spec.rpartition(":")
     if not where:
@@ -146,10 +151,10 @@ def load_callable(spec: str) -> Callable[..., Any]:
 def build_model(
     source: ModelSource, note: Callable[[str], None] = lambda text: None
 ) -> torch.nn.Module:
-    """The model on the CPU, in eval mode, with its weights and the preparation of its inputs.
+    """Build the model on the CPU, in eval mode, with its weights and the preparation of its inputs.
 
-    `note` is told which layers came in train mode and give other answers in eval mode, and which
-    outputs have numbers in place of text. Raises SourceError.
+    `note` gets sentences for the user: on layers that came in train mode and give other answers in
+    eval mode, and on outputs that have numbers in place of text. Raises SourceError.
     """
     model = _load_user_model(source)
     if isinstance(model, OnnxModel):
@@ -163,8 +168,8 @@ def build_model(
 
 
 def put_in_eval_mode(model: torch.nn.Module) -> tuple[str, ...]:
-    """Put a model into eval mode, in place. Returns a note if layers then give other answers, else
-    nothing."""
+    """Put a model into eval mode, in place. Returns a note for the user if layers give other
+    answers than before, else an empty tuple."""
     if isinstance(model, torch.fx.GraphModule):  # exported: its mode is part of the graph
         return ()
     training = list(_layers_in_training(model))
@@ -179,7 +184,8 @@ def put_in_eval_mode(model: torch.nn.Module) -> tuple[str, ...]:
 
 
 def with_fronts(model: torch.nn.Module, source: ModelSource) -> torch.nn.Module:
-    """The model behind the preparation of its inputs that `source` describes."""
+    """The model with modules in front that prepare its inputs as `source` describes: reordering,
+    padding and preprocessing. The model itself if nothing has to be prepared."""
     if source.arrangement is not None and not source.arrangement.plain:
         model = Arranged(model, (source.arrangement,))
     if source.padding:
@@ -188,7 +194,7 @@ def with_fronts(model: torch.nn.Module, source: ModelSource) -> torch.nn.Module:
 
 
 def _load_user_model(source: ModelSource) -> torch.nn.Module:
-    """The user's own model with its weights, as it comes. Raises SourceError."""
+    """Load the user's own model with its weights, and change nothing in it. Raises SourceError."""
     if source.factory is not None:
         model = _call_factory(source)
         if source.weights is not None:
@@ -210,7 +216,8 @@ def _load_user_model(source: ModelSource) -> torch.nn.Module:
 
 
 def _layers_in_training(model: torch.nn.Module) -> Iterator[str]:
-    """The layers in train mode whose answers differ in eval mode."""
+    """Yield the class and name of each layer that is in train mode and would give other answers in
+    eval mode."""
     for name, layer in model.named_modules():
         kind = getattr(layer, "original_name", type(layer).__name__)  # TorchScript's name
         if getattr(layer, "training", False) and _reads_training(layer):
@@ -218,9 +225,10 @@ def _layers_in_training(model: torch.nn.Module) -> Iterator[str]:
 
 
 def _reads_training(layer: torch.nn.Module) -> bool:
-    """Whether forward reads `self.training`, as dropout and batch norm do, and it has an effect.
+    """Whether a layer gives other answers in eval mode, as dropout and batch norm do.
 
-    It has none at a dropout rate of 0, and in a norm that keeps no statistics.
+    It does if its `forward` reads `self.training`, except at a dropout rate of 0, and in a norm
+    that keeps no statistics.
     """
     rates = [getattr(layer, name, None) for name in ("p", "dropout")]
     rates = [rate for rate in rates if isinstance(rate, float | int)]
@@ -235,7 +243,8 @@ def _reads_training(layer: torch.nn.Module) -> bool:
 
 
 def _call_factory(source: ModelSource) -> torch.nn.Module:
-    """The module that a user's factory makes. Raises SourceError."""
+    """Call a user's factory with its arguments, and return the module that it makes. Raises
+    SourceError if the arguments do not fit, the factory fails, or it returns something else."""
     assert source.factory is not None
     factory = load_callable(source.factory)
     try:
@@ -254,8 +263,8 @@ def _call_factory(source: ModelSource) -> torch.nn.Module:
 
 
 def _load_module(path: Path, kind: str, load: Callable[[], Any]) -> torch.nn.Module:
-    """Load the module in a file. The SourceError says that the file is not of this `kind` or, for a
-    file of another known kind, what to do with it."""
+    """Load a module from a file by `load`. If this fails, raises a SourceError that says that the
+    file is not of this `kind` or, if it is of another known kind, what to do with it."""
     with quiet_torch():
         try:
             check_zip(path)
@@ -267,8 +276,8 @@ def _load_module(path: Path, kind: str, load: Callable[[], Any]) -> torch.nn.Mod
 
 
 def _load_file(path: Path) -> Any:
-    """The module of a Python file. It is loaded once for each content. Raises SourceError if there
-    is no such file, or what the file raises."""
+    """Import a Python file. It is loaded anew only if its content has changed. Raises SourceError
+    if there is no such file, or what the file itself raises."""
     if not path.is_file():
         raise SourceError(f"no such file: {path}")
     # One module object per file and content. Its name cannot hide an installed module.
@@ -292,8 +301,8 @@ def _load_file(path: Path) -> Any:
 
 
 def _module_fingerprint(module: str) -> str:
-    """The version of the package that a module is from, else the digest of its file. Raises
-    SourceError if there is no such module."""
+    """What identifies a module's code: `package==version` if it is from an installed package, else
+    the digest of its file. Raises SourceError if there is no such module."""
     top_level = module.partition(".")[0]
     for distribution in packages_distributions().get(top_level, []):
         try:

@@ -70,13 +70,16 @@ class Tree(NamedTuple):
 
 
 class Trees(torch.nn.Module):
-    """(n, F) -> (n,), or (n, K) for K outputs, as the library's Booster predicts with all trees.
+    """Boosted trees as a module: (n, F) -> (n,), or (n, K) for K outputs, as the library's Booster
+    predicts with all trees. NaN is a missing value.
 
-    `outputs[i]` is the output that tree i adds to; 0, if a leaf has a value for each output. Sums
-    begin at `base`, (K,). The thresholds are float32 or float64, and so rows become; where both
-    give the same decisions, rows of float32 stay so. NaN is a missing value. `names` are the names
-    of the features in the model's order, if the file has them. `zero` is used by LightGBM only: the
-    value that replaces a zero, 0 or NaN. Raises ValueError if the data are no trees.
+    `outputs[i]` is the output to which tree i adds; it is 0 for each tree if leaves have a value
+    for each output. Sums begin at `base`, (K,), are multiplied by `scale`, and go through the
+    function `link`. `features` is F. `names` are the names of the features in the model's order;
+    empty if the file has none. `zero` is None for XGBoost; for LightGBM it is the number that
+    replaces a zero: 0, or NaN if zeros are missing values. Rows are compared in the dtype of the
+    thresholds; float32 rows stay float32, with thresholds that give the same decisions. Raises
+    ValueError if the data are no trees.
     """
 
     missing = True
@@ -133,11 +136,12 @@ class Trees(torch.nn.Module):
 
     @property
     def _equal(self) -> bool:
-        """Whether a row goes left if its feature equals the threshold."""
+        """Whether a row goes left if its feature is equal to the threshold, as in LightGBM."""
         return self.zero is not None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Raises CaptureError if the rows do not have as many features as the trees."""
+        """Predict the rows `x`. Raises CaptureError if they have not as many features as the
+        trees."""
         if x.dim() != 2 or x.shape[1] != self.features:
             shape = ", ".join(map(str, x.shape[1:]))
             raise CaptureError(f"the trees take (n, {self.features}); the block is (n, {shape})")
@@ -164,15 +168,16 @@ class Trees(torch.nn.Module):
 
 
 class _Joined(NamedTuple):
-    """The nodes of all trees, and the number of the root of each."""
+    """The nodes of all trees, and for each tree the index of its root."""
 
     nodes: Tree
     roots: Array
 
 
 def _join_trees(trees: Sequence[Tree], features: int) -> _Joined:
-    """The nodes of all trees, one tree after the other; their children are numbered likewise.
-    Raises ValueError if they are no trees."""
+    """Join the nodes of all trees, one tree after the other. Their children, which were indices in
+    one tree, become indices of all nodes. Raises ValueError if a child, feature or threshold is not
+    valid."""
     nodes = Tree(*map(np.concatenate, zip(*trees, strict=True)))
     counts = np.array([len(tree.value) for tree in trees])
     starts = np.cumsum(counts) - counts
@@ -187,8 +192,8 @@ def _join_trees(trees: Sequence[Tree], features: int) -> _Joined:
 
 
 class _Numbered(NamedTuple):
-    """Nodes as the operator takes them: the `inner` ones, then the leaves from left to right.
-    `depth`: the number of levels below the roots."""
+    """Nodes in the order that the operator `leaves` needs: the `inner` ones, then the leaves from
+    left to right. `depth` is the number of levels below the roots."""
 
     nodes: Tree
     roots: Array
@@ -197,15 +202,16 @@ class _Numbered(NamedTuple):
 
 
 def _number_nodes(nodes: Tree, roots: Array) -> _Numbered:
-    """The nodes that rows reach from the roots, numbered anew. ValueError if they are no trees."""
+    """Number the nodes anew, in the order of `_Numbered`. Nodes that no root leads to are left out.
+    Raises ValueError if a node is reached twice."""
     children = nodes.children
     is_leaf = (children == np.arange(len(children))[:, None]).all(axis=1)
     levels = _nodes_by_level(children, is_leaf, roots)
-    parents = [level[~is_leaf[level]] for level in levels]  # of the next level
-    leaf_count = is_leaf.astype(np.int64)  # of the leaves below each node
+    parents = [level[~is_leaf[level]] for level in levels]  # the inner nodes of each level
+    leaf_count = is_leaf.astype(np.int64)  # how many leaves are below each node
     for level in reversed(parents):
         leaf_count[level] = leaf_count[children[level]].sum(axis=1)
-    number = np.zeros(len(children), np.int64)  # of the first leaf below each node
+    number = np.zeros(len(children), np.int64)  # the number of the first leaf below each node
     number[roots] = np.cumsum(leaf_count[roots]) - leaf_count[roots]
     for level in parents:
         left, right = children[level].T
@@ -223,7 +229,8 @@ def _number_nodes(nodes: Tree, roots: Array) -> _Numbered:
 
 
 def _nodes_by_level(children: Array, is_leaf: Array, roots: Array) -> list[Array]:
-    """The nodes at each depth, the roots first. ValueError if a node is reached twice."""
+    """The indices of the nodes at each depth, the roots first. Raises ValueError if a node is
+    reached twice."""
     levels, count = [roots], len(roots)
     while len(parents := levels[-1][~is_leaf[levels[-1]]]):
         levels.append(children[parents].reshape(-1))
@@ -236,9 +243,10 @@ def _nodes_by_level(children: Array, is_leaf: Array, roots: Array) -> list[Array
 
 
 class _Columns(NamedTuple):
-    """The columns that nodes compare: each is a feature with a number in place of NaN, `replaced`.
+    """The columns that the nodes compare with their thresholds.
 
-    `of_node`: the column of each inner node.
+    Column i is the feature `feature[i]`, with the number `replaced[i]` in place of NaN. `of_node`
+    is the index of the column of each inner node.
     """
 
     feature: Array
@@ -247,16 +255,21 @@ class _Columns(NamedTuple):
 
 
 def _choose_columns(numbered: _Numbered, equal: bool) -> _Columns:
-    """A feature has one column if one number leads missing values to the side of each of its nodes,
-    else two, with -inf and with inf. `equal`: whether a row goes left if its feature equals the
-    threshold."""
+    """Choose the numbers that replace NaN, so that a missing value goes to the right side by an
+    ordinary comparison.
+
+    A feature has one column if one number (0, -inf or inf) goes to the side of the missing values
+    at all of its nodes; else it has two, with -inf and with inf. `equal`: whether a row goes left
+    if its feature is equal to the threshold.
+    """
     inner = slice(numbered.inner)
     feature = numbered.nodes.feature[inner].astype(np.int64)
     left = numbered.nodes.missing_left[inner].astype(bool)
     limit = numbered.nodes.threshold[inner].astype(np.float64)
 
     def suits(goes_left: Array) -> Array:
-        """By feature: whether a number that goes left at these nodes goes where NaN does."""
+        """For each feature: whether a number that goes left at the nodes `goes_left`, and right at
+        all others, goes to the side of NaN at each node of the feature."""
         wrong = np.zeros(feature.max(initial=0) + 1, bool)
         wrong[feature[goes_left != left]] = True
         return ~wrong
@@ -273,10 +286,10 @@ def _choose_columns(numbered: _Numbered, equal: bool) -> _Columns:
 
 
 def _round_to_float32(threshold: Array, equal: bool) -> Array:
-    """The thresholds as float32: numbers that separate all float32 as the given ones do.
+    """The thresholds as float32 numbers that give each float32 the same decision.
 
-    x <= threshold needs one that is rounded down, x < threshold one that is rounded up: no float32
-    lies between it and the threshold.
+    For x <= threshold (`equal`) they are rounded down, for x < threshold up: then no float32 lies
+    between the rounded threshold and the given one.
     """
     with np.errstate(over="ignore"):
         near = threshold.astype(np.float32)
@@ -286,7 +299,8 @@ def _round_to_float32(threshold: Array, equal: bool) -> Array:
 
 
 def load_trees(path: Path) -> Trees:
-    """The trees in a file of XGBoost (.json, .ubj) or LightGBM (.txt). Raises SourceError."""
+    """Load the trees in a file of XGBoost (.json, .ubj) or of LightGBM (.txt). Raises SourceError
+    if they cannot be read, or have something that is not known here."""
     try:
         content: bytes | bytearray = read_plain(path, links=True, largest=None)
         if path.suffix == ".txt":
@@ -311,7 +325,7 @@ def load_trees(path: Path) -> Trees:
 
 
 def _read_xgboost(document: Any) -> Trees:
-    """Trees from the data that `Booster.save_model` writes, xgboost 1.0 to 3.4."""
+    """Make trees of the JSON that XGBoost's `Booster.save_model` writes (xgboost 1.0 to 3.4)."""
     if "oblivious_trees" in document:
         raise ValueError(
             "it is CatBoost's: catboost.CatBoost().load_model(FILE, format='json')"
@@ -340,7 +354,7 @@ def _read_xgboost(document: Any) -> Trees:
 
 
 def _read_xgboost_tree(tree: Any, weight: float) -> Tree:
-    """A tree from XGBoost's data. Its leaves are multiplied by `weight`."""
+    """Make a tree of XGBoost's data. The values of its leaves are multiplied by `weight`."""
     if np.any(tree.get("split_type", 0)):
         raise ValueError(_CATEGORIES)
     if int(tree["tree_param"]["size_leaf_vector"]) > 1:
@@ -358,24 +372,24 @@ def _read_xgboost_tree(tree: Any, weight: float) -> Tree:
 
 
 def _read_lightgbm(text: str) -> Trees:
-    """Trees from the text that `Booster.save_model` writes, LightGBM 3 and 4."""
+    """Make trees of the text that LightGBM's `Booster.save_model` writes (LightGBM 3 and 4)."""
     trees_text = text.partition("\nend of trees")[0]
     head, *sections = re.split(r"^Tree=\d+$", trees_text, flags=re.MULTILINE)
     header = _parse_fields(head)
     outputs, features = int(header["num_tree_per_iteration"]), int(header["max_feature_idx"]) + 1
     objective, *options = header.get("objective", "custom").split()
     link = _link_of("regression-sqrt" if "sqrt" in options else objective)
-    factors = [each.partition(":")[2] for each in options if each.startswith("sigmoid:")]
+    factors = [option.partition(":")[2] for option in options if option.startswith("sigmoid:")]
     scale = float(factors[0]) if factors else 1.0
-    read = [_read_lightgbm_tree(_parse_fields(section)) for section in sections]
-    zero_is_missing = any(each.zero_is_missing for each in read)
-    if zero_is_missing and any(each.zero_is_a_number for each in read):
+    parsed = [_read_lightgbm_tree(_parse_fields(section)) for section in sections]
+    zero_is_missing = any(entry.zero_is_missing for entry in parsed)
+    if zero_is_missing and any(entry.zero_is_a_number for entry in parsed):
         raise ValueError("zero is a missing value (zero_as_missing) in some nodes only")
     if "average_output" in header:
-        scale /= len(read) // outputs
+        scale /= len(parsed) // outputs
     return Trees(
-        [each.tree for each in read],
-        outputs=[i % outputs for i in range(len(read))],
+        [entry.tree for entry in parsed],
+        outputs=[i % outputs for i in range(len(parsed))],
         base=np.zeros(outputs),
         features=features,
         names=tuple(header["feature_names"].split(" ")),
@@ -386,7 +400,8 @@ def _read_lightgbm(text: str) -> Trees:
 
 
 class _LightgbmTree(NamedTuple):
-    """A tree, and whether zero is a missing value in some of its nodes, and a number in others."""
+    """A tree. `zero_is_missing`: some of its nodes take zero for a missing value;
+    `zero_is_a_number`: in some nodes zero goes to another side than a missing value."""
 
     tree: Tree
     zero_is_missing: bool
@@ -394,7 +409,8 @@ class _LightgbmTree(NamedTuple):
 
 
 def _read_lightgbm_tree(fields: dict[str, str]) -> _LightgbmTree:
-    """A tree from the fields of its text: the inner nodes in the file's order, then the leaves."""
+    """Make a tree of the fields of its section: the inner nodes in the file's order, then the
+    leaves."""
     if int(fields.get("is_linear", 0)):
         raise ValueError("linear trees (linear_tree) are not known here")
     names = ("split_feature", "left_child", "right_child", "decision_type")
@@ -422,17 +438,18 @@ def _read_lightgbm_tree(fields: dict[str, str]) -> _LightgbmTree:
 
 
 def _to_array(fields: dict[str, str], name: str, kind: type) -> Array:
-    """The numbers in a field; empty if it is absent."""
+    """The numbers in a field of a section, as an array; empty if there is no such field."""
     return np.array(fields.get(name, "").split(), kind)
 
 
 def _parse_fields(text: str) -> dict[str, str]:
-    """The lines `key=value` of a section."""
+    """The lines `key=value` of a section, as a dict."""
     return {key: value for key, _, value in (line.partition("=") for line in text.splitlines())}
 
 
 def _link_of(objective: str) -> str:
-    """The name of the function of the sums. Raises ValueError for an unknown objective."""
+    """The name in `_LINKS` of the function that an objective applies to the sums of leaves. Raises
+    ValueError for an unknown objective."""
     if objective not in _LINK_OF:
         raise ValueError(f"objective {objective!r} is none of {', '.join(_LINK_OF)}")
     return _LINK_OF[objective]

@@ -16,8 +16,11 @@ from stages.errors import SourceError
 
 
 def read_state(path: Path) -> dict[str, torch.Tensor]:
-    """Read a state dict, names to tensors on the CPU, from safetensors or from a torch.save file
-    that holds only plain data: a state dict, or a checkpoint with one. Raises SourceError."""
+    """Read a state dict: tensors on the CPU, by name.
+
+    The file is safetensors, or one that torch.save wrote and that holds plain data only: a state
+    dict, or a checkpoint with exactly one in it. Raises SourceError for any other file.
+    """
     if not path.is_file():
         raise SourceError(f"no weights at {path}")
     try:
@@ -42,8 +45,8 @@ def read_state(path: Path) -> dict[str, torch.Tensor]:
 
 
 def _find_state(content: Any, path: Path) -> dict[str, torch.Tensor]:
-    """The content of a file if it is a state dict, else its only entry that is one. Raises
-    SourceError."""
+    """The state dict in what a file at `path` held: the content itself, or the only entry of it
+    that is a state dict. Raises SourceError if there is none or several."""
     if _is_state(content):
         return content  # type: ignore[no-any-return]
     entries = content if isinstance(content, dict) else {}
@@ -66,15 +69,18 @@ _SAVE = "save the state dict by itself: torch.save({}, 'weights.pt')"
 
 
 def _is_state(value: object) -> bool:
-    """Whether a value is a dict of tensors with at least one."""
+    """Whether a value is a dict of at least one entry, and all its values are tensors."""
     if not isinstance(value, dict) or not value:
         return False
     return all(isinstance(entry, torch.Tensor) for entry in value.values())
 
 
 def load_weights(model: torch.nn.Module, path: Path, prefix: str) -> None:
-    """Load a file strictly; `prefix` is cut from its keys. The SourceError says which names or
-    shapes do not fit."""
+    """Load the weights in a file into `model`, in place; `prefix` is cut from their names.
+
+    The names and shapes must be exactly those of the model. If not, raises a SourceError that says
+    which do not fit.
+    """
     state = {key.removeprefix(prefix): value for key, value in read_state(path).items()}
     own = model.state_dict()
     missing = sorted(own.keys() - state.keys())
@@ -100,5 +106,5 @@ def load_weights(model: torch.nn.Module, path: Path, prefix: str) -> None:
 
 
 def _list_some(names: list[str]) -> str:
-    """The first three of some names, and how many more there are."""
+    """The first three names, and how many more there are: `a, b, c and 4 more`."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

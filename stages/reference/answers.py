@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from engines.errors import first_line
-from engines.processes import doing
+from engines.processes import report_step
 from runtime.session import Session
 from soa.dtypes import is_float, itemsize, torch_dtype
 from soa.layout import DEFAULT_ALIGNMENT, Column, Layout
@@ -43,7 +43,8 @@ _SPECIAL = ("NaN", "infinity", "-infinity", "-0.0")
 
 @dataclass(frozen=True)
 class Edge:
-    """Rows with values of one kind, `what`, and the model's outputs."""
+    """Rows with unusual values of one kind, with the eager model's outputs. `what` names the values
+    in reports."""
 
     what: str
     kind: EdgeKind
@@ -53,14 +54,14 @@ class Edge:
 
     @property
     def exact(self) -> bool:
-        """Whether an artifact with any other answer is refused. Older releases read this instead of
+        """Whether an artifact is refused for any other answer. Older releases read this in place of
         the kind."""
         return self.kind in ("stress", "integers")
 
     @classmethod
     def stored(cls, what: str, exact: bool, case: Case, kind: str | None) -> Edge:
-        """An edge without its tensors. Older references have no `kind`. Raises ValueError for one
-        that is not known."""
+        """An edge as a file describes it, without its tensors, which `put` adds. Older references
+        have no `kind`: it is inferred. Raises ValueError for a kind that is not known."""
         if not kind:
             inexact = "special" if what in _SPECIAL else "extreme"
             kind = "integers" if exact else inexact
@@ -69,14 +70,14 @@ class Edge:
         return cls(what, cast("EdgeKind", kind), {}, case, {})
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Copies of the tensors to store, by name."""
+        """Copies of all tensors of the edge, by the names under which they are stored."""
         tensors = _name_inputs(self.inputs)
         tensors |= {f"output/{name}": value for name, value in self.outputs.items()}
         return {name: value.clone() for name, value in tensors.items()}
 
     def put(self, name: str, value: torch.Tensor) -> None:
-        """Add a stored tensor: `input/<collection>/<column>` or `output/<block>`. ValueError for a
-        name without a slash."""
+        """Add a tensor by the name under which it was stored: `input/<collection>/<column>` or
+        `output/<block>`. Raises ValueError for a name without a slash."""
         kind, collection_or_block, *column = name.split("/")
         if kind == "input":
             self.inputs.setdefault(collection_or_block, {})["/".join(column)] = value
@@ -109,7 +110,7 @@ class Reference:
     edges: tuple[Edge, ...] = ()
 
     def save(self, path: Path) -> None:
-        """Write a safetensors file. The same rows give the same bytes."""
+        """Write the reference as a safetensors file. Equal references give equal bytes."""
         tensors = _name_inputs(self.inputs)
         for i, outputs in enumerate(self.outputs):
             tensors |= {f"output/{i}/{name}": value for name, value in outputs.items()}
@@ -136,8 +137,8 @@ class Reference:
 
     @classmethod
     def load(cls, path: Path, signature: Signature | None = None) -> Reference:
-        """Read a file that `save` wrote. ReferenceDataError for any other file, or if the reference
-        does not fit `signature`."""
+        """Read a file that `save` wrote. Raises ReferenceDataError for any other file, or if a
+        `signature` is given and the reference does not fit it."""
         metadata, tensors = read_tensors(path, "a stored reference")
         inputs: Arrays = {}
         try:
@@ -159,8 +160,8 @@ class Reference:
         return reference if signature is None else reference._check_fits(signature, path)
 
     def _check_fits(self, signature: Signature, path: Path) -> Reference:
-        """This reference, after a check that it holds all that the signature needs. Raises
-        ReferenceDataError, which names the file `path`."""
+        """Check that the reference has all inputs and answers that the signature needs. Returns it,
+        with its inputs in new memory. Raises ReferenceDataError, which names the file `path`."""
         of_edges = [(edge.case, edge.outputs) for edge in self.edges]
         for case, outputs in (*zip(self.cases, self.outputs, strict=True), *of_edges):
             if not _answers_fit(signature, case, outputs):
@@ -173,7 +174,8 @@ class Reference:
 
 
 def _answers_fit(signature: Signature, case: Case, outputs: Mapping[str, torch.Tensor]) -> bool:
-    """Whether a case is within the signature's ranges, and has the answers of each output block."""
+    """Whether a case lies within the signature's ranges, and `outputs` has an answer of the right
+    shape for each output block."""
     if case.keys() != set(signature.dims):
         return False
     if not all(0 <= n <= signature.ranges[dim].proven for dim, n in case.items()):
@@ -185,7 +187,7 @@ def _answers_fit(signature: Signature, case: Case, outputs: Mapping[str, torch.T
 
 
 def _name_inputs(inputs: Arrays) -> dict[str, torch.Tensor]:
-    """The inputs by the names under which they are stored."""
+    """The input tensors by the names under which they are stored, `input/<collection>/<column>`."""
     return {
         f"input/{collection}/{column}": values
         for collection, columns in inputs.items()
@@ -194,7 +196,8 @@ def _name_inputs(inputs: Arrays) -> dict[str, torch.Tensor]:
 
 
 def _parse_edges(metadata: Mapping[str, str]) -> dict[str, Edge]:
-    """The edges of a stored reference, by index, without their tensors."""
+    """Read the edges of a stored reference from its metadata, without their tensors. The keys are
+    their indices as text: "0", "1" … Raises ValueError if the metadata does not fit."""
     stored = as_record(list[tuple[str, bool, Case]], parse_json(metadata.get("edges", "[]")))
     kinds = as_record(list[str], parse_json(metadata.get("edge_kinds", "[]")))  # not in older ones
     if kinds and len(kinds) != len(stored):
@@ -208,9 +211,12 @@ def _parse_edges(metadata: Mapping[str, str]) -> dict[str, Edge]:
 def read_tensors(
     path: Path, what: str, prefix: str = ""
 ) -> tuple[dict[str, str], dict[tuple[str, str, str], torch.Tensor]]:
-    """A safetensors file's metadata, and its tensors by the three parts of their names, which
-    slashes separate; only names with the `prefix`. The ReferenceDataError says that the file is not
-    `what`."""
+    """Read the metadata and the tensors of a safetensors file.
+
+    The keys are the three parts of the tensors' names, which slashes separate: `input/jets/pt` is
+    `("input", "jets", "pt")`. Only tensors whose names begin with `prefix` are read. Raises
+    ReferenceDataError, which says that the file is not `what`.
+    """
     tensors: dict[tuple[str, str, str], torch.Tensor] = {}
     try:
         with safe_open(path, framework="pt") as stored:
@@ -229,12 +235,12 @@ TILES = (64, 256, 1024, 4096, 16384)
 
 
 def make_cases(signature: Signature) -> tuple[Case, ...]:
-    """Sizes to validate at, per row dimension: 0, 1, 2, around each alignment, typical, largest,
-    and one row more than whole tiles.
+    """The cases at which artifacts are validated.
 
-    With several dimensions, a case has one size from each list, in order; shorter lists are
-    repeated. Further cases: all dimensions at their largest; one at its least, the others at their
-    largest.
+    The sizes of a row dimension are 0, 1, 2, the typical ones, the least and the largest, those
+    around each alignment, and one row more than a whole number of tiles, all within its range. With
+    several dimensions, case i has the i-th size of each; a shorter list starts again. Further cases
+    have all dimensions at their largest, and one at its least and the others at their largest.
     """
     per_dim: dict[str, list[int]] = {}
     for dim in signature.dims:
@@ -261,8 +267,11 @@ def make_cases(signature: Signature) -> tuple[Case, ...]:
 def random_inputs(
     signature: Signature, seed: int, ranges: Mapping[str, tuple[float, float]]
 ) -> Arrays:
-    """Reference inputs drawn at random: normal floats, small integers, or uniform in `ranges`,
-    which names columns. As many rows as validation runs."""
+    """Draw reference inputs at random, as many rows as validation runs.
+
+    A column named in `ranges` is uniform between its two numbers. Other floats are normal, other
+    integers from 0 to 99. The same `seed` gives the same inputs.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def draw(column: Column, n: int) -> torch.Tensor:
@@ -291,9 +300,12 @@ def random_inputs(
 def check_inputs(
     signature: Signature, arrays: Mapping[str, Mapping[str, Any]], rows: Case | None = None
 ) -> Arrays:
-    """Check inputs from the user against the layouts. They must have at least `rows` rows.
-    By default: as many as validation runs; then the first three jagged rows are also made overlong,
-    empty and full."""
+    """Check inputs from the user against the layouts, and copy their first `rows` rows.
+
+    `rows` is by dimension. If it is None, these are as many rows as validation runs; then the first
+    three jagged rows are also made overlong, empty and full. Raises ReferenceDataError if a column
+    is missing, has too few rows, or another shape or dtype.
+    """
     checked: Arrays = {}
     for name in signature.input_collections:
         layout = signature.layouts[name]
@@ -311,7 +323,8 @@ def check_inputs(
 
 
 def _zeros_for_written_columns(signature: Signature, name: str, n: int) -> dict[str, torch.Tensor]:
-    """Zeros for the columns that the model itself writes in an input collection."""
+    """Zeros for those columns of the input collection `name` that the model itself writes: the user
+    need not give them. `n` is the number of rows."""
     layout = signature.layouts[name]
     blocks = [bound.block for bound in signature.outputs if bound.block.collection == name]
     written = [layout[column] for block in blocks for column in block.columns]
@@ -329,8 +342,8 @@ def _column_shape(column: Column, n: int) -> tuple[int, ...]:
 def _check_column(
     collection: str, column: Column, columns: Mapping[str, Any], n: int
 ) -> torch.Tensor:
-    """The first n rows of a column as a tensor in new memory. Raises ReferenceDataError if it does
-    not fit."""
+    """Copy the first n rows of a column of the user's into a new tensor. Raises ReferenceDataError
+    if it is missing, or its shape or dtype does not fit the layout."""
     where = f"reference column {collection}.{column.name}"
     if column.name not in columns:
         raise ReferenceDataError(f"{where} is missing")
@@ -354,8 +367,11 @@ def _check_column(
 def filled_collections(
     signature: Signature, inputs: Arrays, case: Case, device: Device | torch.device
 ) -> tuple[dict[str, Collection], dict[str, Collection]]:
-    """Input collections with the first rows of the reference inputs, and zeroed output
-    collections, both by name. A collection that is input and output is one object in both."""
+    """Make the collections of a case on a device: the input collections with the first rows of
+    `inputs`, and the output collections with zeros, both by name.
+
+    A collection that is input and output is the same object in both.
+    """
     inputs = inputs_at(signature, inputs, case)
     sources: dict[str, Collection] = {}
     for name in signature.input_collections:
@@ -372,7 +388,8 @@ def filled_collections(
 
 
 def session_answers(session: Session, inputs: Arrays, case: Case) -> dict[str, torch.Tensor]:
-    """A session's answers to the first rows of `inputs`, by block, on the CPU."""
+    """Run a session on the first rows of `inputs`, as many as `case` says. Returns its answers on
+    the CPU, by block."""
     sources, written = filled_collections(session.signature, inputs, case, session.device)
     session.run(sources, written)
     return {
@@ -382,20 +399,21 @@ def session_answers(session: Session, inputs: Arrays, case: Case) -> dict[str, t
 
 
 def take_rows(signature: Signature, inputs: Arrays, rows: Mapping[str, Index]) -> Arrays:
-    """These rows of each dimension; slices give views. Scalars stay as they are."""
+    """Take some rows of all columns. `rows` has the indices, or a slice, for each dimension; a
+    slice gives views. Scalars, which have no rows, are taken as they are."""
 
-    def picked(name: str, column: Column) -> torch.Tensor:
+    def rows_of(name: str, column: Column) -> torch.Tensor:
         values = inputs[name][column.name]
         return values if column.kind == "scalar" else values[rows[signature.rows_of[name]]]
 
     return {
-        name: {column.name: picked(name, column) for column in signature.layouts[name].numbers}
+        name: {column.name: rows_of(name, column) for column in signature.layouts[name].numbers}
         for name in signature.input_collections
     }
 
 
 def row_major_inputs(signature: Signature, arrays: Arrays, case: Case) -> list[torch.Tensor]:
-    """The blocks of a case as ordinary contiguous tensors: the model's arguments."""
+    """The input blocks of a case as ordinary contiguous tensors, as the eager model takes them."""
     arrays = inputs_at(signature, arrays, case)
     return [
         _row_major_block(bound, signature.layouts[bound.block.collection], arrays, case)
@@ -404,7 +422,8 @@ def row_major_inputs(signature: Signature, arrays: Arrays, case: Case) -> list[t
 
 
 def _row_major_block(bound: BoundBlock, layout: Layout, arrays: Arrays, case: Case) -> torch.Tensor:
-    """A block as the eager model takes it: a tensor of n rows."""
+    """An input block as the eager model takes it: a contiguous tensor with the first n rows of its
+    columns side by side. Scalars are joined, and repeated for each row unless it is rowless."""
     columns = arrays[bound.block.collection]
     dtype = torch_dtype(bound.plan.dtype)
     n = case[bound.rows]
@@ -421,9 +440,10 @@ def _row_major_block(bound: BoundBlock, layout: Layout, arrays: Arrays, case: Ca
 def eager_outputs(
     model: torch.nn.Module, signature: Signature, inputs: list[torch.Tensor], case: Case
 ) -> dict[str, torch.Tensor]:
-    """Run the eager model; its outputs by block name, in the shapes of the output blocks, in new
-    memory. Raises CaptureError if shapes or dtypes do not fit, or what the model raises."""
-    doing(f"with the first rows, {label(case)}")
+    """Run the eager model. Returns its outputs by block name, in new memory and in the shapes of
+    the output blocks. Raises CaptureError if its shapes or dtypes do not fit the blocks, or
+    whatever the model raises."""
+    report_step(f"with the first rows, {label(case)}")
     with torch.no_grad():
         values = outputs_in_order(pad_row_by_row(model)(*inputs), signature)
     outputs: dict[str, torch.Tensor] = {}
@@ -453,9 +473,10 @@ def compute_reference(
     cases: tuple[Case, ...],
     known: tuple[Case, dict[str, torch.Tensor]] | None = None,
 ) -> Reference:
-    """The eager model's answers at every case; raises CaptureError if the model fails.
+    """Run the eager model at each case, and return its answers with the inputs, as a reference.
 
-    `known`: a case whose answers are already computed, with these answers.
+    `known` is a case with its answers, if they are already computed. Raises CaptureError if the
+    model fails.
     """
     known_case, known_answers = known if known is not None else ({}, {})  # no case is empty
     outputs = tuple(
@@ -468,7 +489,8 @@ def compute_reference(
 def eager_answers(
     model: torch.nn.Module, signature: Signature, inputs: Arrays, case: Case
 ) -> dict[str, torch.Tensor]:
-    """The eager model's answers to the first rows of `inputs`; raises CaptureError if it fails."""
+    """Run the eager model on the first rows of `inputs`, as many as `case` says. Returns its
+    answers by block. Raises CaptureError if it fails."""
     try:
         arguments = row_major_inputs(signature, inputs, case)
         return eager_outputs(model, signature, arguments, case)

@@ -19,8 +19,10 @@ from stages.errors import ReferenceDataError
 from stages.reference.answers import Reference, eager_answers
 from stages.reference.nonfinite import CURE, Case, label
 
-# Row counts to try if the smallest size shows nothing: more rows hold rarer values.
+# Row counts to try if the smallest size shows nothing, since more rows hold rarer values: the first
+# size from _ROWS on, and the largest one up to _MORE_ROWS.
 _ROWS, _MORE_ROWS = 32, 1000
+_DRAWS = 8  # a draw may leave all rows as they were
 
 
 class _InputColumn(NamedTuple):
@@ -36,9 +38,11 @@ class _InputColumn(NamedTuple):
 def find_weaknesses(
     model: torch.nn.Module, signature: Signature, reference: Reference
 ) -> tuple[str, ...]:
-    """Sentences about what the reference does not show, for the user. The model runs several times.
+    """Find what the reference would not show: input columns that change no output or are equal, and
+    outputs that do not change. Returns sentences for the user.
 
-    Raises ReferenceDataError if it shows nothing: no input changes any output.
+    The model runs many times, with other values in its inputs. Raises ReferenceDataError if no
+    input changes any output.
     """
     blocks = [bound.block for bound in signature.inputs]
     read = [_InputColumn(block.collection, name) for block in blocks for name in block.columns]
@@ -77,19 +81,19 @@ def find_weaknesses(
 
 @dataclass
 class _Effects:
-    """What other values in the input columns have shown so far."""
+    """What the trials with other values in input columns have shown so far."""
 
     tried: set[_InputColumn] = field(default_factory=set)
-    """The columns that got other values."""
+    """The columns that had other values in a trial."""
     columns: set[_InputColumn] = field(default_factory=set)
-    """The columns that change an output."""
+    """Those of them that changed an output."""
     outputs: set[str] = field(default_factory=set)
-    """The outputs that change."""
+    """The outputs that changed."""
     largest: str = ""
-    """The last number of rows that was tried."""
+    """The label of the last case that was tried."""
 
     def add(self, column: _InputColumn, changed: set[str]) -> None:
-        """Note the outputs that changed with other values in a column."""
+        """Record a trial with other values in a column; `changed` are the outputs that changed."""
         self.tried.add(column)
         self.outputs |= changed
         if changed:
@@ -99,10 +103,11 @@ class _Effects:
 def _try_columns(
     model: torch.nn.Module, signature: Signature, reference: Reference, columns: list[_InputColumn]
 ) -> _Effects:
-    """Give each column other values, first in one row, then in all rows, until each has changed an
-    output and each output has changed.
+    """Run the model with other values in each input column, to see which outputs change.
 
-    The values of a column are drawn again from the same column, so the model accepts them.
+    A column gets other values first in one row, then in all rows at ever larger sizes. Columns that
+    have changed an output are left out, once each output has changed. The values are drawn from the
+    column itself, so that the model accepts them.
     """
     generator = torch.Generator().manual_seed(0)
     names = {bound.name for bound in signature.outputs}
@@ -131,11 +136,11 @@ def _try_columns(
 def _try_columns_in_rows(
     model: torch.nn.Module, signature: Signature, reference: Reference, columns: list[_InputColumn]
 ) -> _Effects:
-    """Give each column another of its values in one row only: one run of the model tries as many
+    """Run the model with another value of each column in one row only. So one run tries as many
     columns as there are rows.
 
-    A column that changes nothing in its row may change other rows: it does not count as tried.
-    Nothing is tried if there are several dimensions.
+    Only columns that change an output in their row are recorded: the others may change it in other
+    rows. With several row dimensions nothing is tried.
     """
     effects = _Effects()
     case = _sizes_to_ask(reference.cases)[-1]
@@ -146,7 +151,7 @@ def _try_columns_in_rows(
     (n,) = case.values()
     for start in range(0, len(columns), n):
         inputs = {name: dict(values) for name, values in reference.inputs.items()}
-        changed_in: dict[int, _InputColumn] = {}  # by row
+        changed_in: dict[int, _InputColumn] = {}  # the column that is changed in a row
         for row, column in enumerate(columns[start : start + n]):
             other = _change_in_row(_column_values(reference, column), row, n)
             if other is not None:
@@ -166,12 +171,13 @@ def _try_columns_in_rows(
 
 
 def _column_values(reference: Reference, column: _InputColumn) -> torch.Tensor:
-    """A column of the reference's inputs."""
+    """The values of a column in the reference's inputs."""
     return reference.inputs[column.collection][column.name]
 
 
 def _change_in_row(values: torch.Tensor, row: int, n: int) -> torch.Tensor | None:
-    """The first n values, with another of them in one row; None if these are equal, or a scalar."""
+    """A copy of the first n values of a column, with another one of them in `row`. None if all n
+    are equal, or the column is a scalar, which has no rows."""
     if values.ndim == 0:
         return None
     others = (values[:n] != values[row]).reshape(n, -1).any(1).nonzero()
@@ -183,7 +189,8 @@ def _change_in_row(values: torch.Tensor, row: int, n: int) -> torch.Tensor | Non
 
 
 def _sizes_to_ask(cases: Sequence[Case]) -> list[Case]:
-    """The smallest size, which costs least; then larger ones, if the smallest shows nothing."""
+    """Up to three cases at which to run the model, ascending: the smallest, which costs least, and
+    two larger ones. All of them have at least 2 rows of each dimension."""
     several = [case for case in cases if min(case.values()) >= 2]
     ordered = sorted(several, key=lambda case: sum(case.values()))
     middle = next((case for case in ordered if min(case.values()) >= _ROWS), ordered[-1])
@@ -193,27 +200,30 @@ def _sizes_to_ask(cases: Sequence[Case]) -> list[Case]:
 
 
 def _draw_anew(values: torch.Tensor, n: int, generator: torch.Generator) -> torch.Tensor | None:
-    """The first n rows in random order, some twice; None if all are equal. A scalar is changed."""
+    """A draw of n of the column's first n rows, with replacement, that is not equal to them. None
+    if no draw is. A scalar, which has no rows, gets another value: doubled, or its last bit
+    flipped."""
     if values.ndim == 0:
         scalar = values.item()
         if not isinstance(scalar, float):
             return torch.tensor(int(scalar) ^ 1, dtype=values.dtype)  # true and false change places
         return torch.tensor(2 * scalar if scalar else 1.0, dtype=values.dtype)
-    first = values[:n]
-    for _ in range(8):  # a draw may leave all rows as they were
-        drawn = first[torch.randint(n, (n,), generator=generator)]
-        if not _equal(drawn, first):
+    own = values[:n]
+    for _ in range(_DRAWS):
+        drawn = own[torch.randint(n, (n,), generator=generator)]
+        if not _equal(drawn, own):
             return drawn
     return None
 
 
 def _is_constant(values: torch.Tensor) -> bool:
-    """Whether a column has one value in all rows. A scalar has no rows."""
+    """Whether a column has the same value in all rows; false for a scalar, which has no rows."""
     return values.ndim > 0 and _equal(values, values[:1].expand_as(values))
 
 
 def _note_constants(signature: Signature, bound: BoundBlock, reference: Reference) -> list[str]:
-    """Columns of an output that have one and the same value in all rows at the largest size."""
+    """A sentence about each column of an output that has the same value in all rows of the largest
+    case. Outputs without rows have none."""
     if bound.plan.kind == "scalars":
         return []
     layout = signature.layouts[bound.block.collection]
@@ -232,7 +242,8 @@ def _note_constants(signature: Signature, bound: BoundBlock, reference: Referenc
 
 
 def _group_equal(reference: Reference, columns: list[_InputColumn]) -> list[list[_InputColumn]]:
-    """Groups of several columns that hold the same bytes, with equal shapes and dtypes."""
+    """Group the columns that hold the same bytes, and have the same shape and dtype. Only groups of
+    at least two columns are returned."""
     groups: dict[tuple[torch.Size, torch.dtype, str], list[_InputColumn]] = {}
     for column in columns:
         values = _column_values(reference, column)
@@ -244,6 +255,7 @@ def _group_equal(reference: Reference, columns: list[_InputColumn]) -> list[list
 
 
 def _equal(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two tensors are equal, with NaN equal to NaN, the only number that is not itself."""
+    """Whether two tensors are equal, where NaN is equal to NaN. NaN is found as the only number
+    that is not equal to itself, which works for integers and bools too."""
     both_nan = (first != first) & (second != second)
     return bool(((first == second) | both_nan).all())

@@ -28,15 +28,18 @@ class Order:
     flatten: bool = False
 
     def of(self, x: torch.Tensor) -> torch.Tensor:
-        """The tensor in this order."""
+        """The tensor with its axes in this order."""
         x = x.permute(self.permute) if self.permute else x
         return x.flatten(1) if self.flatten else x
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    """The order of each input of the model, and of each output: `outputs[i].of` the model's own
-    output has the rows first. `names`: the keys of the dict, if the model takes one."""
+    """How a model is called: the order of the axes of each input and of each output.
+
+    `inputs[i].of` a block gives the model's input i. `outputs[i].of` the model's output i has the
+    rows first. `takes` is the form of its arguments; `names` are the keys if this is a dict.
+    """
 
     inputs: tuple[Order, ...]
     outputs: tuple[Order, ...]
@@ -45,11 +48,11 @@ class Arrangement:
 
     @property
     def plain(self) -> bool:
-        """True if the model is called with the blocks as they are."""
+        """Whether the model takes and returns the blocks as they are."""
         return self.takes == "tensors" and {*self.inputs, *self.outputs} <= {Order()}
 
     def call(self, model: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> Any:
-        """What the model returns for these inputs, whose rows come first."""
+        """Call the model with these inputs, whose rows come first, and return what it returns."""
         arranged = [order.of(x) for order, x in zip(self.inputs, inputs, strict=True)]
         if self.takes == "tensors":
             return model(*arranged)
@@ -58,7 +61,8 @@ class Arrangement:
         return model(_ByName(zip(self.names, arranged, strict=True)))
 
     def with_rows_first(self, returned: Any) -> Any:
-        """The outputs with the rows first; a number of outputs that does not fit stays as it is."""
+        """What the model returned, in the same form, with the rows of each output first. If the
+        number of outputs is another one than that of `outputs`, it is returned as it is."""
         values = _as_list(returned)
         if len(values) != len(self.outputs):
             return returned
@@ -72,7 +76,8 @@ class Arrangement:
 
 
 class _ByName(dict[str, torch.Tensor]):
-    """Inputs by their names in the config. A key that is no such name stands for its name there."""
+    """Inputs by their names in the config. A key that cannot be a name there, such as `pt/GeV`,
+    stands for the name that the config gives it (`identifier`)."""
 
     def __missing__(self, key: str) -> torch.Tensor:
         if key == identifier(key):
@@ -81,7 +86,8 @@ class _ByName(dict[str, torch.Tensor]):
 
 
 def _as_list(returned: Any) -> list[Any]:
-    """The outputs in what a model returns: a tensor, or a dict, tuple or list of them."""
+    """The outputs as a list, from what a model returned: a tensor, or a dict, tuple or list of
+    tensors."""
     if isinstance(returned, Mapping):
         return [*returned.values()]
     return [*returned] if isinstance(returned, tuple | list) else [returned]

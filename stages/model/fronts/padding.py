@@ -55,7 +55,8 @@ class Padded(InFront):
         ]
 
     def pad(self, padding: Padding, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The padded input, or the mask, by one gather of rows."""
+        """Make one input of the model: padded rows of items, by one gather, or the mask. `inputs`
+        are all blocks."""
         begin, end = (column.unsqueeze(1) for column in begin_and_end(inputs[padding.offsets]))
         index = begin + self.steps[: padding.length]  # of the item for each place, (n, length)
         exists = index < end
@@ -75,16 +76,17 @@ class Padded(InFront):
 
 
 def begin_and_end(offsets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The two columns of a block of offsets (n, 2), as int64."""
+    """The begin and the end of each row, `(n,)` as int64, from a block of offsets, `(n, 2)`."""
     return offsets.select(1, 0).to(torch.int64), offsets.select(1, 1).to(torch.int64)
 
 
 def wrong_offsets(begin: torch.Tensor, end: torch.Tensor, count: int) -> torch.Tensor:
-    """Rows whose offsets are not 0 <= begin <= end <= count; `count` is the number of items."""
+    """For each row: whether its offsets are wrong, that is not 0 <= begin <= end <= count. `count`
+    is the number of items."""
     return (begin < 0) | (end < begin) | (end > count)
 
 
 def _in_own_memory(values: torch.Tensor) -> torch.Tensor:
-    """The values, (n, length), in new memory; else Inductor would compute them again for each
-    feature. A row is added and cut off, since Inductor leaves out a plain copy."""
+    """A copy of the values, (n, length), which Inductor stores: it would compute them again for
+    each feature. Since it leaves out a plain copy, a row is added and cut off."""
     return torch.cat([values, values.new_zeros((1, values.shape[1]))])[:-1]

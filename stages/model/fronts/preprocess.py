@@ -16,8 +16,11 @@ from stages.model.fronts.expressions import BINARY, UNARY, Expression, Features
 
 
 class InFront(torch.nn.Module):
-    """A module that the pipeline puts in front of a user's model: `prepare` makes the model's
-    inputs, as `plan` describes them."""
+    """A module that the pipeline puts in front of a user's model.
+
+    It takes the blocks, makes the model's inputs of them by `prepare`, and calls the model. What
+    `plan` holds is described by each subclass.
+    """
 
     def __init__(self, model: torch.nn.Module, plan: Sequence[Any] = ()) -> None:
         super().__init__()
@@ -25,11 +28,11 @@ class InFront(torch.nn.Module):
         self.model, self.plan = model, tuple(plan)
 
     def prepare(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The arguments for the user's model."""
+        """The arguments for the model, made of this module's own inputs."""
         raise NotImplementedError
 
     def around(self, model: torch.nn.Module) -> InFront:
-        """This module in front of another form of the user's model."""
+        """A module with the same plan in front of `model`, another form of the user's model."""
         return type(self)(model, self.plan)
 
     def forward(self, *inputs: torch.Tensor) -> Any:
@@ -55,10 +58,8 @@ class Copied(InFront):
 
 
 def compute_features(block: Features, values: torch.Tensor) -> torch.Tensor:
-    """K features of a block: (n, F) -> (n, K), or (n, K, *extents) with Eigen columns.
-
-    A column without extents is repeated over the extents of a row.
-    """
+    """Compute the K features of a block, (n, F) -> (n, K), or (n, K, *extents) if it has Eigen
+    columns. A plain column is then repeated over the extents."""
     flat = values.flatten(1)
     extents = block.extents
     columns: dict[str, torch.Tensor] = {}
@@ -79,7 +80,7 @@ def compute_features(block: Features, values: torch.Tensor) -> torch.Tensor:
 
 
 def evaluate(expression: Expression, columns: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The value of an expression in each row; `columns` by name."""
+    """Compute an expression in each row. `columns` has the values of each column, by name."""
     value = columns[expression.column]
     for step in expression.steps:
         if step.operand is None:

@@ -22,7 +22,7 @@ _BRANCHES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GT", "BRANCH_GTE")
 
 
 class Operation(nn.Module):
-    """A function of an operator's inputs, with constants by name."""
+    """A module that calls `run` with its inputs, and with the constants by name."""
 
     def __init__(self, run: Callable[..., Any], **constants: Any) -> None:
         super().__init__()
@@ -35,7 +35,8 @@ class Operation(nn.Module):
 
 
 def _read_floats(node: Node, name: str) -> npt.NDArray[Any]:
-    """An attribute of floats; of doubles, if it is given so (`…_as_tensor`)."""
+    """The attribute `name` as float32; as float64 if the node has `name_as_tensor` instead. Empty
+    if it has none of them."""
     doubles = node(f"{name}_as_tensor")
     return np.asarray(node(name, []), np.float32) if doubles is None else np.asarray(doubles)
 
@@ -137,14 +138,16 @@ def _binarizer(node: Node) -> nn.Module:
 
 
 def _transform(scores: Tensor, post: str) -> Tensor:
-    """Scores of several classes, (n, K), after `post_transform`; one score stays as it is."""
+    """Apply the function named `post` to the scores of several classes, (n, K). One score alone is
+    returned as it is."""
     if post == "NONE" or scores.shape[1] == 1:
         return scores
     return scores.softmax(1) if post == "SOFTMAX" else scores.sigmoid()
 
 
 def _read_post_transform(node: Node) -> str:
-    """The name of the function of the scores. Raises ValueError for one that is not known here."""
+    """Read a node's `post_transform`, the name of the function of the scores. Raises ValueError for
+    one that is not known here."""
     post: str = node("post_transform", "NONE")
     if post not in ("NONE", "LOGISTIC", "SOFTMAX"):
         raise ValueError(f"post_transform {post} is not known here")
@@ -152,10 +155,13 @@ def _read_post_transform(node: Node) -> str:
 
 
 class Classifier(nn.Module):
-    """Labels (n,) and scores (n, K) of the raw scores of `raw`: (n, K), or (n, 1) for two classes.
+    """Returns labels, (n,), and scores, (n, K), from the raw scores that the module `raw` computes:
+    (n, K), or (n, 1) for two classes.
 
-    `limit`: the second of two classes is chosen where its raw score, the last, is above it; None:
-    the class of the largest raw score is. `unit`: whether one raw score is a probability.
+    If `limit` is None, the class with the largest raw score is chosen. Else there are two classes,
+    and the second one is chosen where the last raw score is above `limit`. `labels` are the
+    classes' numbers, `post` the function of the scores. `unit`: one raw score alone is a
+    probability.
     """
 
     labels: Tensor
@@ -180,7 +186,8 @@ class Classifier(nn.Module):
 
 
 def _linear_layer(node: Node, outputs: int) -> nn.Module:
-    """The linear layer with a node's coefficients and intercepts: (n, F) -> (n, outputs)."""
+    """A linear layer with a node's coefficients and intercepts: (n, F) -> (n, outputs). Without
+    intercepts the bias is 0."""
     weights = _read_floats(node, "coefficients").reshape(outputs, -1)
     bias = _read_floats(node, "intercepts")
     return Operation(
@@ -191,7 +198,7 @@ def _linear_layer(node: Node, outputs: int) -> nn.Module:
 
 
 def _linear_regressor(node: Node) -> nn.Module:
-    """ai.onnx.ml.LinearRegressor."""
+    """ai.onnx.ml.LinearRegressor: a linear layer, and the function of its scores."""
     post = _read_post_transform(node)
     return nn.Sequential(
         _linear_layer(node, node("targets", 1)), Operation(lambda scores: _transform(scores, post))
@@ -199,7 +206,8 @@ def _linear_regressor(node: Node) -> nn.Module:
 
 
 def _linear_classifier(node: Node) -> nn.Module:
-    """ai.onnx.ml.LinearClassifier. One score alone is compared with 0."""
+    """ai.onnx.ml.LinearClassifier: the class with the largest score. If there is one score for two
+    classes, it is compared with 0."""
     node("multi_class")  # not used; `Node.check` refuses an attribute that was not read
     scores = len(_read_floats(node, "intercepts"))
     limit = 0.0 if scores == 1 else None
@@ -208,7 +216,8 @@ def _linear_classifier(node: Node) -> nn.Module:
 
 
 class Scores(nn.Module):
-    """The sums of an ensemble's leaves: (n, F) -> (n, K)."""
+    """The sums of an ensemble's leaves, always as a float32 matrix: (n, F) -> (n, K). The rows may
+    have more features than the trees use."""
 
     def __init__(self, trees: Trees) -> None:
         super().__init__()
@@ -258,11 +267,11 @@ def _tree_classifier(node: Node) -> nn.Module:
 
 
 class _Nodes(NamedTuple):
-    """All N nodes of an ensemble, in the order of the file; a position is an index of this order.
+    """All N nodes of an ensemble, in the order of the file. A position is an index in this order.
 
-    `trees`: the positions of each tree's nodes, by the tree's number. `position`: that of a node by
-    the numbers of its tree and itself. `below`, (N, 2): the positions of the children, of a leaf
-    its own. The rest as in `Tree`.
+    `trees` has the positions of each tree's nodes, by the number of the tree. `position` has the
+    position of a node, by the numbers of the tree and of the node in it. `below`, (N, 2), has the
+    positions of a node's children; a leaf is its own child. The rest is as in `Tree`.
     """
 
     trees: dict[int, npt.NDArray[Any]]
@@ -274,7 +283,8 @@ class _Nodes(NamedTuple):
 
 
 def _read_nodes(node: Node) -> _Nodes:
-    """The nodes of an ensemble. Raises ValueError for branches that are not known here."""
+    """Read the nodes of an ensemble from the attributes of its ONNX node. All branches become
+    `x < threshold`. Raises ValueError for a kind of branch that is not known here."""
     for unused in ("nodes_hitrates", "nodes_hitrates_as_tensor"):
         node(unused)  # `Node.check` refuses an attribute that was not read
     tree_ids = np.asarray(node("nodes_treeids"))
@@ -312,10 +322,11 @@ def _read_nodes(node: Node) -> _Nodes:
 def _read_trees(
     node: Node, kind: str, outputs: int, base: npt.NDArray[Any], average: bool = False
 ) -> Trees:
-    """The trees of a node whose leaves have weights of a `kind`, "class" or "target".
+    """Read the trees of an ensemble from the attributes of its ONNX node.
 
-    `base`: the values to which the trees are added, `(outputs,)` or empty. `average`: the mean over
-    the trees is taken instead of the sum. Raises ValueError.
+    `kind` is the prefix of the attributes with the values of leaves, "class" or "target". `base`
+    are the values to which the trees are added, `(outputs,)` or empty. With `average` the mean over
+    the trees is taken, not the sum. Raises ValueError if the attributes are no trees.
     """
     nodes = _read_nodes(node)
     tree_of_weight = node(f"{kind}_treeids")
@@ -326,7 +337,8 @@ def _read_trees(
     pairs = {*zip(tree_of_weight, output.tolist(), strict=True)}
     output_of_tree = dict(pairs)
     order = [output_of_tree.get(tree, 0) for tree in nodes.trees]
-    # Boosting makes a tree for each class. Other trees have a value for each class in a leaf.
+    # Boosting makes trees that are of one class each, as many for each class. In other ensembles a
+    # leaf has a value for each class.
     single = len(pairs) == len(order) and len({order.count(i) for i in range(outputs)}) == 1
     trees = [
         Tree(

@@ -22,7 +22,8 @@ _SHOWN = 10  # classes in a sentence
 
 
 def onnx_files(path: Path) -> list[Path]:
-    """The file and the files beside it that hold its weights. Raises SourceError."""
+    """The paths of an ONNX file and of the files beside it that hold its weights. Raises
+    SourceError if it cannot be read."""
     tensors = read_onnx(path, weights=False).graph.initializer
     entries = [entry for tensor in tensors for entry in tensor.external_data]
     names = {entry.value for entry in entries if entry.key == "location"}
@@ -30,8 +31,8 @@ def onnx_files(path: Path) -> list[Path]:
 
 
 def read_onnx(path: Path, weights: bool = True) -> Any:
-    """The model in a file, as ONNX's protobuf object; `weights`: with those in files beside it.
-    Raises SourceError."""
+    """Read an ONNX file as ONNX's protobuf object. If `weights` is false, weights in files beside
+    it are not read. Raises SourceError."""
     with needs_extra("onnx", SourceError):
         import onnx
     try:
@@ -41,11 +42,11 @@ def read_onnx(path: Path, weights: bool = True) -> Any:
 
 
 def replace_text_and_maps(model: Any, path: Path) -> list[str]:
-    """Change a model in place, so that its outputs can be columns: a map of classes becomes its
-    tensor, a class's name the class's number. An encoder that stops at an unknown category gives
-    zeros for it.
+    """Change a model in place, so that its outputs can be columns.
 
-    Returns a sentence for each change. Raises SourceError if an input is text.
+    A map of classes to scores becomes the tensor of the scores. The name of a class becomes a
+    number. An encoder that fails at an unknown category gives zeros for it. Returns a sentence for
+    each change. Raises SourceError if an input is text.
     """
     import onnx
 
@@ -57,7 +58,7 @@ def replace_text_and_maps(model: Any, path: Path) -> list[str]:
                 "export with numbers for its categories"
             )
     notes = _remove_maps(model.graph)
-    numbers: dict[str, int] = {}  # of class names, in the order in which they appear
+    numbers: dict[str, int] = {}  # by class name, in the order in which the names appear
     for node in model.graph.node:
         _number_attributes(node, numbers)
         notes += _allow_unknown(node)
@@ -80,8 +81,8 @@ def replace_text_and_maps(model: Any, path: Path) -> list[str]:
 
 
 def _remove_maps(graph: Any) -> list[str]:
-    """Remove each node that makes a map (class to score) of a tensor: the tensor gets the map's
-    name. Returns a note for each."""
+    """Remove each node that makes a map of classes to scores from a tensor; the tensor gets the
+    name of the map. Returns a note for each."""
     import onnx
 
     notes = []
@@ -104,8 +105,8 @@ def _remove_maps(graph: Any) -> list[str]:
 
 
 def _number_attributes(node: Any, numbers: dict[str, int]) -> None:
-    """Replace the text in the attributes of a node by the numbers of its class names. New names are
-    added to `numbers`."""
+    """Replace class names in the attributes of a node by their numbers, in place. Names that are
+    not in `numbers` yet are added, with the next number."""
     import onnx
 
     for attribute in node.attribute:
@@ -122,8 +123,10 @@ def _number_attributes(node: Any, numbers: dict[str, int]) -> None:
 
 
 def _allow_unknown(node: Any) -> list[str]:
-    """Let an encoder give zeros for an unknown category, instead of an error. Returns a note if the
-    node changes."""
+    """Let a node that encodes categories give zeros for an unknown one, instead of an error.
+
+    The node is changed in place. Returns a note if it changes, else an empty list.
+    """
     notes = []
     for attribute in node.attribute:
         if node.op_type == "OneHotEncoder" and attribute.name == "zeros" and not attribute.i:

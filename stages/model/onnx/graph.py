@@ -20,7 +20,7 @@ from stages.model.onnx.classical import CLASSICAL
 from stages.model.onnx.file import read_onnx, replace_text_and_maps
 from stages.model.onnx.operators import MOST_SIZES, ON_SIZES, OPERATORS, SIZES_AT, Node
 
-_DOMAINS = ("", "ai.onnx")
+_DOMAINS, _OPSET = ("", "ai.onnx"), 13
 
 
 class OnnxGraph(torch.nn.Module):
@@ -56,7 +56,8 @@ class OnnxGraph(torch.nn.Module):
         self.output_names = [value.name for value in graph.output]
 
     def _add_constant(self, name: str, value: Any) -> None:
-        """Add an array: few integers as sizes, any other as a buffer, whose name is noted."""
+        """Add an array as the constant `name`. A few integers may be sizes, and stay in NumPy; any
+        other array becomes a buffer, and `constants` has the name of the buffer."""
         if value.dtype == np.int64 and value.ndim < 2 and value.size <= MOST_SIZES:
             self.constants[name] = value.astype(object)
         else:
@@ -81,7 +82,8 @@ class OnnxGraph(torch.nn.Module):
 
 
 def _read_in_opset_13(path: Path) -> Any:
-    """The graph in the file, with its functions inlined. Raises SourceError."""
+    """Read the graph in a file, with its functions inlined, and converted to opset 13 if its own is
+    older. Raises SourceError."""
     model = read_onnx(path)
     replace_text_and_maps(model, path)
     import onnx.inliner
@@ -89,16 +91,17 @@ def _read_in_opset_13(path: Path) -> Any:
 
     try:
         model = onnx.inliner.inline_local_functions(model)
-        opset = [each.version for each in model.opset_import if each.domain in _DOMAINS]
-        if opset and min(opset) < 13:
-            model = onnx.version_converter.convert_version(model, 13)
+        opset = [entry.version for entry in model.opset_import if entry.domain in _DOMAINS]
+        if opset and min(opset) < _OPSET:
+            model = onnx.version_converter.convert_version(model, _OPSET)
     except Exception as error:  # ONNX's C++ raises many types
         raise SourceError(f"{path} has no form in opset 13: {first_line(error)}") from error
     return model.graph
 
 
 def _require_known(graph: Any, path: Path) -> None:
-    """Raises SourceError if an operator has no torch form, with the first node that has it."""
+    """Raise SourceError if the graph has operators that have no torch form here. It lists each of
+    them with the first node that has it."""
     known = {*OPERATORS, *ON_SIZES, "Constant", "Shape"}
     unknown = [
         node
@@ -112,10 +115,11 @@ def _require_known(graph: Any, path: Path) -> None:
 
 
 def _run_node(node: Node, inputs: list[Any]) -> Any:
-    """The result of a node: a tensor, several tensors, or sizes. `inputs` are changed in place.
+    """Run a node. Returns a tensor, several tensors, or an array of sizes.
 
-    Raises CaptureError if the node takes a size from data, or works on data and only sizes are
-    known.
+    The entries of `inputs` are tensors, arrays of sizes, or None; the list is changed in place. A
+    node that gets only sizes computes sizes, if it can. Raises CaptureError if the node takes a
+    size from data, or if it can compute with sizes only and gets data.
     """
     if node.kind == "Shape":
         return _array_of(list(inputs[0].shape)[node("start", 0) : node("end")])
@@ -141,14 +145,15 @@ def _run_node(node: Node, inputs: list[Any]) -> Any:
 
 
 def _array_of(sizes: list[Any]) -> Any:
-    """An array of objects; numpy.array would try to convert torch's symbols to numbers."""
+    """The sizes as a NumPy array of objects. numpy.array would try to convert torch's symbols to
+    numbers, which would fix the sizes."""
     array = np.empty(len(sizes), object)
     array[:] = sizes
     return array
 
 
 def _as_tensor(value: Any) -> Any:
-    """Convert sizes to a tensor; any other value is returned unchanged."""
+    """Convert an array of sizes to an int64 tensor. Any other value is returned unchanged."""
     if not isinstance(value, np.ndarray):
         return value
     if all(type(size) is int for size in value.flat):

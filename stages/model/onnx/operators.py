@@ -47,8 +47,8 @@ class Node:
         return self.attributes.get(name, default)
 
     def check(self, count: int) -> None:
-        """Refuse an attribute that was not read but changes the answer, and missing outputs:
-        `count` is the number of those that the operation returned. Raises CaptureError."""
+        """Raise CaptureError if the node has an attribute that was not read but may change the
+        answer, or more outputs than `count`, the number that the operation returned."""
         for name, value in self.attributes.items():
             if name not in self.read and value not in _SAYS_NOTHING:
                 raise CaptureError(f"{self.name}: {name} = {value} is not known here")
@@ -57,20 +57,23 @@ class Node:
 
 
 def _is_int(size: Any, number: int) -> bool:
-    """Whether a size is this number. A symbol is not compared: that would fix its value."""
+    """Whether a size is the plain integer `number`. A symbol is never: to compare it would fix its
+    value."""
     return type(size) is int and size == number
 
 
 def _expr(size: Any) -> Any:
-    """A size as an expression, which can be compared without fixing its value."""
+    """The expression of a symbol, which can be compared without fixing its value. A plain integer
+    is returned as it is."""
     return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
 def _reshape(node: Node, x: Tensor, shape: list[Any]) -> Tensor:
-    """Reshape, so that torch.export keeps the row count as a symbol.
+    """Reshape in a way that lets torch.export keep the row count as a symbol.
 
-    A size of -1 is the quotient of all elements and the other sizes. Equal sizes are cancelled
-    first, so that a row count of 0 does not divide. A size of 0 stands for the size of `x`.
+    A size of 0 stands for that of `x` at the same axis, unless `allowzero` is set. A size of -1 is
+    the number of all elements, divided by the other sizes. Sizes that are equal in `x` and `shape`
+    are cancelled first, so that a row count of 0 is no divisor.
     """
     copies = not node("allowzero")
     shape = [x.shape[i] if copies and _is_int(size, 0) else size for i, size in enumerate(shape)]
@@ -98,7 +101,8 @@ def _expand(node: Node, x: Tensor, shape: list[Any]) -> Tensor:
 def _slice(
     node: Node, x: Tensor, starts: Any, ends: Any, axes: Any = None, steps: Any = None
 ) -> Tensor:
-    """Slice one axis after the other. torch has no negative steps."""
+    """Slice one axis after the other, by default the first ones, with steps of 1. Raises
+    CaptureError for a negative step, which torch does not have."""
     for i, start in enumerate(starts):
         axis = axes[i] if axes else i
         step = steps[i] if steps else 1
@@ -109,7 +113,7 @@ def _slice(
 
 
 def _unsqueeze(node: Node, x: Tensor, axes: list[int]) -> Tensor:
-    """Insert axes of size 1. The axes are numbered in the result."""
+    """Insert axes of size 1. `axes` are their indices in the result."""
     dims = x.dim() + len(axes)
     for axis in sorted(axis % dims for axis in axes):
         x = x.unsqueeze(axis)
@@ -124,28 +128,30 @@ def _squeeze(node: Node, x: Tensor, axes: list[int] | None = None) -> Tensor:
 
 
 def _flatten(node: Node, x: Tensor) -> Tensor:
-    """A matrix: the axes before `axis` become its rows, the others its columns."""
+    """Reshape to a matrix: the axes before the attribute `axis` become its rows, the others its
+    columns."""
     axis = node("axis", 1)
     return x.reshape([math.prod(x.shape[:axis]), math.prod(x.shape[axis:])])
 
 
 def _split(node: Node, x: Tensor, sizes: list[int] | None = None) -> Any:
-    """The parts of `x` along an axis, with these sizes. Without sizes equal parts; the last one may
-    be smaller, since their size is rounded up."""
+    """Split `x` along an axis into parts of these sizes. Without sizes, the parts are equal, but
+    the last one may be smaller, since their size is rounded up."""
     axis = node("axis", 0)
     return x.split(sizes or -(-x.shape[axis] // len(node.outputs)), axis)
 
 
 def _top_k(node: Node, x: Tensor, k: list[int]) -> tuple[Tensor, Tensor]:
-    """The k largest (or smallest); of equal values the first. torch.topk does not fix this
-    order."""
+    """The k largest (or smallest) values along an axis, and their indices. Of equal values the
+    first is taken, which torch.topk does not promise."""
     axis, largest = node("axis", -1), bool(node("largest", 1))
     values, indices = x.sort(dim=axis, descending=largest, stable=True)
     return values.narrow(axis, 0, k[0]), indices.narrow(axis, 0, k[0])
 
 
 def _gemm(node: Node, x: Tensor, w: Tensor, c: Tensor | None = None) -> Tensor:
-    """alpha · x · w + beta · c; a linear layer if it is one, which engines know best."""
+    """Compute alpha · x · w + beta · c, with x and w transposed if the attributes say so. It
+    becomes a linear layer where it is one, since engines have the best code for that."""
     x = x.t() if node("transA") else x
     transposed, alpha, beta = node("transB"), node("alpha", 1.0), node("beta", 1.0)
     if transposed and alpha == beta == 1 and (c is None or c.dim() == 1):
@@ -198,8 +204,11 @@ def _stride_and_padding(node: Node, x: Tensor) -> dict[str, Any]:
 
 
 def _reduction(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """An operator `Reduce…`, from `run(x, axes, keepdims)`. No axes: all of them. Older opsets have
-    the axes as an attribute, newer ones as an input."""
+    """Make an operator `Reduce…` from the function `run(x, axes, keepdims)`.
+
+    Older opsets have the axes as an attribute, newer ones as an input. If there are none, all axes
+    are reduced, or none if `noop_with_empty_axes` is set.
+    """
 
     def reduced(node: Node, x: Tensor, axes: list[int] | None = None) -> Tensor:
         axes, keep = node("axes", axes), bool(node("keepdims", 1))
@@ -211,15 +220,16 @@ def _reduction(run: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _product(x: Tensor, axes: list[int], keep: bool) -> Tensor:
-    """The product over several axes; torch takes one at a time. The last axis goes first, so that
-    the numbers of the others stay."""
+    """The product over several axes. torch multiplies over one at a time; the last axis goes first,
+    so that the indices of the others stay valid."""
     for axis in sorted((axis % x.dim() for axis in axes), reverse=True):
         x = x.prod(axis, keep)
     return x
 
 
 def _cast(node: Node, x: Tensor) -> Tensor:
-    """Raises CaptureError for a dtype that torch does not have, such as text."""
+    """Convert to another dtype. Raises CaptureError for one that torch does not have, such as
+    text."""
     dtype = getattr(torch, node("to"), None)
     if dtype is None:
         raise CaptureError(f"{node.name} makes {node('to')} of numbers, which no column can be")
@@ -227,16 +237,19 @@ def _cast(node: Node, x: Tensor) -> Tensor:
 
 
 def _plain(run: Callable[..., Any]) -> Callable[..., Any]:
-    """An operator without attributes, from a function of its inputs."""
+    """Make an operator, which takes a node and its inputs, from a function of the inputs alone."""
     return lambda node, *inputs: run(*inputs)
 
 
 def _fill_sizes(node: Node, shape: Any) -> Any:
-    """An array of `shape` with one integer in all places; None if it is no size: other numbers, or
-    too many."""
+    """An array of sizes with the shape `shape`, in which all entries are the node's value.
+
+    None if they cannot be sizes: the value is no int64, a size in `shape` is a symbol, or there are
+    more than `MOST_SIZES`.
+    """
     value = node("value", np.zeros(1, np.float32))
-    few = all(type(size) is int for size in shape) and math.prod(shape) <= MOST_SIZES
-    return np.full(shape.tolist(), value.item()) if few and value.dtype == np.int64 else None
+    small = all(type(size) is int for size in shape) and math.prod(shape) <= MOST_SIZES
+    return np.full(shape.tolist(), value.item()) if small and value.dtype == np.int64 else None
 
 
 # Which inputs of an operator are sizes. For Reduce… they are axes.

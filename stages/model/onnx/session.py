@@ -19,16 +19,16 @@ _FOR_MISSING = ("Imputer", "IsNaN", "TreeEnsembleClassifier", "TreeEnsembleRegre
 
 
 class OnnxModel(torch.nn.Module):
-    """A network that ONNX Runtime runs, with one thread.
+    """A network in an ONNX file, which ONNX Runtime runs with one thread.
 
     With no rows ONNX Runtime ends the process for some operators (LSTM, GRU, Einsum). So if no
-    input has a row, it is run with one row, which is not returned; if only some inputs have none,
-    it is run in a separate process. A file for exactly one row is asked row by row.
+    input has a row, it is run with one row, whose answer is dropped; if only some inputs have none,
+    it is run in a separate process. A file for exactly one row is run row by row.
 
-    `notes` are sentences about that, and about outputs that the file has as maps or text, and the
-    model as numbers; `missing`: whether it has a step for missing values (NaN). `network`: the file
-    or, if the model differs from it, its bytes. Raises SourceError for a file that it cannot open,
-    CaptureError for inputs that do not fit.
+    `notes` are sentences for the user: on a file for one row, and on outputs that are maps or text
+    in the file and numbers here. `missing` tells whether the network has a step for missing values
+    (NaN). `network` is the file's path or, if the model had to be changed, its bytes. Raises
+    SourceError if the file cannot be opened, CaptureError for inputs that do not fit.
     """
 
     def __init__(self, path: Path) -> None:
@@ -52,7 +52,8 @@ class OnnxModel(torch.nn.Module):
             self.notes += ("its file is for one row: each row is asked by itself",)
 
     def _run_rows(self, feed: dict[str, np.ndarray]) -> list[np.ndarray]:
-        """The outputs for inputs by name, each with at least one row."""
+        """Run the network, row by row if the file is for one row. `feed` has the inputs by name,
+        each with at least one row. Returns the outputs in the file's order."""
         count = len(next(iter(feed.values())))
         if not self.one_row or count == 1:
             answers: list[np.ndarray] = self.session.run(None, feed)
@@ -85,7 +86,8 @@ class OnnxModel(torch.nn.Module):
 
 
 def as_torch(model: torch.nn.Module) -> torch.nn.Module:
-    """The model with torch operations instead of ONNX Runtime. Raises SourceError."""
+    """The model with torch operations in place of ONNX Runtime. A model that does not use it is
+    returned as it is. Raises SourceError if an operator has no torch form."""
     if isinstance(model, InFront):
         return model.around(as_torch(model.model))
     return OnnxGraph(model.path) if isinstance(model, OnnxModel) else model
