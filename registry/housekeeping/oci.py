@@ -67,11 +67,12 @@ class ModelManifest:
 
 
 def push(folder: str | Path, to: str) -> tuple[str, Bundle]:
-    """Upload the bundle in a folder, with its annexes, signature and note of promotion, to the
-    address `oci://HOST/NAME:TAG`; return the address by digest, and the bundle.
+    """Upload the bundle in a folder to `to`, an address `oci://HOST/NAME:TAG`.
 
-    Every digest is checked. The tag names the artifact only when all files are there. Files that
-    the registry has are not uploaded, so a push that broke off can be repeated.
+    Returns the address by digest, and the bundle. Its annexes, its signature and its note of
+    promotion are uploaded, too. Every digest is checked. The tag names the artifact only when all
+    files are there. Files that the registry has are not uploaded, so a push that broke off can be
+    repeated.
     """
     bundle = open_folder(folder)
     layers = list(_describe_files(bundle))
@@ -93,7 +94,7 @@ def push(folder: str | Path, to: str) -> tuple[str, Bundle]:
 
 
 def _open_repository(address: str) -> Repository:
-    """The repository at an address, which has answered. Raises RegistryError."""
+    """Log in to the repository at an address. Raises RegistryError, also for a wrong address."""
     match = _ADDRESS.fullmatch(address)
     if match is None or (match["tag"] or match["digest"]) is None:
         raise RegistryError(
@@ -105,7 +106,7 @@ def _open_repository(address: str) -> Repository:
 
 
 def _describe_files(bundle: Bundle) -> Iterator[dict[str, Any]]:
-    """The descriptor of every file to upload."""
+    """Yield the OCI descriptor of every file to upload, by name."""
     digests = dict(bundle.files) | {SUMS: bundle.digest}
     digests |= {f"{annex.prefix}{SUMS}": annex.digest for annex in bundle.annexes.values()}
     beside = [bundle.path / name for name in (SIGNATURE, PROMOTED)]
@@ -121,18 +122,19 @@ def _describe_files(bundle: Bundle) -> Iterator[dict[str, Any]]:
 
 
 def _to_json(**fields: Any) -> bytes:
-    """A JSON object. Equal fields give equal bytes, so a second push has the same digests."""
+    """Write the fields as a JSON object. Equal fields give equal bytes, and so equal digests."""
     return json.dumps(fields, sort_keys=True).encode()
 
 
 def _oci_digest(content: bytes) -> str:
-    """The digest of a blob, as OCI writes it."""
+    """Return the digest of a blob as OCI writes it: `sha256:…`."""
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 def pull(address: str, folder: str | Path) -> tuple[str, Bundle]:
-    """Download what `push` uploaded to the new `folder` and verify every digest; return the address
-    by digest, and the bundle.
+    """Download what `push` uploaded to the new `folder`, and verify every digest.
+
+    Returns the address by digest, and the bundle.
 
     The manifest is read once, so a tag that moves meanwhile changes nothing. If the registry breaks
     off, the files that came are kept beside `folder`, and the next pull of the same version goes on
@@ -163,7 +165,10 @@ def pull(address: str, folder: str | Path) -> tuple[str, Bundle]:
 
 
 def _download(repository: Repository, layer: Layer, path: Path) -> None:
-    """Write a file and check its digest meanwhile, unless an earlier try has written it."""
+    """Download a file and check its digest, unless an earlier try has written it already.
+
+    Raises BundleError if the registry sends other bytes than the layer names.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_file() and f"sha256:{digest_of(path)}" == layer.digest:
         return

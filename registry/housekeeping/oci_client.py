@@ -37,6 +37,7 @@ LARGEST_MANIFEST = 4 << 20
 """In bytes, as the specification of OCI says."""
 THIS_HOST = ("localhost", "127.0.0.1", "::1")
 """Hosts that are asked without TLS."""
+_PIECE = 1 << 18
 
 logging.getLogger("oras").addHandler(logging.NullHandler())  # else its warnings are printed
 
@@ -62,8 +63,11 @@ class Repository(oras.provider.Registry):  # type: ignore[misc]
             self._log_in(host)
 
     def _log_in(self, host: str) -> None:
-        """Take the password that `docker login` stored for the host, in the way that the registry
-        asks for: basic authentication, or by default a token for each request."""
+        """Take the password that `docker login` stored for the host.
+
+        It is used in the way that the registry asks for: basic authentication, or by default a
+        token for each request.
+        """
         answer = self.session.get(f"{self.prefix}://{host}/v2/")
         basic = answer.headers.get("WWW-Authenticate", "").lower().startswith("basic")
         if basic:
@@ -78,36 +82,39 @@ class Repository(oras.provider.Registry):  # type: ignore[misc]
             self.headers.update(self.auth.get_auth_header())
 
     def read_manifest(self, media_type: str) -> bytes:
-        """The content of the artifact's manifest, of the first 4 MiB."""
+        """Read the artifact's manifest, at most its first LARGEST_MANIFEST bytes."""
         with self._open_body(self._manifest, Accept=media_type) as raw:
             return bytes(raw.read(LARGEST_MANIFEST, decode_content=False))
 
     def put_manifest(self, content: bytes, media_type: str) -> None:
-        """Store the artifact's manifest; from then on the tag names the artifact."""
+        """Store the artifact's manifest. From then on the tag names this artifact."""
         self.do_request(self._manifest, "PUT", data=content, headers={"Content-Type": media_type})
 
     def upload(self, file: Path, layer: Mapping[str, Any]) -> None:
-        """Store a file, unless the registry has it. `layer`: its descriptor."""
+        """Upload a file, unless the registry has it. `layer`: its descriptor."""
         in_chunks = layer["size"] > IN_CHUNKS
         with self._translate_errors():
             self.upload_blob(str(file), self.container, dict(layer), do_chunked=in_chunks)
 
     def upload_bytes(self, content: bytes, layer: Mapping[str, Any]) -> None:
-        """As `upload`, for content in memory, by way of a temporary file."""
+        """Do what `upload` does for content in memory, by way of a temporary file."""
         with self._translate_errors(), tempfile.NamedTemporaryFile(prefix="soa-oci-") as file:
             file.write(content)
             file.flush()
             self.upload(Path(file.name), layer)
 
     def read_pieces(self, digest: str) -> Iterator[bytes]:
-        """The content of a blob, in pieces of at most 256 KiB."""
+        """Yield the content of a blob in pieces of at most `_PIECE` bytes."""
         url = f"{self.prefix}://{self.container.get_blob_url(digest)}"
         with self._open_body(url) as raw:
-            yield from raw.stream(1 << 18, decode_content=False)
+            yield from raw.stream(_PIECE, decode_content=False)
 
     @contextlib.contextmanager
     def _open_body(self, url: str, **headers: str) -> Iterator[Any]:
-        """The body of an answer, as urllib3 gives it."""
+        """Request a URL and yield the body of the answer, as urllib3 gives it.
+
+        Raises NotFoundError if there is nothing at the URL.
+        """
         answer = self.do_request(url, headers=self.headers | headers, stream=True)
         with self._translate_errors(), answer:
             if answer.status_code == 404:
@@ -115,7 +122,11 @@ class Repository(oras.provider.Registry):  # type: ignore[misc]
             yield answer.raw
 
     def do_request(self, url: str, *arguments: Any, **options: Any) -> requests.Response:
-        """Replaces oras's method: an answer that is no error, except HTTP 404."""
+        """Send a request and return the answer; this replaces oras's method.
+
+        An answer with an error is raised as RegistryError, except HTTP 404, which is returned. An
+        expired token is replaced once.
+        """
         send = oras.provider.Registry.do_request.__wrapped__  # without its repetitions
         with self._translate_errors():
             answer: requests.Response = send(self, url, *arguments, **options)
@@ -134,7 +145,7 @@ class Repository(oras.provider.Registry):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def _translate_errors(self) -> Iterator[None]:
-        """Turn errors of the connection and wrong answers into those of the registry."""
+        """Turn errors of the connection and wrong answers in the block into RegistryErrors."""
         try:
             yield
         except SoaPipelineError:
@@ -149,11 +160,13 @@ class Repository(oras.provider.Registry):  # type: ignore[misc]
 
 
 class _Adapter(HTTPAdapter):
-    """Each request has a time limit, and leaves this host by TLS only, wherever it is sent. Of an
-    answer that is not streamed, or is an error, only so much is read as a manifest may have."""
+    """Sends requests that have a time limit, and that leave this host by TLS only.
+
+    Of an answer that is not streamed, or is an error, only as much is read as a manifest may have.
+    """
 
     def send(self, request: Any, **options: Any) -> requests.Response:  # type: ignore[override]
-        """As `HTTPAdapter.send`. Raises RegistryError for a URL without TLS on another host."""
+        """Do what `HTTPAdapter.send` does. Raises RegistryError for another host without TLS."""
         url = urlsplit(request.url)
         if url.scheme != "https" and url.hostname not in THIS_HOST:
             raise RegistryError(f"{url.scheme}://{url.netloc}: not asked, as it is without TLS")
@@ -166,6 +179,6 @@ class _Adapter(HTTPAdapter):
 
 
 def _login_error(answer: str) -> RegistryError:
-    """The error for an `answer` that refuses the user, with what can be done about it."""
+    """Return the error for an `answer` that refuses the user, with what can be done about it."""
     cure = "`docker login`, or what else writes ~/.docker/config.json, stores a user and a password"
     return RegistryError(f"{answer}: {cure}", code="registry-login")

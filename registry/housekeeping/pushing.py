@@ -24,7 +24,7 @@ from registry.version import DIGEST, ORIGIN, Version
 
 @dataclass(frozen=True)
 class Pushed:
-    """The version that has the files now. `new`: True if the push created it."""
+    """The result of a push: the version that has the files. `new`: the push created it."""
 
     version: Version
     new: bool
@@ -43,12 +43,12 @@ def push(
     *,
     origin: Mapping[str, str] | None = None,
 ) -> Pushed:
-    """Make a version with the folder's bundle, annexes and signature, completely or not at all. If
-    a version already has this digest, only add the annexes and the signature that it lacks.
+    """Make a version with the folder's bundle, annexes and signature, completely or not at all.
 
-    `name`: the model; by default the name in the manifest. Without `name`, an existing version of
-    any other model is accepted too. Every digest is checked. `origin`: content of the tag `origin`;
-    by default it is taken from the note in the folder.
+    If a version already has this digest, only add the annexes and the signature that it lacks.
+    `name`: the model; by default the one that the manifest names. Without `name`, an existing
+    version of any other model is accepted too. Every digest is checked. `origin`: content of the
+    tag `origin`; by default it is taken from the note in the folder.
     """
     whole = open_folder(folder, verify=False)
     annexes = tuple(whole.annexes.values())
@@ -79,8 +79,10 @@ def push(
 def _find_version_with_digest(
     registry: Registry, bundle: Bundle, name: str | None
 ) -> Version | None:
-    """The version that has the bundle's digest, or None. `name`: only one of this model; None: one
-    of the manifest's name is taken first."""
+    """Find a version that has the bundle's digest; None if there is none.
+
+    `name`: the model that it must be of; None: any model, but that of the manifest's name first.
+    """
     if not registry.exists:
         return None
     with registry.client() as client:
@@ -100,8 +102,11 @@ def _find_version_with_digest(
 
 
 def _describe_origin(bundle: Bundle, exported: Mapping[str, str] | None) -> dict[str, str]:
-    """The content of the tag `origin`: who pushes the version, and where it is from, according to
-    the export, or if that is None, to the note of promotion in the folder."""
+    """Return the content of the tag `origin`: who pushes the version, and where it is from.
+
+    The latter is what the export says; if `exported` is None, what the note of promotion in the
+    folder says. Raises RegistryError if that note is of another bundle.
+    """
     origin = {"pushed_by": stamp.user_at_host(), "pushed_at": stamp.now()}
     note = read_note(bundle.path)
     if exported is not None or note is None:

@@ -134,7 +134,10 @@ def reproducible(findings: Findings) -> Iterable[Decision]:
 
 
 def _judge_bits(findings: Findings, target: str, first: dict[tuple[str, bool], Bits]) -> Decision:
-    """Decide whether a target gives the bits of those before it. `first`: see below."""
+    """Decide whether a target gives the same bits in all ways, and as the targets before it.
+
+    `first`: see `_describe_other_bits`.
+    """
     bits = [result for result in findings.bits if result.target == target]
     measured = [result for result in bits if result.digest is not None]
     if not measured:

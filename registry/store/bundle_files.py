@@ -40,7 +40,7 @@ log = logger("soa-pipeline")
 
 
 def local_folder(uri: str) -> Path | None:
-    """The folder of an artifact URI, or None if the URI is not of a local folder."""
+    """Return the folder that an artifact URI names, or None if it names no folder of this host."""
     address = urlsplit(uri)
     if address.scheme == "file" and address.netloc in ("", "localhost"):
         return Path(unquote(address.path))
@@ -48,14 +48,17 @@ def local_folder(uri: str) -> Path | None:
 
 
 def existing_folder(version: Version) -> Path | None:
-    """The folder of the version's files, or None if that is not on this host or is missing."""
+    """Return the folder of a version's files; None if it is not on this host, or is missing."""
     path = local_folder(version.source)
     return path if path is not None and path.is_dir() else None
 
 
 def annex_place(target: str, digest: str) -> str:
-    """The path of an annex in a run's artifacts. Each annex has a separate folder, so that two
-    processes that build the same target never write the same files."""
+    """Return the path of an annex in a run's artifacts.
+
+    Each annex has a separate folder, so that two processes that build the same target never write
+    the same files.
+    """
     return f"{ANNEXES}/{tag_of(target)}/{digest}"
 
 
@@ -74,7 +77,10 @@ class Source:
     fetch: bool = True
 
     def open(self, kind: type[T], target: str | None, verify: bool) -> T:
-        """Open the bundle without its annexes (`target` None), or the annex for a target."""
+        """Open the bundle without its annexes (`target` None), or the annex for a target.
+
+        `kind`: Bundle or Annex accordingly. A damaged copy in the cache is fetched again.
+        """
         version, folder = self.version, existing_folder(self.version)
         local = None if folder is None else _folder_in_store(folder, version, target)
         if local is not None and self.in_place and self.fetch:
@@ -104,8 +110,10 @@ class Source:
 
 
 def fetch(access: Access, version: Version, dest: Path) -> None:
-    """Copy the bundle and its annexes to the new folder `dest`, and verify them. If that fails,
-    `dest` is not created."""
+    """Copy a version's bundle and annexes to the new folder `dest`, and verify them.
+
+    If that fails, `dest` is not created.
+    """
     with write_atomically(dest) as partial:
         bundle = _copy_registered(Bundle, access, version, None, partial)
         annexes = []
@@ -119,7 +127,10 @@ def fetch(access: Access, version: Version, dest: Path) -> None:
 def _copy_registered(
     kind: type[T], access: Access, version: Version, target: str | None, into: Path
 ) -> T:
-    """Copy the bundle (`target` None) or the annex for a target into an empty folder; verify it."""
+    """Copy the bundle (`target` None) or the annex for a target into an empty folder; verify it.
+
+    Returns it opened in that folder.
+    """
     local = local_folder(version.source)
     if local is not None:
         if not local.is_dir():
@@ -144,7 +155,10 @@ def _copy_registered(
 def _open_registered(
     kind: type[T], version: Version, target: str | None, path: Path, verify: bool
 ) -> T:
-    """Open a folder; raises BundleError if it is not what the version registered."""
+    """Open the bundle (`target` None) or the annex for a target in a folder.
+
+    Raises BundleError if it is not the one that the version registered.
+    """
     opened, registered = kind.open(path, verify=verify), _registered_digest(version, target)
     # The digest covers SHA256SUMS, which covers each file.
     another = opened.digest != registered
@@ -159,13 +173,15 @@ def _open_registered(
 
 
 def _registered_digest(version: Version, target: str | None) -> str:
-    """The registered digest of the bundle (`target` None), or of the annex for a target."""
+    """Return the registered digest of the bundle (`target` None) or of the annex for a target."""
     return version.digest if target is None else version.annexes[target]
 
 
 def _folder_in_store(bundle: Path, version: Version, target: str | None) -> Path:
-    """The folder of the bundle (`target` None), or of an annex, in a store on this host. `bundle`:
-    the bundle's folder, next to which the annexes are."""
+    """Return the folder of the bundle (`target` None) or an annex, in a store on this host.
+
+    `bundle`: the bundle's folder, next to which the annexes are.
+    """
     if target is None:
         return bundle
     return bundle.parent / annex_place(target, version.annexes[target])
@@ -181,8 +197,10 @@ def copy_sealed(opened: Bundle | Annex, into: Path) -> None:
 
 
 def sealed_names(opened: Bundle | Annex) -> list[str]:
-    """The names of the files to copy: the sealed ones, their seal and the signature, but no annexes
-    or notes."""
+    """Return the names of the files to copy: the sealed ones, their seal and the signature.
+
+    Annexes and notes are left out.
+    """
     names = opened.files
     if isinstance(opened, Bundle):
         names = {name: names[name] for name in names if opened.place(name)[0] == opened.path}
@@ -193,7 +211,7 @@ def sealed_names(opened: Bundle | Annex) -> list[str]:
 
 
 def read_signature(access: Access, version: Version) -> bytes | None:
-    """The content of `bundle.sig` in the store, or None if the version is not signed."""
+    """Read `bundle.sig` in the store; None if the version is not signed."""
     local = existing_folder(version)
     if local is not None:
         return Bundle.open(local, verify=False).signature()
@@ -220,7 +238,7 @@ def publish_signature(access: Access, version: Version, signature: Path) -> None
 
 
 def open_repository(access: Access, uri: str) -> Any:
-    """MLflow's ArtifactRepository for the files at a URI."""
+    """Return MLflow's ArtifactRepository for the files at a URI."""
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
     # Both URIs are given: MLflow would take a missing one from the environment.
@@ -228,7 +246,7 @@ def open_repository(access: Access, uri: str) -> Any:
 
 
 def stored_sizes(access: Access, uri: str) -> dict[str, int]:
-    """Every file below a URI of an artifact store: path relative to the URI, and size in bytes.
+    """Return the size in bytes of every file below a URI of an artifact store, by relative path.
 
     Other processes may write and remove files meanwhile.
     """

@@ -43,7 +43,7 @@ _LEFTOVER = re.compile(r"\.[0-9a-f]{64}\.[0-9a-f]{8}\.(?:partial|old)")
 
 
 class EntryInUse:
-    """An entry in use. It is not evicted until `release`, or until this object is deleted.
+    """An entry that this process uses. It stays until `release`, or until this object is deleted.
 
     `handle`: the open `SHA256SUMS` of the entry, which this object closes.
     """
@@ -71,9 +71,10 @@ class Cache:
         self.root = root.absolute()
 
     def hold(self, digest: str, fill: Fill | None) -> EntryInUse:
-        """Return the entry, in use from now on. If it does not exist, one process fills it.
+        """Return the entry with this digest, in use from now on.
 
-        Raises NotCachedError if it does not exist and `fill` is None.
+        If it does not exist, one process fills it by `fill`. Raises NotCachedError if it does not
+        exist and `fill` is None.
         """
         if not _DIGEST.fullmatch(digest):
             raise BundleError(f"{digest!r} is not a digest")
@@ -95,7 +96,7 @@ class Cache:
         return self.hold(digest, fill)
 
     def entries(self) -> list[Entry]:
-        """All entries, the least recently used first."""
+        """Return all entries, the least recently used first."""
         entries = []
         for path in self._find_children(_DIGEST):
             with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
@@ -119,7 +120,7 @@ class Cache:
         return evicted
 
     def _hold_existing(self, digest: str) -> EntryInUse | None:
-        """The entry, in use from now on; None if there is no complete one, with `SHA256SUMS`."""
+        """Return the entry, in use from now on; None if there is none with a `SHA256SUMS`."""
         path = self.root / digest
         while True:
             try:
@@ -137,8 +138,10 @@ class Cache:
             entry.release()  # evicted or replaced while we waited
 
     def _fill(self, digest: str, fill: Fill, instead_of: Inode | None) -> None:
-        """Fill an entry unless another process has done it meanwhile. `instead_of`: the inode of
-        the `SHA256SUMS` to be replaced; None if the entry does not exist."""
+        """Fill an entry, unless another process has done it meanwhile.
+
+        `instead_of`: the inode of the `SHA256SUMS` that is replaced; None if there was no entry.
+        """
         cache_size_limit()  # raises for a wrong setting before anything is fetched
         path = self.root / digest
         with self._hold_fetch_lock(digest):
@@ -150,7 +153,10 @@ class Cache:
 
     @contextlib.contextmanager
     def _hold_fetch_lock(self, digest: str, wait_s: float | None = None) -> Iterator[None]:
-        """Hold the lock for filling an entry."""
+        """Hold the lock for filling an entry, for which it waits `wait_s`, or else FETCH_WAIT_S.
+
+        Raises RegistryUnavailableError if another process keeps the lock.
+        """
         from filelock import FileLock, Timeout  # here: not needed for reading the cache
 
         wait_s = FETCH_WAIT_S if wait_s is None else wait_s
@@ -173,7 +179,7 @@ class Cache:
 
     @contextlib.contextmanager
     def _try_to_lock(self, path: Path) -> Iterator[bool]:
-        """Yield True if no process uses the entry; then none can begin to within the block."""
+        """Yield whether no process uses the entry. If so, none can begin to within the block."""
         try:
             handle = os.open(path / SUMS, os.O_RDWR | os.O_NOFOLLOW)
         except PermissionError:  # it belongs to another user: we cannot evict it
@@ -192,7 +198,7 @@ class Cache:
             os.close(handle)
 
     def _evict(self, digest: str) -> bool:
-        """Remove an entry that nobody uses; False if it is in use or cannot be removed."""
+        """Remove an entry that nobody uses; return False if it is in use or cannot be removed."""
         path = self.root / digest
         aside = self.root / f".{digest}.{os.urandom(4).hex()}.old"
         with self._try_to_lock(path) as unused:
@@ -206,8 +212,10 @@ class Cache:
         return True
 
     def _sweep(self, digest: str) -> None:
-        """Remove the files that a killed process left. The caller holds the lock of `_hold_fetch_lock`, so
-        no other process is filling the entry."""
+        """Remove the files that a killed process left of an entry.
+
+        The caller holds `_hold_fetch_lock`, so no other process is filling the entry.
+        """
         for path in self._find_children(_LEFTOVER):
             if path.name.startswith(f".{digest}."):
                 shutil.rmtree(path, ignore_errors=True)
@@ -222,7 +230,7 @@ class Cache:
                 self._sweep(digest)
 
     def _find_children(self, pattern: re.Pattern[str]) -> list[Path]:
-        """The paths in the cache's folder with such a name; none if there is no folder."""
+        """Return the paths in the cache's folder whose name matches; none if there is no folder."""
         try:
             return [path for path in self.root.iterdir() if pattern.fullmatch(path.name)]
         except (FileNotFoundError, NotADirectoryError):
@@ -230,8 +238,11 @@ class Cache:
 
 
 def cache_root(cache: str | Path | None = None) -> Path:
-    """The folder of this host's cache: `cache`, else PIPELINE_CACHE, else `soa-pipeline` in
-    XDG_CACHE_HOME if that is an absolute path, else in `~/.cache`."""
+    """Return the folder of this host's cache: `cache`, or if that is None, PIPELINE_CACHE.
+
+    Without both, it is `soa-pipeline` in XDG_CACHE_HOME if that is an absolute path, else in
+    `~/.cache`.
+    """
     if chosen := cache or os.environ.get(CACHE_VARIABLE):
         return Path(chosen).absolute()
     home = Path(os.environ.get("XDG_CACHE_HOME", ""))
@@ -239,7 +250,10 @@ def cache_root(cache: str | Path | None = None) -> Path:
 
 
 def cache_size_limit() -> int:
-    """The limit on the size of all entries, in bytes: PIPELINE_CACHE_SIZE, by default 20 GB."""
+    """Return the most bytes that all entries may have: PIPELINE_CACHE_SIZE, by default 20 GB.
+
+    Raises RegistryError if the variable is no size.
+    """
     return parse_size(os.environ.get(SIZE_VARIABLE) or DEFAULT_SIZE, SIZE_VARIABLE)
 
 
@@ -252,7 +266,7 @@ def parse_size(text: str, where: str) -> int:
 
 
 def _folder_size(folder: Path) -> int:
-    """The bytes of all files below `folder`."""
+    """Return the size of all files below `folder`, in bytes."""
     return sum(
         Path(parent, name).stat().st_size for parent, _, names in os.walk(folder) for name in names
     )

@@ -40,8 +40,9 @@ class Reader(Access):
     """The methods that read a registry. None of them changes or creates a registry."""
 
     def list(self) -> Sequence[ModelSummary]:
-        """All models with a version that soa-pipeline registered, by name. Like all methods, it
-        raises NoRegistryError if there is no registry.
+        """Return all models that have a version of soa-pipeline, sorted by name.
+
+        Like all methods, it raises NoRegistryError if there is no registry.
 
         Examples
         --------
@@ -63,7 +64,7 @@ class Reader(Access):
         return sorted(summaries, key=lambda summary: summary.name)
 
     def versions(self, name: str) -> Sequence[Version]:
-        """All versions of a model that soa-pipeline registered, oldest first.
+        """Return all versions of a model that soa-pipeline registered, oldest first.
 
         Examples
         --------
@@ -104,12 +105,13 @@ class Reader(Access):
             return Version.of(by_number[number], aliases)
 
     def local_path(self, version: Version) -> Path | None:
-        """The version's folder in the artifact store, or None if that is not on this host."""
+        """Return the version's folder in the artifact store; None if that is not on this host."""
         return bundle_files.existing_folder(version)
 
     def fetch(self, version: Version, dest: str | Path) -> Bundle:
-        """Copy the version's bundle and its annexes to the new folder `dest`, and verify them. If
-        that fails, `dest` is not created.
+        """Copy the version's bundle and its annexes to the new folder `dest`, and verify them.
+
+        If that fails, `dest` is not created.
 
         Examples
         --------
@@ -152,8 +154,11 @@ class Reader(Access):
     def require_signature(
         self, version: Version, bundle: Bundle, keys: Sequence[Trusted], *, fetch: bool = True
     ) -> Trusted:
-        """Like `registry.trust.require_signature`. If the check fails for cached files, the store's
-        signature is fetched and checked, since it may be newer, unless `fetch` is False."""
+        """Return the key in `keys` that signed the version, or raise TrustError.
+
+        As `registry.trust.require_signature`; but if the check fails for cached files, the store's
+        signature is fetched and checked, since it may be newer, unless `fetch` is False.
+        """
         try:
             return trust.require_signature(bundle, keys, version.ref)
         except TrustError:
@@ -165,7 +170,7 @@ class Reader(Access):
             return trust.require_signature(bundle, keys, version.ref)
 
     def history(self, name: str) -> Sequence[Event]:
-        """Every event of a model, oldest first.
+        """Return every event of a model, oldest first.
 
         An event that a killed writer left open has the state in which the next writer will close
         it.
@@ -186,7 +191,7 @@ class Reader(Access):
             return as_settled(store, events, model.aliases)
 
     def promotions(self, version: Version, alias: str) -> Sequence[Promotion]:
-        """The promotions of this version to `alias`, oldest first, from the history of its model.
+        """Return the promotions of a version to `alias`, oldest first, from its model's history.
 
         The version's tag has the time of its promotion. Promotions of that time are returned, or if
         the history has none, all its promotions to the alias. Without the tag there are none.
@@ -207,8 +212,9 @@ class Reader(Access):
             return promotions_of(store, history, version, alias)
 
     def policies(self, model: str | None = None, into: Path | None = None) -> Sequence[Asked]:
-        """The policies of this registry: the one for every model, and the one for `model`. Their
-        reference sets are copied into the folder `into`, if it is given.
+        """Return the policies of this registry: the one for every model, and that for `model`.
+
+        Their reference sets are copied into the folder `into`, unless that is None.
 
         Examples
         --------
@@ -221,7 +227,7 @@ class Reader(Access):
 
     @contextlib.contextmanager
     def _model(self, name: str) -> Iterator[tuple[Store, StoredModel]]:
-        """The store and the model in it. Raises a NotFoundError that lists the models."""
+        """Yield the store and a model in it. Raises a NotFoundError that lists all models."""
         name = Ref(name).name
         with self.reading() as store:
             model = store.model(name)

@@ -55,7 +55,7 @@ class LookupCache:
         self._key = {"registry": registry, "mode": mode}
 
     def read(self, ref: str) -> Lookup | None:
-        """The record, or None. Raises RegistryError if it is damaged."""
+        """Read the record of a lookup of `ref`, or None. Raises RegistryError if it is damaged."""
         path = self._path(ref)
         try:
             return _parse_record(read_plain(path), ref)
@@ -69,7 +69,7 @@ class LookupCache:
             ) from error
 
     def write(self, ref: str, lookup: Lookup) -> None:
-        """Write a record, unless there is a newer one. Raises OSError if that is not possible."""
+        """Write the record of a lookup, unless there is a newer one. Raises OSError on failure."""
         with contextlib.suppress(RegistryError):  # a damaged record is replaced
             recorded = self.read(ref)
             if recorded is not None and recorded.at > lookup.at:
@@ -95,12 +95,12 @@ class LookupCache:
             self._path(ref).unlink()
 
     def _path(self, ref: str) -> Path:
-        """The record's file. Its name is a digest, since a URI may have any character."""
+        """Return the record's file. Its name is a digest, since a URI may have any character."""
         return self._root / f"{_digest({**self._key, 'ref': ref})}.json"
 
 
 def _parse_record(text: bytes, ref: str) -> Lookup:
-    """The lookup of `ref` in the text of a record. Raises ValueError."""
+    """Read the lookup of `ref` from the text of a record. Raises ValueError if it is damaged."""
     record = as_record(dict[str, Any], parse_json(text))
     content = as_record(dict[str, Any], record.get("content"))
     if record.get("sha256") != _digest(content):
@@ -114,5 +114,5 @@ def _parse_record(text: bytes, ref: str) -> Lookup:
 
 
 def _digest(content: Any) -> str:
-    """The sha256 of JSON data, whatever the order of its keys."""
+    """Return the sha256 of JSON data, which does not depend on the order of its keys."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -64,8 +64,10 @@ class Registry(Reader):
         password: str | None = None,
         chain: Sequence[Path] = (),
     ) -> Trusted:
-        """Verify and sign the version's files; returns the public key that verifies them. `key`,
-        `password` and `chain`: as in `registry.trust.sign`. Raises TrustError."""
+        """Verify and sign the version's files; return the public key that verifies them.
+
+        `key`, `password` and `chain`: as in `registry.trust.sign`. Raises TrustError.
+        """
         bundle = self.open(version)
         public = trust.sign(bundle, key, password, chain)
         if self.local_path(version) is None:
@@ -129,7 +131,7 @@ class Registry(Reader):
             return self.find(Ref(model, int(created.version)))
 
     def keep_report(self, version: Version, name: str, text: str) -> None:
-        """Store a page in a version's run, where MLflow shows it; a failure is ignored."""
+        """Store a page as the file `name` in a version's run; a failure is ignored."""
         with contextlib.suppress(Exception), self.client(write=True) as client:
             client.log_text(str(version.run_id), text, name)
 
@@ -159,8 +161,10 @@ class Registry(Reader):
         return self._read_again(version)
 
     def _discard_annex(self, client: MlflowClient, version: Version, annex: Annex) -> None:
-        """Remove the files of an annex, unless the version has that annex after all. A failure is
-        ignored: the caller raises an error of its own."""
+        """Remove the files of an annex, unless the version has that annex after all.
+
+        A failure is ignored: the caller raises an error of its own.
+        """
         with contextlib.suppress(Exception), write_lock(self, client, version.name):
             by_number = {current.number: current for current in self.versions(version.name)}
             current = by_number.get(version.number)  # None: the version was removed
@@ -233,7 +237,7 @@ class Registry(Reader):
     def _refuse_for_missing_policies(
         self, model: str, origins: Sequence[str]
     ) -> Sequence[Decision]:
-        """A refusal for each policy of this registry whose origin is not among `origins`."""
+        """Return a refusal for each policy of this registry whose origin is not in `origins`."""
         return [
             Decision("policy", False, "not asked", asked.origin, f"{asked.origin}, was not asked")
             for asked in self.policies(model)
@@ -275,8 +279,9 @@ class Registry(Reader):
             return self._read_again(target)
 
     def approve(self, version: Version, approver: str, reason: str = "") -> Event:
-        """Record that `approver` approves this version, with this digest, for production. Raises
-        RegistryError if that is no name.
+        """Record that `approver` approves this version, with this digest, for production.
+
+        Raises RegistryError if `approver` cannot be a name.
 
         Examples
         --------
@@ -290,10 +295,10 @@ class Registry(Reader):
             return writer.record(event)
 
     def add_shadow(self, record: ShadowRecord) -> None:
-        """Add the results of a shadow to those that the registry has for the same two versions. The
-        history gets the withdrawal of a canary as a refusal.
+        """Add the results of a shadow to those that the registry has for the same two versions.
 
-        Raises RegistryError if the digest of the version is not that of the record.
+        The withdrawal of a canary is also recorded in the history, as a refusal. Raises
+        RegistryError if the digest of the version is not that of the record.
         """
         with self._changing(self.find(record.version)) as (writer, current):
             if current.digest != record.digest:
@@ -307,7 +312,7 @@ class Registry(Reader):
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[ModelWriter]:
-        """The writer of a model, under the model's lock, after it has settled earlier events."""
+        """Yield the writer of a model, under the model's lock, after it settled earlier events."""
         with (
             self.client(write=True) as client,
             write_lock(self, client, name) as lock,
@@ -321,23 +326,24 @@ class Registry(Reader):
 
     @contextlib.contextmanager
     def _changing(self, version: Version) -> Iterator[tuple[ModelWriter, Version]]:
-        """The writer of the version's model, and the version as it is now."""
+        """Yield the writer of a version's model, under its lock, and the version as it is now."""
         with self.writing(version.name) as writer:
             yield writer, self._read_again(version)
 
     def _read_again(self, version: Version) -> Version:
-        """The version as the registry describes it now."""
+        """Return the version as the registry describes it now."""
         return self.find(Ref(version.name, version.number))
 
     def experiment(self, client: MlflowClient, name: str) -> str:
-        """The id of a model's MLflow experiment, which is created if it does not exist."""
+        """Return the id of a model's MLflow experiment, which is created if it does not exist."""
         return models.ensure_experiment(self, client, name, name)
 
     def set_policy(
         self, policy: Policy, model: str | None = None, reference: Path | None = None
     ) -> None:
-        """Set the policy for all promotions, or for those of `model`. `reference`: the file that
-        `policy.reference` names.
+        """Set the policy for all promotions, or for those of `model` alone.
+
+        `reference`: the file that `policy.reference` names.
 
         Examples
         --------

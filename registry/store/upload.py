@@ -36,7 +36,7 @@ value is the time (UTC)."""
 
 
 def begin_run(client: MlflowClient, experiment: str, name: str, bundle: Bundle) -> Run:
-    """Create the run of a new version of model `name`. The run is open: its status is RUNNING."""
+    """Create the run of a new version of model `name`, and leave it open: its status is RUNNING."""
     tags = {
         DIGEST: bundle.digest,
         "mlflow.user": stamp.user(),
@@ -47,8 +47,11 @@ def begin_run(client: MlflowClient, experiment: str, name: str, bundle: Bundle) 
 
 
 def upload(client: MlflowClient, run: Run, bundle: Bundle) -> str:
-    """Copy the files into the artifact store; return their URI. The copies are checked if the store
-    is a folder of this host."""
+    """Copy the files of a bundle and its annexes into the artifact store; return the bundle's URI.
+
+    Parameters and metrics are logged, too. Copies are checked if the store is a folder of this
+    host.
+    """
     from mlflow.entities import Param
 
     run_id = run.info.run_id
@@ -68,14 +71,13 @@ def upload(client: MlflowClient, run: Run, bundle: Bundle) -> str:
 
 
 def upload_annex(client: MlflowClient, run: str, annex: Annex) -> None:
-    """Copy an annex next to the run's bundle. It has no effect until a tag of the version names
-    it."""
+    """Copy an annex next to the run's bundle. It has no effect until a version's tag names it."""
     client.set_tag(run, f"{UPLOADING}{tag_of(annex.target)}.{annex.digest}", stamp.now())
     _copy_to_store(client, run, annex, annex_place(annex.target, annex.digest))
 
 
 def _copy_to_store(client: MlflowClient, run: str, sealed: Bundle | Annex, place: str) -> str:
-    """Copy a sealed folder into the artifact store; return its URI.
+    """Copy a sealed folder to `place` among the artifacts of a run; return its URI there.
 
     If the store is a folder of this host, the copy is atomic, and another process may copy the same
     folder. Otherwise the files are copied one by one.
@@ -111,8 +113,10 @@ def _log_metrics(client: MlflowClient, run: str, targets: Mapping[str, TargetRec
 
 
 def require_annex(access: Access, client: MlflowClient, run: str, annex: Annex) -> None:
-    """Raise BundleError if a file of an annex is not in the store. To be called before a tag or a
-    version names the annex."""
+    """Raise BundleError if a file of an annex is not in the store.
+
+    To be called before a tag or a version names the annex.
+    """
     place = annex_place(annex.target, annex.digest)
     sizes = stored_sizes(access, f"{client.get_run(run).info.artifact_uri.rstrip('/')}/{place}")
     if missing := sorted({*annex.files, SUMS} - sizes.keys()):
@@ -123,8 +127,10 @@ def require_annex(access: Access, client: MlflowClient, run: str, annex: Annex) 
 
 
 def require_open(access: Access, client: MlflowClient, run: Run, bundle: Bundle) -> None:
-    """Raise BundleError if `gc` has ended the run of a registration, which it does before it
-    removes files, or if a file of an annex is missing."""
+    """Raise BundleError if the run of a registration is not open, or if an annex lacks a file.
+
+    `pipeline registry gc` ends a run before it removes the files.
+    """
     if client.get_run(run.info.run_id).info.status != "RUNNING":
         raise BundleError(
             f"{bundle.path}: it took so long to be registered that `pipeline registry gc` took it "
@@ -135,8 +141,10 @@ def require_open(access: Access, client: MlflowClient, run: Run, bundle: Bundle)
 
 
 def add_to_pages(client: MlflowClient, version: Version, annex: Annex) -> None:
-    """Add the metrics and the description of an annex to MLflow's pages. The tag that adds the
-    target is already set, so a failure is ignored."""
+    """Add the metrics and the description of an annex to MLflow's pages of a version.
+
+    The tag that adds the target is already set, so a failure is ignored.
+    """
     record, run = annex.record.record, str(version.run_id)
     with contextlib.suppress(Exception):
         _log_metrics(client, run, {annex.target: record})

@@ -47,7 +47,7 @@ def parse_trusted(pem: str | bytes, origin: str) -> Trusted:
 
 
 def _parse_public_key(content: bytes, origin: str) -> Trusted:
-    """A trusted key from the content of a PEM file. Raises TrustError."""
+    """Read a trusted key from the content of a PEM file. Raises TrustError."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
@@ -66,7 +66,7 @@ def _parse_public_key(content: bytes, origin: str) -> Trusted:
 
 
 def _parse_root_certificate(content: bytes, origin: str) -> Trusted:
-    """A trusted root certificate from the content of a PEM file. Raises TrustError."""
+    """Read a trusted root certificate from the content of a PEM file. Raises TrustError."""
     from cryptography.hazmat.primitives import hashes, serialization
 
     certificates = read_certificates(content, origin)
@@ -87,18 +87,18 @@ def _parse_root_certificate(content: bytes, origin: str) -> Trusted:
 
 
 def read_trusted(path: str | Path) -> Trusted:
-    """The key or root in a file, whose path becomes its origin. Raises TrustError."""
+    """Read the key or root in a file, whose path becomes its origin. Raises TrustError."""
     return parse_trusted(read_file(Path(path)), str(path))
 
 
 def trusted_keys(
     given: str | Path | Sequence[str | Path], asked: str = "trusted_keys"
 ) -> tuple[Trusted, ...]:
-    """The keys and roots in files, and in the `*.pem` and `*.pub` files of folders.
+    """Read the keys and roots in files, and in the `*.pem` and `*.pub` files of folders.
 
-    Raises TrustError if there is no key: a missing folder must not disable the check. So does an
-    empty text, as of a variable that is not set: as a path it is the working folder. `asked`: the
-    name of the setting for the message.
+    Raises TrustError if there is no key, so that a missing folder does not disable the check. An
+    empty text is an error, too: it may be from a variable that is not set, and as a path it would
+    be the working folder. `asked`: the name of the setting, for the message.
     """
     keys: list[Trusted] = []
     for entry in [given] if isinstance(given, str | Path) else given:
@@ -117,8 +117,10 @@ def trusted_keys(
 
 
 def host_keys() -> tuple[Trusted, ...] | None:
-    """The keys of the files and folders in PIPELINE_TRUSTED_KEYS, separated by `:`. None if the
-    variable is not set: then this host requires no signature."""
+    """Read the keys of the files and folders in PIPELINE_TRUSTED_KEYS, separated by `:`.
+
+    None if the variable is not set: then this host requires no signature.
+    """
     text = os.environ.get(TRUSTED_KEYS_VARIABLE)
     if text is None:
         return None
@@ -126,7 +128,7 @@ def host_keys() -> tuple[Trusted, ...] | None:
 
 
 def read_certificates(content: bytes, origin: str) -> list[Any]:
-    """All certificates of a PEM file."""
+    """Read all certificates in the content of a PEM file. Raises TrustError."""
     from cryptography import x509
 
     try:
@@ -136,12 +138,12 @@ def read_certificates(content: bytes, origin: str) -> list[Any]:
 
 
 def name_of(certificate: Any) -> str:
-    """The subject of an X.509 certificate, for messages."""
+    """Return the subject of an X.509 certificate, for messages."""
     return certificate.subject.rfc4514_string() or "somebody without a name"
 
 
 def read_file(path: Path) -> bytes:
-    """The content of a key's or certificate's file, or of that behind a link. Raises TrustError."""
+    """Read the file of a key or a certificate, which may be a link. Raises TrustError."""
     try:
         return read_plain(path, links=True)
     except OSError as error:

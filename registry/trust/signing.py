@@ -78,7 +78,7 @@ def sign(
 
 
 def _load_private_key(file: Path, secret: bytes | None) -> Any:
-    """The private key in a PEM file. `secret`: its password, or None. Raises TrustError."""
+    """Load the private key in a PEM file. `secret`: its password, or None. Raises TrustError."""
     from cryptography.hazmat.primitives import serialization
 
     content = read_file(file)
@@ -93,7 +93,7 @@ def _load_private_key(file: Path, secret: bytes | None) -> Any:
 
 
 def put_signature(signature: bytes, folder: Path) -> None:
-    """Write a signature into the folder of a bundle, replacing an old one."""
+    """Write a signature into the folder of a bundle, where it replaces an old one at once."""
     # The temporary file is outside the folder, because no extra file may be in a sealed folder.
     partial = folder.parent / f".{folder.name}.{os.urandom(4).hex()}.sig"
     try:
@@ -136,9 +136,11 @@ def _require_chain(files: Sequence[Path], public: Any) -> None:
 
 
 def require_signature(bundle: Bundle, keys: Iterable[Trusted], called: str = "") -> Trusted:
-    """Return the key in `keys` that signed exactly these files, or the root certificate of the
-    signer. Raises TrustError if there is none. `called`: the name of the bundle in the error; by
-    default its folder."""
+    """Return the key in `keys` that signed exactly these files, or the signer's root certificate.
+
+    Raises TrustError if there is none. `called`: the name of the bundle in the error; by default
+    its folder.
+    """
     require_library()
     name = called or bundle.path
     allowed = list({key.fingerprint: key for key in keys}.values())
@@ -165,7 +167,7 @@ def require_signature(bundle: Bundle, keys: Iterable[Trusted], called: str = "")
 
 
 def _keys_to_try(signer: _Signer, allowed: Sequence[Trusted], name: str | Path) -> list[Trusted]:
-    """The trusted keys that can have made a signature of `signer`: its key, or any root.
+    """Return the trusted keys that may verify a signature of `signer`: its key, or all roots.
 
     Raises TrustError if there is none. `name`: that of the bundle, for the error.
     """
@@ -185,7 +187,7 @@ def _keys_to_try(signer: _Signer, allowed: Sequence[Trusted], name: str | Path) 
 
 
 def _verify(bundle: Bundle, content: bytes, by: Trusted) -> None:
-    """Verify the signature `content` by one key or root. Raises the errors of model_signing."""
+    """Verify the signature `content` with one key or root. Raises errors of model_signing."""
     from model_signing import verifying
 
     with tempfile.TemporaryDirectory(prefix="soa-signature-") as folder:
@@ -202,14 +204,14 @@ def _verify(bundle: Bundle, content: bytes, by: Trusted) -> None:
 
 
 class _Signer(NamedTuple):
-    """The fingerprint of a key, or the subject of the signer's certificate; the other is empty."""
+    """Who signed: a key's fingerprint, or the subject of a certificate; the other is empty."""
 
     key: str = ""
     certified: str = ""
 
 
 def _read_signer(bundle: Bundle, content: bytes) -> _Signer:
-    """The signer that a signature itself names. Raises TrustError."""
+    """Read the signer that a signature names; nothing is verified. Raises TrustError."""
     from cryptography import x509
 
     try:
@@ -254,7 +256,7 @@ class _KnownDigests:
         self._manifest = manifest.Manifest(bundle.manifest.name, items, kind)
 
     def hash(self, model_path: Any, *, files_to_hash: Any = None) -> Any:
-        """The manifest of the bundle, whatever the library asks for. No file is read."""
+        """Return the manifest of the bundle, whatever the library asks for. No file is read."""
         return self._manifest
 
     def add_ignored_paths(self, *, model_path: Any, paths: Any) -> None:
