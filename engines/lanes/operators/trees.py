@@ -1,4 +1,7 @@
-"""Decision trees: `soa_pipeline::leaves`, see engines/exported/leaves.py."""
+"""Decision trees: makes the tables of `Forest` for the operator `soa_pipeline::leaves`.
+
+For the operator see engines/exported/leaves.py, for the tables and their words `Forest`.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,15 @@ Array = npt.NDArray[Any]
 _BITS = 32  # of a word
 _MOST_WORDS, _MOST_COLUMNS = 2048, 1024  # of a row: 20 kB on a thread's stack
 _TOGETHER = 12  # the most trees in which a row goes down at once
-# Two measured limits. All rows go down if the nodes clear bits in more than so many times as many
-# words as a row meets nodes.
+_MOST_MASK_WORDS = 1 << 16  # of all masks of `Ranks`: 256 kB, which fit into the L2 cache
+_WIDTH = 16  # words of a mask that the loops in kernels.h take at once
+_STEP = 8  # `Ranks.step` is a multiple of this
+# Measured: going down from the roots is faster than clearing bits
+# - for any number of rows, if the forest has more than _DEEP entries (a node in a word) for each
+#   node that a row meets on its way down,
 _DEEP = 60
-# A few rows go down also if a row meets less than so many nodes more than it has words.
+# - for a few rows also if a row meets fewer nodes than it has words, plus _SHORT.
 _SHORT = 100
-_MASK_BYTES = 256 << 10  # which fit into L2
 
 
 @lowers("leaves")
@@ -35,7 +41,8 @@ def leaves(
     build: Builder, op: Operator, x: Tensor, feature: Any, threshold: Any, below: Any, roots: Any,
     inner: int, depth: int, equal: bool, /,
 ) -> Tensor:  # fmt: skip
-    """The leaf that each row reaches in each tree."""
+    """The number of the leaf that each row reaches in each tree. For the arguments see the operator
+    in engines/exported/leaves.py. Raises NotKnown for trees that have no `Forest`."""
     if not all(isinstance(table, torch.Tensor) for table in (feature, threshold, below, roots)):
         raise NotKnown("trees that differ between rows")
     if UNKNOWN in x.shape:
@@ -48,9 +55,12 @@ def leaves(
 
 @dataclass(frozen=True)
 class _Trees:
-    """Trees as in engines/exported/leaves.py: N nodes, of which the first `inner` have children.
+    """Trees as in engines/exported/leaves.py: N nodes. The first `inner` have children, and the
+    others are leaves.
 
-    `children`: (N, 2), the left and the right one; a leaf is its own child.
+    feature, threshold : (N,), the column that a node compares, and with what.
+    children : (N, 2), the left and the right child of a node; a leaf is its own child.
+    roots : (T,), the first node of each tree.
     """
 
     feature: Array
@@ -61,13 +71,14 @@ class _Trees:
 
 
 def _build_forest(trees: _Trees, depth: int, equal: bool, columns: int) -> Forest:
-    """The tables of trees that compare `columns` columns. Raises NotKnown if a node compares
-    another column, or if the leaves of a tree are not numbered in order."""
+    """The tables of trees that score rows of `columns` columns. Raises NotKnown if a node compares
+    another column, or if the leaves are not numbered in order. `depth`, `equal`: see the operator.
+    """
     if not ((trees.feature >= 0) & (trees.feature < columns)).all():
         raise NotKnown("trees with other columns")
     below = _find_leaves_below(trees, depth)
     first_leaves, last_leaves = below.first[trees.roots], below.last[trees.roots]
-    words_of_trees = -(-(last_leaves - first_leaves + 1) // _BITS)  # rounded up
+    words_of_trees = -(-(last_leaves - first_leaves + 1) // _BITS)  # the quotient, rounded up
     first_words = np.append(0, np.cumsum(words_of_trees))
     words = int(first_words[-1])
     nodes = _list_nodes_by_word(trees, below, first_words)
@@ -85,15 +96,15 @@ def _build_forest(trees: _Trees, depth: int, equal: bool, columns: int) -> Fores
 
 
 class _LeavesBelow(NamedTuple):
-    """The numbers of the first and the last leaf below each node; of a leaf, its own number."""
+    """The numbers of the first and the last leaf below each node. For a leaf both are its own."""
 
     first: Array
     last: Array
 
 
 def _find_leaves_below(trees: _Trees, depth: int) -> _LeavesBelow:
-    """The leaves below each node of trees with at most `depth` levels of inner nodes. NotKnown if
-    the leaves of the trees are not numbered from left to right, tree after tree."""
+    """Finds the leaves below each node of trees with at most `depth` levels of inner nodes. Raises
+    NotKnown if the leaves are not numbered from left to right, tree after tree."""
     nodes, inner = len(trees.feature), trees.inner
     left, right = trees.children[:inner].T
     first = np.full(nodes, nodes)
@@ -108,9 +119,11 @@ def _find_leaves_below(trees: _Trees, depth: int) -> _LeavesBelow:
 
 
 class _Nodes(NamedTuple):
-    """An entry for each inner node and each word in which the node clears bits.
+    """Entries: one for each inner node and each word in which the node clears bits.
 
-    `kept`: the word's bits that are kept if a row goes right at the node.
+    column, threshold : the column that the node compares, and with what.
+    word : the number of the word.
+    kept : the bits of the word that are kept if a row goes right at the node.
     """
 
     column: Array
@@ -119,21 +132,25 @@ class _Nodes(NamedTuple):
     kept: Array
 
     def in_order(self, order: Array) -> _Nodes:
-        """The entries with these numbers, in their order."""
+        """The entries in the given order: entry `order[0]` comes first."""
         return _Nodes(*(values[order] for values in self))
 
 
 def _list_nodes_by_word(trees: _Trees, below: _LeavesBelow, first_words: Array) -> _Nodes:
-    """The entries of all nodes. A row that goes right at a node reaches none of the leaves below
-    the node's left child: the node clears their bits. `first_words`: of each tree."""
+    """The entries of all inner nodes, node after node. `first_words`: the first word of each tree.
+
+    A row that goes right at a node reaches none of the leaves below the node's left child, so the
+    node clears their bits.
+    """
     left, first_leaves = trees.children[: trees.inner, 0], below.first[trees.roots]
     tree = np.searchsorted(first_leaves, below.first[: trees.inner], "right") - 1  # of each node
-    # The first and the last leaf below its left child, counted in the tree.
+    # For each node, the first and the last leaf below its left child, counted in the tree.
     begin, end = below.first[left] - first_leaves[tree], below.last[left] - first_leaves[tree]
-    counts = end // _BITS - begin // _BITS + 1  # words in which a node clears bits
+    counts = end // _BITS - begin // _BITS + 1  # the words in which each node clears bits
+    # All that follows is for each entry. `number` counts the entries of a node from 0.
     node = np.repeat(np.arange(trees.inner), counts)
-    number = np.arange(len(node)) - np.repeat(np.cumsum(counts) - counts, counts)  # in the node
-    word = begin[node] // _BITS + number  # in the tree
+    number = np.arange(len(node)) - np.repeat(np.cumsum(counts) - counts, counts)
+    word = begin[node] // _BITS + number  # counted in the tree
     low = np.maximum(begin[node] - word * _BITS, 0)
     high = np.minimum(end[node] - word * _BITS, _BITS - 1)
     cleared = ((1 << (high - low + 1)) - 1) << low  # the bits from `low` to `high`
@@ -142,13 +159,13 @@ def _list_nodes_by_word(trees: _Trees, below: _LeavesBelow, first_words: Array) 
 
 
 def _rank_nodes(nodes: _Nodes, words: int, columns: int) -> Ranks | None:
-    """The nodes by column and threshold. None if a row's words or a mask for each column are too
-    many."""
-    width = -(-words // 16) * 16
-    masks_left = _MASK_BYTES / (4 * width) - columns  # each column begins with a mask
+    """Sorts the nodes by column and threshold, and makes their masks. Returns None if there are too
+    many words or columns, or if the masks of all columns would have too many words."""
+    width = -(-words // _WIDTH) * _WIDTH
+    masks_left = _MOST_MASK_WORDS / width - columns  # each column begins with a mask
     if width > _MOST_WORDS or columns > _MOST_COLUMNS or masks_left < 1:
         return None
-    step = 8 * max(1, math.ceil(len(nodes.word) / masks_left / 8))
+    step = _STEP * max(1, math.ceil(len(nodes.word) / masks_left / _STEP))
     ordered = nodes.in_order(np.lexsort((nodes.threshold, nodes.column)))
     first_nodes = np.searchsorted(ordered.column, np.arange(columns + 1))
     masks, first_masks = [], [0]
@@ -170,14 +187,14 @@ def _rank_nodes(nodes: _Nodes, words: int, columns: int) -> Ranks | None:
 
 
 def _order_along_paths(trees: _Trees, columns: int, entries: int, words: int) -> Paths | None:
-    """The nodes for rows that go down. None if these take longer than rows that clear bits: those
-    of `entries` (see `_Nodes`) in so many words."""
+    """Orders the nodes for rows that go down from the roots. Returns None if this takes longer than
+    clearing bits: by `entries`, the number of those in `_Nodes`, in so many `words`."""
     levels = list(_levels(trees))
     # If half of the rows of a node go to each side, a row meets a node of level k with probability
-    # 2^-k.
-    met = sum(np.count_nonzero(level < trees.inner) / 2**k for k, level in enumerate(levels))
-    deep = entries > _DEEP * met
-    if columns > _MOST_COLUMNS or not (deep or met < words + _SHORT):
+    # 2^-k. `nodes_met`: how many a row meets on average.
+    nodes_met = sum(np.count_nonzero(level < trees.inner) / 2**k for k, level in enumerate(levels))
+    deep = entries > _DEEP * nodes_met
+    if columns > _MOST_COLUMNS or not (deep or nodes_met < words + _SHORT):
         return None
     rounds = math.ceil(len(trees.roots) / _TOGETHER)
     together = math.ceil(len(trees.roots) / rounds)  # about as many trees in each round
@@ -185,7 +202,7 @@ def _order_along_paths(trees: _Trees, columns: int, entries: int, words: int) ->
 
 
 def _levels(trees: _Trees) -> Iterator[Array]:
-    """The nodes of all trees, level by level: the roots, then the children of inner nodes."""
+    """Yields the nodes of all trees level by level: the roots, then the children of inner nodes."""
     level = trees.roots
     while len(level):
         yield level
@@ -193,23 +210,24 @@ def _levels(trees: _Trees) -> Iterator[Array]:
 
 
 def _path_table(trees: _Trees, order: Array, columns: int) -> torch.Tensor:
-    """The `nodes` of Paths, in an order in which two children stand beside each other."""
-    place = np.empty(len(trees.feature), np.int64)
-    place[order] = np.arange(len(order))
-    leaf = order >= trees.inner
-    limits = trees.threshold[order].view(np.int32).reshape(len(order), -1)
-    limits[leaf] = 0
-    limits[leaf, 0] = order[leaf] - trees.inner
-    column = np.where(leaf, columns, trees.feature[order])
-    left = place[np.where(leaf, order, trees.children[order, 0])]
-    return _as_int32(np.column_stack([column, left, limits]))
+    """The table `nodes` of Paths. `order`: the numbers of all nodes in the order of the table, in
+    which the two children of a node are beside each other."""
+    position = np.empty(len(trees.feature), np.int64)  # of each node, in the table
+    position[order] = np.arange(len(order))
+    is_leaf = order >= trees.inner
+    bits = trees.threshold[order].view(np.int32).reshape(len(order), -1)
+    bits[is_leaf] = 0
+    bits[is_leaf, 0] = order[is_leaf] - trees.inner
+    column = np.where(is_leaf, columns, trees.feature[order])
+    left = position[np.where(is_leaf, order, trees.children[order, 0])]
+    return _as_int32(np.column_stack([column, left, bits]))
 
 
 def _as_int32(values: Array) -> torch.Tensor:
-    """The values as int32."""
+    """The values as a tensor of int32."""
     return torch.from_numpy(values.astype(np.int32))
 
 
 def _pair_as_int32(left: Array, right: Array) -> torch.Tensor:
-    """Two arrays (n,) as (n, 2), int32."""
+    """Two arrays (n,) as the two columns of a tensor (n, 2) of int32."""
     return _as_int32(np.stack([left, right], axis=1))
