@@ -270,7 +270,7 @@ def random_inputs(
     """Draw reference inputs at random, as many rows as validation runs.
 
     A column named in `ranges` is uniform between its two numbers. Other floats are normal, other
-    integers from 0 to 99. The same `seed` gives the same inputs.
+    integers from 0 to 99, bools false or true. The same `seed` gives the same inputs.
     """
     generator = torch.Generator().manual_seed(seed)
 

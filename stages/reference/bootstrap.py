@@ -26,10 +26,10 @@ from stages.reference.offsets import draw_offsets
 WHAT = "rows like those of the reference"
 _PIECE = 1024  # rows of a piece, if the model takes so many
 _SPREAD = 0.1  # the width of the relative change of a number
-_DIGITS = 2.0**11
-# The default: so many rows, so much work, so many bytes and pieces. A number that an operation
-# writes is work of 1, eight products and sums are work of 1. Eager torch does 0.2 to 1 · 10⁹ of it
-# in a second.
+_DIGITS = 2.0**11  # a number is short if its mantissa has at most 11 binary digits
+# The limits of the number of rows by default: rows, work, bytes of inputs and answers, and pieces.
+# Work is counted in units: each number that an operation writes is one, and so are _FLOPS products
+# and sums. Eager torch does 0.2 to 1 · 10⁹ units in a second.
 _ROWS = 200_000
 _WORK = 2e9
 _FLOPS = 8
@@ -40,33 +40,35 @@ _PIECES = 500
 def many_rows(
     model: torch.nn.Module, signature: Signature, inputs: Arrays, wanted: int | None
 ) -> MoreRows:
-    """The eager model's answers to `wanted` rows, in whole pieces: an edge for each piece. Only a
-    note if the model fails on them.
+    """Draw about `wanted` rows, in whole pieces, and run the eager model on them: an edge for each
+    piece. If the model fails on one, there is only a note.
 
-    `wanted` None: 200,000 rows, fewer if the model needs much work for a row, or takes few rows.
-    The work is counted, not timed: so the number of rows is the same on every host.
+    If `wanted` is None, they are 200,000 rows, or fewer if the model needs much work for a row or
+    takes few rows at a time. The work is counted, not timed, so that the number of rows is the same
+    on every host. If it is 0, there are none.
     """
     case = _case_of_piece(signature)
     if wanted == 0 or not all(case.values()):
         return MoreRows()
 
-    def answered(rows: Arrays) -> Edge:
+    def answer(rows: Arrays) -> Edge:
         return Edge(WHAT, "stress", rows, case, eager_answers(model, signature, rows, case))
 
     work = _Work()
     try:
         first_rows = draw_rows(signature, inputs, case, seed=0)
         with work:
-            first = answered(first_rows)
+            first = answer(first_rows)
         seeds = range(1, _piece_count(first, work.units, wanted))
-        others = [answered(draw_rows(signature, inputs, case, seed)) for seed in seeds]
+        others = [answer(draw_rows(signature, inputs, case, seed)) for seed in seeds]
     except Exception as error:  # the user's own code may raise any type
         return MoreRows(notes=(f"{WHAT} are not tried: {first_line(error)}",))
     return MoreRows((first, *others))
 
 
 def _piece_count(first: Edge, work: float, wanted: int | None) -> int:
-    """The number of pieces, from the work for the first one, in the units of `_WORK`."""
+    """The number of pieces to run, at least 1. `first` is the first piece, which took `work`, in
+    the units of `_WORK`. `wanted` is the number of rows; None: as many as the limits allow."""
     rows = max(first.case.values())
     if wanted is not None:
         return math.ceil(wanted / rows)
@@ -76,7 +78,8 @@ def _piece_count(first: Edge, work: float, wanted: int | None) -> int:
 
 
 def _case_of_piece(signature: Signature) -> Case:
-    """The rows of a piece. Several dimensions keep their proportions."""
+    """The number of rows of a piece, for each dimension: at most about `_PIECE` in the smallest
+    one. Several dimensions keep their proportions."""
     ranges = {dim: signature.ranges[dim] for dim in signature.dims}
     least = max(min(rows.proven for rows in ranges.values()), 1)
     share = min(1.0, _PIECE / least)
@@ -84,8 +87,8 @@ def _case_of_piece(signature: Signature) -> Case:
 
 
 def draw_rows(signature: Signature, inputs: Arrays, case: Case, seed: int) -> Arrays:
-    """Rows of `inputs`, drawn at random and changed a little: as many as `case` says. Scalars stay
-    as they are."""
+    """Draw rows of `inputs` with replacement, as many as `case` says, and change their floats a
+    little. Scalars, integers and short numbers stay as they are. Jagged rows get other lengths."""
     generator = torch.Generator().manual_seed(seed)
     chosen = {
         dim: torch.randint(signature.ranges[dim].proven, (n,), generator=generator)
@@ -104,7 +107,8 @@ def draw_rows(signature: Signature, inputs: Arrays, case: Case, seed: int) -> Ar
 
 
 def _move(values: torch.Tensor, own: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """The values of a column, changed a little within the range of the reference's, `own`."""
+    """Change the values of a column a little, by a normal relative change, within the range of its
+    values in the reference, `own`. Numbers that are short in binary stay as they are."""
     known = own[own.isfinite()]
     if not known.numel():
         return values
@@ -115,14 +119,16 @@ def _move(values: torch.Tensor, own: torch.Tensor, generator: torch.Generator) -
 
 
 def has_few_digits(values: torch.Tensor) -> torch.Tensor:
-    """Where numbers are short in binary, as categories, masks, halves and zero are; or not
-    finite. Short: the mantissa, from 0.5 to 1, is a multiple of 1 / `_DIGITS`."""
+    """For each number: whether it is short in binary, as categories, masks, halves and zero are, or
+    not finite. It is short if its mantissa, which is from 0.5 to 1, is a multiple of
+    1 / `_DIGITS`."""
     digits = torch.frexp(values).mantissa * _DIGITS
     return (digits == digits.round()) | ~values.isfinite()
 
 
 class _Work(TorchDispatchMode):
-    """Counts the work of all operations that run inside, in the units of `_WORK`."""
+    """A mode that counts the work of all operations of torch that run in it, in the units of
+    `_WORK`."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

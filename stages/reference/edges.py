@@ -29,7 +29,8 @@ Change = Callable[[Column, int, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class _Changes:
-    """One kind of value: its name, how it is judged, and the columns that get such values."""
+    """A kind of values to try: its name for reports, how the answers are judged, the columns that
+    get such values, and the function that makes them."""
 
     what: str
     kind: EdgeKind
@@ -40,34 +41,36 @@ class _Changes:
 def edge_rows(
     model: torch.nn.Module, signature: Signature, inputs: Arrays, stated: Collection[str] = ()
 ) -> MoreRows:
-    """Rows with such values; a note for each kind of value on which the model fails.
+    """Make rows with NaN, infinities, huge and denormal numbers, and integers of any size, and run
+    the eager model on them: an edge for each kind of value. If it fails on a kind, there is a note.
 
-    The other values of such a row are from `inputs`. Integer columns named in `stated`, whose range
+    The other values of a row are those in `inputs`. Integer columns named in `stated`, whose range
     the user gave, get no extreme values.
     """
     edges: list[Edge] = []
     notes: list[str] = []
-    few = take_first_rows(signature, inputs, _ROWS)
-    if not all(few.case.values()):
+    plain = take_first_rows(signature, inputs, _ROWS)
+    if not all(plain.case.values()):
         return MoreRows()
     for changes in _changes(signature, stated):
         if not changes.members:
             continue
-        changed = {name: dict(columns) for name, columns in few.inputs.items()}
+        changed = {name: dict(columns) for name, columns in plain.inputs.items()}
         for number, member in enumerate(changes.members):
             columns = changed[member.collection]
             name = member.column.name
             columns[name] = changes.change(member.column, number, columns[name].clone())
-        result = try_model(model, signature, changed, few.case)
+        result = try_model(model, signature, changed, plain.case)
         if result.failure:
             notes.append(f"{changes.what} in the inputs are not tried: {result.failure}")
         else:
-            edges.append(Edge(changes.what, changes.kind, changed, few.case, result.answers))
+            edges.append(Edge(changes.what, changes.kind, changed, plain.case, result.answers))
     return MoreRows(tuple(edges), tuple(notes))
 
 
 def _changes(signature: Signature, stated: Collection[str]) -> Iterator[_Changes]:
-    """The kinds of values that are tried, each with the columns that get them."""
+    """Yield the kinds of values to try, each with the columns that get them. A kind may have no
+    columns."""
     columns = [member for member in members(signature) if member.column.kind != "scalar"]
     floats = [member for member in columns if is_float(member.column.dtype)]
     integers = [
@@ -91,7 +94,11 @@ def _changes(signature: Signature, stated: Collection[str]) -> Iterator[_Changes
 
 
 def _setter_here_and_there(value: float, count: int) -> Change:
-    """The value in all of `count` columns in the first row, and in one column of each other row."""
+    """Return a function that puts `value` into a column: in the first row, and in some of the
+    others.
+
+    The first row then has it in all of `count` columns, each other row in one of them.
+    """
 
     def change(column: Column, number: int, values: torch.Tensor) -> torch.Tensor:
         values[:1] = value
@@ -103,7 +110,8 @@ def _setter_here_and_there(value: float, count: int) -> Change:
 
 
 def _scaler_up_to(largest: float, tiny: bool = False) -> Change:
-    """Scale a column up to `largest`; `tiny`: up to that fraction of the smallest normal number."""
+    """Return a function that scales a column so that its largest absolute value is `largest`; if
+    `tiny`, `largest` times the smallest normal number of its dtype. NaN and infinities become 0."""
 
     def change(column: Column, number: int, values: torch.Tensor) -> torch.Tensor:
         unit = torch.finfo(values.dtype).tiny if tiny else 1.0
@@ -115,7 +123,8 @@ def _scaler_up_to(largest: float, tiny: bool = False) -> Change:
 
 
 def _draw_any_size(column: Column, number: int, values: torch.Tensor) -> torch.Tensor:
-    """The least, the largest and random integers. No -1: least integer / -1 kills the process."""
+    """Draw integers for a column, in the shape of `values`: the least and the largest of its dtype,
+    and random ones. -1 becomes 1: the least integer divided by -1 kills the process."""
     limits = np.iinfo(column.dtype)
     draw = np.random.default_rng(number)
     shape = tuple(values.shape)

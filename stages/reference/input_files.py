@@ -30,7 +30,7 @@ Given = dict[str, dict[str, Any]]
 
 
 def read_set(signature: Signature, path: Path) -> Arrays:
-    """A larger set of inputs: all rows of the file, checked against the layouts.
+    """Read a larger set of inputs, all rows of a file, and check them against the layouts.
 
     The file has a tensor `input/<collection>/<column>` for each input column: `(N,)`, Eigen
     `(N, r)` or `(N, r, c)`, scalars `()`; N is the same for all columns of a row dimension. A
@@ -51,11 +51,11 @@ def read_set(signature: Signature, path: Path) -> Arrays:
 
 
 def read_rows(signature: Signature, path: Path) -> Arrays:
-    """Inputs from an `.npz` file: an array `<collection>/<column>` for each input column, of the
-    shapes that `check_inputs` takes.
+    """Read reference inputs from an `.npz` file, as many rows as validation runs. If the file has
+    fewer, they are repeated.
 
-    Returns as many rows as validation runs: if the file has fewer, they are repeated. Raises
-    ReferenceDataError.
+    The file has an array `<collection>/<column>` for each input column, in the shapes that
+    `check_inputs` takes. Raises ReferenceDataError if it does not fit.
     """
     arrays = _read_npz(path)
     index = {
@@ -66,10 +66,10 @@ def read_rows(signature: Signature, path: Path) -> Arrays:
 
 
 def more_rows(signature: Signature, path: Path) -> Arrays | None:
-    """The rows of such a file after those that `read_rows` returns, for `windows`.
+    """Read the rows of an `.npz` file after those that `read_rows` returns, to be cut by `windows`.
 
-    If there are very many rows, windows at even distances in the file are taken. None if there are
-    no more rows, or if rows belong together: jagged rows, and rows of several dimensions.
+    If there are very many, only windows at even distances in the file are taken. None if the file
+    has no more rows, or if rows belong together: jagged rows, and rows of several dimensions.
     """
     if len(signature.dims) != 1 or signature.jagged:
         return None
@@ -87,7 +87,8 @@ def more_rows(signature: Signature, path: Path) -> Arrays | None:
 
 
 def _read_npz(path: Path) -> Given:
-    """The arrays of a file of numpy.savez, by collection and column. Raises ReferenceDataError."""
+    """Read the arrays that numpy.savez wrote, by collection and column. Raises ReferenceDataError
+    for any other file."""
     arrays: Given = {}
     try:
         check_zip(path)
@@ -103,7 +104,8 @@ def _read_npz(path: Path) -> Given:
 def _pick_rows(
     signature: Signature, arrays: Given, index: Mapping[str, npt.NDArray[np.int64]]
 ) -> Given:
-    """These rows of each dimension, of all columns with rows; other arrays as they are."""
+    """Take the rows of all columns whose indices `index` has, by dimension. Arrays that are no
+    column with rows are taken as they are."""
     picked = {name: dict(columns) for name, columns in arrays.items()}
     for name, column in _columns_with_rows(signature, arrays):
         picked[name][column] = arrays[name][column][index[signature.rows_of[name]]]
@@ -111,7 +113,7 @@ def _pick_rows(
 
 
 def _columns_with_rows(signature: Signature, arrays: Given) -> list[tuple[str, str]]:
-    """The collection and the name of each input column with rows that is there."""
+    """The pairs (collection, column) of the input columns with rows that are in `arrays`."""
     return [
         (name, column.name)
         for name in signature.input_collections
@@ -121,7 +123,8 @@ def _columns_with_rows(signature: Signature, arrays: Given) -> list[tuple[str, s
 
 
 def _row_counts(signature: Signature, arrays: Given, path: Path) -> Case:
-    """The number of rows of each dimension; ReferenceDataError if it is 0, or columns differ."""
+    """The number of rows of each dimension. Raises ReferenceDataError if a column has none, or the
+    columns of a dimension have different numbers."""
     rows: Case = {}
     for name, column in _columns_with_rows(signature, arrays):
         dim, values = signature.rows_of[name], arrays[name][column]
@@ -135,7 +138,7 @@ def _row_counts(signature: Signature, arrays: Given, path: Path) -> Case:
 
 
 def _check(signature: Signature, arrays: Given, path: Path, rows: Case | None = None) -> Arrays:
-    """As `check_inputs`; its ReferenceDataError names the file."""
+    """Check inputs by `check_inputs`, and name the file `path` in its ReferenceDataError."""
     try:
         return check_inputs(signature, arrays, rows)
     except ReferenceDataError as error:
@@ -143,10 +146,11 @@ def _check(signature: Signature, arrays: Given, path: Path, rows: Case | None = 
 
 
 def windows(signature: Signature, arrays: Arrays) -> Iterator[tuple[Arrays, Case]]:
-    """Cut the inputs into pieces that the version can run; together they hold all rows. Yields the
-    rows of each piece, as views, and their number.
+    """Cut the inputs into pieces that the version can run, which together have all rows. Yields the
+    rows of each piece, as views, and its case.
 
-    With several row dimensions all rows are one piece; ReferenceDataError if it is too large.
+    The last piece may have rows of the one before, if it would be too small. With several row
+    dimensions all rows are one piece; raises ReferenceDataError if it is too large.
     """
     total = {
         signature.rows_of[name]: len(arrays[name][column])
@@ -170,8 +174,8 @@ def windows(signature: Signature, arrays: Arrays) -> Iterator[tuple[Arrays, Case
 
 
 def answers_of_windows(model: torch.nn.Module, signature: Signature, arrays: Arrays) -> Reference:
-    """The eager model's answers, with a case for each of the `windows`; CaptureError if it
-    fails."""
+    """Run the eager model on each of the `windows` of the inputs, and return its answers as a
+    reference with a case for each. Raises CaptureError if the model fails."""
     pieces = list(windows(signature, arrays))
     outputs = tuple(eager_answers(model, signature, rows, case) for rows, case in pieces)
     return Reference(arrays, tuple(case for _, case in pieces), outputs)

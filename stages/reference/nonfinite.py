@@ -34,10 +34,11 @@ def label(case: Case) -> str:
 
 @dataclass(frozen=True)
 class Nonfinite:
-    """How many of one output's reference values are NaN or infinite, at the sizes with rows.
+    """How many of one output's values in a reference are NaN or infinite.
 
-    `by_size` has (non-finite, all) for each size. `first` is the place of the first such value;
-    `empty` names a size at which no value is finite.
+    `by_size` has the pair (number of non-finite values, number of all values) for each case with
+    rows, by its label. `first` says where the first non-finite value is, `empty` is the label of a
+    case in which no value is finite; both are empty if there is none.
     """
 
     output: str
@@ -47,31 +48,35 @@ class Nonfinite:
 
     @property
     def count(self) -> int:
-        """How many values are NaN or infinite, at all sizes."""
+        """The number of values that are NaN or infinite, in all cases."""
         return sum(bad for bad, _ in self.by_size.values())
 
     @property
     def values(self) -> int:
-        """How many values there are at all sizes."""
+        """The number of values in all cases."""
         return sum(total for _, total in self.by_size.values())
 
     @property
     def share(self) -> float:
-        """The fraction of the values that is NaN or infinite."""
+        """The fraction of all values that is NaN or infinite."""
         return self.count / max(1, self.values)
 
 
 def count_nonfinite(
     signature: Signature, cases: Sequence[Case], outputs: Sequence[Mapping[str, Any]]
 ) -> tuple[Nonfinite, ...]:
-    """Counts for each output. `outputs`: for each case the values of each output, as NumPy or torch
-    arrays. Cases without rows are left out: a mean over no rows is NaN."""
+    """Count the NaN and infinite values of each output.
+
+    `outputs` has the values of each output for each case, as NumPy or torch arrays. Cases without
+    rows are left out, since a mean over no rows is NaN.
+    """
     return tuple(_count_output(signature, bound, cases, outputs) for bound in signature.outputs)
 
 
 def read_proof(bundle: Bundle) -> tuple[tuple[Nonfinite, ...], tuple[str, ...]]:
-    """The counts of a version's stored reference, by output, and its notes on what it does not
-    show. Raises ReferenceDataError."""
+    """Read how much a version's stored reference proves: the counts of each output's non-finite
+    values, and its notes on what it does not show. Raises ReferenceDataError if it cannot be
+    read."""
     signature = Signature.from_dict(bundle.manifest.signature)
     path = bundle.file(bundle.manifest.reference)
     try:
@@ -87,7 +92,8 @@ def read_proof(bundle: Bundle) -> tuple[tuple[Nonfinite, ...], tuple[str, ...]]:
 
 
 def _read_case(path: Path, stored: Any, signature: Signature, i: int, case: Case) -> dict[str, Any]:
-    """The stored answers of case number `i`; ValueError if they do not fit the signature."""
+    """Read the stored answers to case number `i`, by output. Raises ValueError if they do not fit
+    the signature."""
     another = ValueError(f"its case {label(case)} is of another signature")
     keys = {bound.name: f"output/{i}/{bound.name}" for bound in signature.outputs}
     if case.keys() != set(signature.dims) or not set(keys.values()) <= set(stored.keys()):
@@ -100,11 +106,12 @@ def _read_case(path: Path, stored: Any, signature: Signature, i: int, case: Case
 
 
 def _read_tensor(path: Path, stored: Any, key: str) -> Any:
-    """A stored tensor, as a NumPy array, or as a tensor of torch if it is bfloat16."""
+    """Read a tensor by its name, as a NumPy array; as a torch tensor if it is bfloat16, which NumPy
+    does not have."""
     if stored.get_slice(key).get_dtype() != "BF16":
         return stored.get_tensor(key)
-    with safe_open(path, framework="pt") as again:  # NumPy has no bfloat16
-        return again.get_tensor(key)
+    with safe_open(path, framework="pt") as by_torch:
+        return by_torch.get_tensor(key)
 
 
 def _count_output(
@@ -113,7 +120,8 @@ def _count_output(
     cases: Sequence[Case],
     outputs: Sequence[Mapping[str, Any]],
 ) -> Nonfinite:
-    """Count the NaN and infinite answers of an output at each size with rows."""
+    """Count the NaN and infinite answers of one output in each case that has rows. `outputs` is as
+    in `count_nonfinite`."""
     layout = signature.layouts[bound.block.collection]
     columns = [name for name in bound.block.columns for _ in range(layout[name].components)]
     by_size: dict[str, tuple[int, int]] = {}
@@ -133,7 +141,8 @@ def _count_output(
 
 
 def _finite_mask(values: Any, dtype: str) -> npt.NDArray[np.bool_]:
-    """Which values are finite in the columns' own dtype; a value too large for it is infinite."""
+    """For each value: whether it is finite in `dtype`, that of the output's columns. A value that
+    is too large for the dtype counts as infinite."""
     if not isinstance(values, np.ndarray):  # a torch tensor: NumPy has no bfloat16
         values = (values.float() if "bfloat16" in str(values.dtype) else values).numpy()
     if not is_float(dtype):
@@ -147,15 +156,18 @@ def _finite_mask(values: Any, dtype: str) -> npt.NDArray[np.bool_]:
 
 
 def why_too_nonfinite(counts: Sequence[Nonfinite], limit: float) -> str | None:
-    """Why the reference is refused, or None. It is refused if more than the fraction `limit` of an
-    output is not finite, or if no value of an output is finite in some case."""
+    """Why a reference is refused for its NaN and infinite values, as a sentence; None if it is not.
+
+    It is refused if more than the fraction `limit` of an output is not finite, or if no value of an
+    output is finite in some case.
+    """
     for counted in counts:
-        few = counted.share <= limit
-        if few and not counted.empty:
+        allowed = counted.share <= limit
+        if allowed and not counted.empty:
             continue
         none = f", no value at all is finite at {counted.empty}" if counted.empty else ""
         cure = CURE
-        if few:
+        if allowed:
             cure += ", or another reference: seed"
         elif not counted.empty:
             cure += ", or raise reference: nonfinite"

@@ -22,7 +22,7 @@ class ByRows(Padded):
     """Padding row by row. Raises CaptureError for wrong offsets."""
 
     def pad(self, padding: Padding, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The padded input, or the mask, filled row by row."""
+        """Make one input of the model, padded rows or the mask, row by row."""
         spans: list[list[int]] = inputs[padding.offsets].tolist()
         count = max((0, *(end for _, end in spans)))
         # A mask is made as if each item were 1.
@@ -43,7 +43,7 @@ class ByRows(Padded):
 
 
 def pad_row_by_row(model: torch.nn.Module) -> torch.nn.Module:
-    """The model, with its jagged inputs padded row by row."""
+    """The same model, but with its jagged inputs padded by a loop over rows."""
     if isinstance(model, Padded):
         return ByRows(model.model, model.plan)
     return model.around(pad_row_by_row(model.model)) if isinstance(model, InFront) else model
@@ -52,8 +52,8 @@ def pad_row_by_row(model: torch.nn.Module) -> torch.nn.Module:
 def inputs_at(
     signature: Signature, inputs: Mapping[str, Columns], case: Mapping[str, int]
 ) -> dict[str, Columns]:
-    """The pool of inputs, with offsets limited to the items of a case. `inputs` stay as they
-    are."""
+    """The pool of inputs for a case: its offsets are cut at the number of items that the case has.
+    `inputs` itself is not changed."""
     arrays = dict(inputs)
     for name in signature.jagged:
         items, offsets = case[signature.rows_of[name]], offsets_of(name)
@@ -64,17 +64,18 @@ def inputs_at(
 
 
 def draw_offsets(columns: Columns, items: int, generator: torch.Generator) -> Columns:
-    """Offsets that cut the items into rows at random places: many rows are empty, or long. As many
-    rows as `columns` has, and of their dtype."""
+    """Draw offsets that cut `items` items into rows at random places, so that many rows are empty
+    or long. There are as many rows as in `columns`, whose dtype they have."""
     n, dtype = len(columns["end"]), columns["end"].dtype
     end = torch.randint(0, items + 1, (n,), generator=generator).sort().values.to(dtype)
     return {"begin": torch.cat([end.new_zeros(1), end[:-1]]), "end": end}
 
 
 def with_edge_lengths(signature: Signature, inputs: dict[str, Columns]) -> dict[str, Columns]:
-    """Make the first rows of each jagged collection overlong, empty and exactly full, because
-    padding may get these wrong. They take items that other rows have too, so the other rows do not
-    change.
+    """The inputs with other offsets in the first three rows of each jagged collection: one is too
+    long, one empty and one exactly full, since padding may get these wrong.
+
+    These rows share items with other rows, which so stay as they are.
     """
     arrays = dict(inputs)
     for name, length in signature.jagged.items():

@@ -17,8 +17,11 @@ from stages.reference.answers import Arrays, Reference
 
 
 def profile_of_rows(signature: Signature, reference: Path, more: Path | None) -> Profile:
-    """How the columns of the reference's rows, and of the user's further rows, are distributed;
-    also the eager model's answers to them. `more`: the file of further rows."""
+    """Make a profile of the reference's rows and of the user's further rows: how each input column,
+    and each output column of the eager model, is distributed.
+
+    `reference` is the file of the reference, `more` that of the further rows; None: there are none.
+    """
     stored = Reference.load(reference)
     sizes = [sum(case.values()) for case in stored.cases]
     answers = stored.outputs[sizes.index(max(sizes))]
@@ -35,8 +38,8 @@ def profile_of_rows(signature: Signature, reference: Path, more: Path | None) ->
 
 
 def _rows_before_repetition(signature: Signature, inputs: Arrays) -> dict[str, int]:
-    """By dimension: how many rows there are before the same rows come again. A reference repeats
-    the rows of a short file (see `read_rows`), and those are not independent of the first ones."""
+    """For each dimension: how many rows there are before the same rows come again. A reference
+    repeats the rows of a short file (see `read_rows`); the repeated ones must not count twice."""
     counts: dict[str, int] = {}
     for dim in signature.dims:
         columns = [
@@ -52,7 +55,8 @@ def _rows_before_repetition(signature: Signature, inputs: Arrays) -> dict[str, i
 
 
 def _period(rows: npt.NDArray[np.uint8]) -> int:
-    """The number of rows, `(n, bytes)`, after which they repeat to the end; n if they do not."""
+    """The number of rows after which the same rows are repeated to the end; n if they are not.
+    `rows` has the bytes of each row, `(n, bytes)`."""
     like_the_first = np.flatnonzero((rows[1:] == rows[:1]).all(1)) + 1
     for period in like_the_first.tolist():
         if (rows[period:] == rows[:-period]).all():
@@ -63,8 +67,8 @@ def _period(rows: npt.NDArray[np.uint8]) -> int:
 def _input_columns(
     signature: Signature, inputs: Arrays, rows: Mapping[str, int] | None = None
 ) -> dict[str, torch.Tensor]:
-    """By key: the values of each component that the model reads; of the first `rows`, by
-    dimension, if given."""
+    """The values of each component that the model reads, by its key in the profile. If `rows` is
+    given, only so many first rows of each dimension are taken."""
     columns = {}
     for bound in signature.inputs:
         collection = bound.block.collection
@@ -83,8 +87,8 @@ def _output_columns(
     outputs: Mapping[str, torch.Tensor],
     rows: Mapping[str, int] | None = None,
 ) -> dict[str, torch.Tensor]:
-    """By key: the answers for each component that the model writes, in the column's dtype; `rows`
-    as in `_input_columns`."""
+    """The answers for each component that the model writes, in the dtype of its column, by its key
+    in the profile. `rows` is as in `_input_columns`."""
     columns = {}
     for bound in signature.outputs:
         end = rows.get(bound.rows) if rows else None
@@ -98,5 +102,5 @@ def _output_columns(
 
 
 def _as_numpy(values: torch.Tensor) -> Any:
-    """The values as an array, with float32 for bfloat16, which NumPy has not."""
+    """The values as a NumPy array; bfloat16 becomes float32, since NumPy does not have it."""
     return (values.float() if values.dtype is torch.bfloat16 else values).numpy()

@@ -31,7 +31,7 @@ _NAMES: Mapping[Kind, str] = {
     "own range": "values within each column's own range",
 }
 _ROWS = 64
-_FEW = 3  # the integers in a column that has one value in the file
+_FEW = 3  # how many integers a column gets that has only one value in the file
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Member:
 
 
 def members(signature: Signature) -> list[Member]:
-    """The input columns that the model reads, without the offsets of jagged rows."""
+    """List the input columns that the model reads, without the offsets of jagged rows."""
     offsets = {offsets_of(name) for name in signature.jagged}
     blocks = [bound.block for bound in signature.inputs]
     read = {(block.collection, column) for block in blocks for column in block.columns}
@@ -57,14 +57,14 @@ def members(signature: Signature) -> list[Member]:
 
 @dataclass(frozen=True)
 class SomeRows:
-    """Some rows of the reference: their numbers by dimension, and the inputs."""
+    """Some rows of the reference: their number in each dimension, and their inputs."""
 
     case: Case
     inputs: Arrays
 
 
 def take_first_rows(signature: Signature, inputs: Arrays, wanted: int) -> SomeRows:
-    """The first `wanted` rows of each dimension, within its range."""
+    """Take the first `wanted` rows of each dimension, or as near to that as its range allows."""
     ranges = {dim: signature.ranges[dim] for dim in signature.dims}
     case = {dim: min(max(wanted, rows.min), rows.proven) for dim, rows in ranges.items()}
     rows = {dim: slice(n) for dim, n in case.items()}
@@ -73,14 +73,16 @@ def take_first_rows(signature: Signature, inputs: Arrays, wanted: int) -> SomeRo
 
 @dataclass(frozen=True)
 class Attempt:
-    """The eager model's answers to some rows; or why it fails on them, which is empty if not."""
+    """The eager model's answers to some rows. If it fails on them, `failure` says why; else this is
+    empty."""
 
     answers: dict[str, torch.Tensor]
     failure: str = ""
 
 
 def try_model(model: torch.nn.Module, signature: Signature, rows: Arrays, case: Case) -> Attempt:
-    """Ask the eager model for its answers to the first rows of `rows`."""
+    """Run the eager model on the first rows of `rows`, as many as `case` says. No error of the
+    model is raised: it is in the `failure` of the result."""
     try:
         return Attempt(eager_answers(model, signature, rows, case))
     except Exception as error:  # the user's own code may raise any type
@@ -88,10 +90,11 @@ def try_model(model: torch.nn.Module, signature: Signature, rows: Arrays, case: 
 
 
 def stress_rows(model: torch.nn.Module, signature: Signature, inputs: Arrays) -> MoreRows:
-    """Rows in which every column varies: an edge for each kind of values.
+    """Make rows in which every column varies, and run the eager model on them: an edge for each
+    kind of values.
 
-    If the model fails, the columns that alone make it fail get values from the reference instead.
-    If it fails all the same, there is only a note.
+    If the model fails, the columns that make it fail when they alone are changed get values from
+    the reference instead, and a note names them. If it still fails, there is only a note.
     """
     edges: list[Edge] = []
     notes: list[str] = []
@@ -123,7 +126,8 @@ def stress_rows(model: torch.nn.Module, signature: Signature, inputs: Arrays) ->
 def _attempt_with_column(
     model: torch.nn.Module, signature: Signature, few: SomeRows, rows: Arrays, changed: Member
 ) -> Attempt:
-    """An attempt with the rows `few`, of which one column is taken from `rows`."""
+    """Run the eager model on the rows `few`, of which only the column `changed` is taken from the
+    stress rows `rows`."""
     inputs = {name: dict(columns) for name, columns in few.inputs.items()}
     name = changed.column.name
     inputs[changed.collection][name] = rows[changed.collection][name]
@@ -138,10 +142,10 @@ def _stress_columns(
     seed: int,
     with_own_values: Collection[Member] = (),
 ) -> Arrays:
-    """The rows `few`, with new values in every column that the model reads.
+    """Copy the rows `few`, with new values of a `kind` in every column that the model reads.
 
-    Sizes and ranges are those of the columns of `pool`, the whole reference. The columns
-    `with_own_values` get values that they have in `pool`.
+    `pool` has the inputs of the whole reference, from which the sizes and ranges of the values are
+    taken. The columns `with_own_values` get values that they have in `pool`.
     """
     generator = torch.Generator().manual_seed(seed)
     rows = {name: dict(columns) for name, columns in few.items()}
@@ -157,8 +161,8 @@ def _stress_columns(
 def _draw_values(
     column: Column, own: torch.Tensor, shape: torch.Size, kind: Kind, generator: torch.Generator
 ) -> torch.Tensor:
-    """Values of a kind for a column, whose values in the reference are `own`. Scalars stay as they
-    are with the kind `own values`."""
+    """Draw values of a kind for a column. `own` are its values in the reference. With the kind
+    `own values` they are drawn from these, and a scalar stays as it is."""
     if kind == "own values":
         if own.ndim == 0:
             return own.clone()
@@ -173,7 +177,7 @@ def _draw_values(
 def _draw_floats(
     own: torch.Tensor, shape: torch.Size, kind: Kind, generator: torch.Generator
 ) -> torch.Tensor:
-    """Floats of a kind for a column whose values in the reference are `own`, as float64."""
+    """Draw floats of a kind for a column, as float64. `own` are its values in the reference."""
     finite = own.double()
     finite = finite[finite.isfinite()]
     if not finite.numel():
@@ -194,9 +198,10 @@ def _draw_floats(
 
 
 def _draw_ints(own: torch.Tensor, shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
-    """Integers within the column's own range: an index beyond its table makes the model fail.
+    """Draw integers within the range of a column's values in the reference, `own`, since an index
+    beyond its table makes the model fail.
 
-    Never the least integer of a dtype with a sign: divided by -1 it kills the process.
+    The least integer of a signed dtype is never drawn: divided by -1 it kills the process.
     """
     limits = torch.iinfo(own.dtype)
     least = limits.min + 1 if limits.min < 0 else limits.min
