@@ -108,7 +108,7 @@ def for_sessions(target: Target) -> bool:
     return _kind(target.device).for_sessions
 
 
-def targets_called(text: str) -> list[Target]:
+def parse_targets(text: str) -> list[Target]:
     """The targets of a name. Plain `cpu` also gives this host's best level, if that is higher."""
     targets = [Target.parse(text)]
     if text == "cpu":

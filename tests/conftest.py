@@ -68,7 +68,7 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
-    warm.collect_seldom()
+    warm.collect_garbage_seldom()
 
 
 def in_core(path: Path) -> bool:

@@ -320,7 +320,7 @@ PyMethodDef functions[] = {
     {"gpus", gpus, METH_NOARGS, "gpus() -> the architecture of each NVIDIA GPU that the driver sees, as 90 of sm_90."},
     {"missing_cpu_features", missing_cpu_features, METH_VARARGS,
      "missing_cpu_features(arch) -> the features that code for it needs and this processor lacks."},
-    {"openmp_unused", openmp_unused, METH_NOARGS, "openmp_unused(): as engines.processes.forks.openmp_unused."},
+    {"openmp_unused", openmp_unused, METH_NOARGS, "openmp_unused(): as engines.processes.forks.allow_openmp."},
     {"set_error", set_error, METH_O, "set_error(class): raise this for whatever the runner refuses."},
     {"run_many", run_many, METH_VARARGS,
      "run_many(calls, threads[, stream]): run all, on that many threads, without the GIL."},

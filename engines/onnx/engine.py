@@ -22,7 +22,7 @@ from engines.base import FACTS, Engine, Executable, Portable, Prepared
 from engines.errors import EngineError, RunError, first_line
 from engines.onnx.export import export
 from engines.onnx.program import OUTPUTS, Output, input_name, read_outputs
-from engines.processes import Lock, tell
+from engines.processes import Lock, repair_after_fork
 from engines.target import Target
 from engines.tensors import torch_stream
 from soa.dtypes import itemsize
@@ -88,7 +88,7 @@ class OnnxExecutable(Executable):
         }
         self._calls: weakref.WeakSet[OnnxCall] = weakref.WeakSet()
         self._listing = Lock()  # held while `_calls` or `session` changes
-        tell(self)
+        repair_after_fork(self)
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
         self.prepare([span_of(argument) for argument in arguments]).run()

@@ -15,16 +15,18 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """The command that runs a module of ours; it needs PYTHONPATH to be `search_path()`."""
+    """The command that runs one of our modules in a child. Its PYTHONPATH must be
+    `search_path()`."""
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def search_path() -> str:
-    """PYTHONPATH for a child: this process's `sys.path`, with the working folder last."""
+    """Make the PYTHONPATH for a child: this process's `sys.path` with the working folder last, and
+    with the folder of our code."""
     here = Path.cwd()
     entries = [str(Path(entry).absolute()) for entry in sys.path]
     if here.resolve() != _ROOT:
         entries.sort(key=lambda entry: entry == str(here))
-    if str(_ROOT) not in entries:  # e.g. it was found by the entry "", and the folder has changed
+    if str(_ROOT) not in entries:  # e.g. the entry "" found it, before a change of folder
         entries.insert(0, str(_ROOT))
     return os.pathsep.join(entries)

@@ -22,33 +22,34 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, TypeVar, cast
 
 from engines.errors import MORE_MEMORY, CrashError
-from engines.processes.forks import end_with_parent, openmp_unused
+from engines.processes.forks import allow_openmp, end_with_parent
 from engines.processes.isolation import signal_name
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 _parent: Connection | None = None
-"""In a child that `in_fork` started: the connection to its parent."""
+"""The connection to the parent in a child that `run_in_fork` started; None in other processes."""
 
 
-def doing(step: str) -> None:
-    """Tell the parent what this child begins to compute, for the message if it crashes there. Does
-    nothing in a process that `in_fork` did not start."""
+def report_step(step: str) -> None:
+    """Tell the parent what this child begins to compute, so that the error can name it if the child
+    crashes. Does nothing in a process that `run_in_fork` did not start."""
     if _parent is not None:
         _send("doing", step)
 
 
-def _silent(text: str) -> None:
-    """The `say` of a caller that wants no progress."""
+def _ignore_progress(text: str) -> None:
+    """Do nothing: the `say` of a caller that does not show progress."""
 
 
-def in_fork(subject: str, work: Callable[[F], T], say: F = _silent) -> T:  # type: ignore[assignment]
-    """The result of `work(say)`, computed in a forked child; it must be possible to pickle it.
+def run_in_fork(subject: str, work: Callable[[F], T], say: F = _ignore_progress) -> T:  # type: ignore[assignment]
+    """Call `work(say)` in a forked child, and return its result, which must be picklable.
 
-    `say` reports progress, or asks a question: it is called in this process.
-    An exception of `work` is raised here. CrashError if the child was killed or ended by itself:
-    its text has `subject`, such as "the model", the last line that `work` said, and what it was
-    `doing`. Only for work on a CPU: a GPU that this process uses does not work in the child.
+    `work` gets a function that calls `say` in this process, to report progress or to ask a
+    question. An exception of `work` is raised here. Raises CrashError if the child is killed or
+    ends by itself: the message names the `subject`, such as "the model", the last step that `work`
+    said, and the last one that it reported by `report_step`. Use this only for work on a CPU: a GPU
+    that this process uses does not work in the child.
     """
     ours, theirs = Pipe()
     sys.stdout.flush()  # else the child, too, would print what is in these buffers
@@ -71,19 +72,20 @@ def in_fork(subject: str, work: Callable[[F], T], say: F = _silent) -> T:  # typ
     finally:
         ours.close()
         os.close(ended)
-        _reap(pid)
+        _wait_for_exit(pid)
 
 
 def _serve_until_end(
     subject: str, ours: Connection, ended: int, pid: int, say: Callable[..., Any]
 ) -> Any:
-    """Serve the child's messages until it ends; returns its value, or raises its error.
+    """Handle the child's messages until it sends a result. Returns its value, or raises its error.
 
-    `ours` is the connection to the child, `ended` a file that can be read once it has ended.
+    `ours` is the connection to the child, and `ended` a file descriptor that becomes readable when
+    the child ends. Raises CrashError if the child ends without a result.
     """
     step = place = ""
     while True:
-        kind, content = _message(ours, ended)
+        kind, content = _receive(ours, ended)
         if kind == "say":
             if not content[0].startswith("note:"):
                 step = content[0]
@@ -96,14 +98,16 @@ def _serve_until_end(
         elif kind == "value":
             return content
         elif kind == "error":
-            raise _unpickled_error(*content)
+            raise _unpickle_error(*content)
         else:
             where = ", ".join(text for text in (step, place) if text)
-            raise _crash_error(subject, where, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            raise _make_crash_error(subject, where, code)
 
 
-def _message(ours: Connection, ended: int) -> tuple[str, Any]:
-    """The kind and the content of the next message; of kind "" if the child has ended."""
+def _receive(ours: Connection, ended: int) -> tuple[str, Any]:
+    """Wait for the child's next message. Returns its kind and its content; the kind is "" if the
+    child has ended instead."""
     if ours not in wait([ours, ended]):
         return "", None
     try:
@@ -113,8 +117,9 @@ def _message(ours: Connection, ended: int) -> tuple[str, Any]:
     return kind, content
 
 
-def _crash_error(subject: str, where: str, code: int) -> CrashError:
-    """The error of a child that sent no result. A negative `code` is the number of a signal."""
+def _make_crash_error(subject: str, where: str, code: int) -> CrashError:
+    """Make the error for a child that ended without a result. `where` says what it was doing, and
+    `code` is its exit code, or the negative number of the signal that killed it."""
     end = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with code {code}"
     why = "its own code does so, without an engine: change the operation, or give other rows"
     if code == -signal.SIGKILL:
@@ -123,8 +128,8 @@ def _crash_error(subject: str, where: str, code: int) -> CrashError:
     return CrashError(f"{subject} {end}{place}: {why}")
 
 
-def _unpickled_error(pickled: bytes, text: str) -> BaseException:
-    """The child's exception, or a RuntimeError with its `text` if it cannot be read here."""
+def _unpickle_error(pickled: bytes, text: str) -> BaseException:
+    """Unpickle the child's exception. If that fails, return a RuntimeError with its `text`."""
     try:
         error = pickle.loads(pickled)  # ours
     except Exception:  # its class is of a module that only the child has imported
@@ -132,27 +137,29 @@ def _unpickled_error(pickled: bytes, text: str) -> BaseException:
     return error if isinstance(error, BaseException) else RuntimeError(text)
 
 
-def _reap(pid: int) -> None:
-    """Wait for the child, so that the kernel forgets it."""
+def _wait_for_exit(pid: int) -> None:
+    """Wait until the child has ended, so that no zombie process remains."""
     with suppress(ChildProcessError):  # its exit code is known already
         os.waitpid(pid, 0)
 
 
 def _ask_parent(*arguments: Any) -> Any:
-    """The child's `say`: the parent calls its own with these arguments, and sends the answer."""
+    """Call the parent's `say` with these arguments, and return its answer. Work in the child gets
+    this function as its `say`."""
     assert _parent is not None
     _send("say", arguments)
     return pickle.loads(_parent.recv_bytes())  # ours
 
 
 def _send(kind: str, content: Any) -> None:
-    """Send a message from the child; see `_serve_until_end` for the kinds."""
+    """Send a message from this child to its parent. `_serve_until_end` has the kinds of
+    messages."""
     assert _parent is not None
     _parent.send_bytes(pickle.dumps((kind, content)))
 
 
-class _Printed(TextIOBase):
-    """Sends what is printed to the parent, which prints it. `kind`: "stdout" or "stderr"."""
+class _SendingStream(TextIOBase):
+    """A standard stream of the child, "stdout" or "stderr", whose text the parent prints."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -166,16 +173,17 @@ class _Printed(TextIOBase):
 
 
 def _run_child(theirs: Connection, work: Callable[[], object], one_thread: bool) -> None:
-    """Do the work, send its result, and end the process. `one_thread`: the parent had no other."""
+    """Do the work in the child, send its result, and end the process. `one_thread` is true if the
+    parent had only one thread when it forked."""
     global _parent
     _parent = theirs
     end_with_parent()
     gc.freeze()  # connections of the parent are not closed here
     faulthandler.disable()
-    sys.stdout, sys.stderr = _Printed("stdout"), _Printed("stderr")
+    sys.stdout, sys.stderr = _SendingStream("stdout"), _SendingStream("stderr")
     try:
         if one_thread:  # no thread of OpenMP is lost
-            openmp_unused()
+            allow_openmp()
             _send_result(work)
         else:  # OpenMP starts threads anew in a new thread
             thread = threading.Thread(target=_send_result, args=(work,))

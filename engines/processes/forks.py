@@ -2,7 +2,8 @@
 
 The child lacks the other threads, pools and connections of the parent. It shares the shared memory,
 and a lock that another thread held is never released. Objects that need these can be used only in
-the process that made them (`OwnProcess`). Other objects are repaired in the child (`tell`).
+the process that made them (`OwnProcess`). Other objects are repaired in the child
+(`repair_after_fork`).
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 
 class OwnProcess:
-    """Remembers the process that made it, for an object that works only there. `name` is what the
-    error calls that object."""
+    """Remembers the process in which it was made, for an object that works only there. `name` is
+    what the error calls that object."""
 
     def __init__(self, name: str = "session") -> None:
         self._name = name
@@ -33,7 +34,7 @@ class OwnProcess:
         return os.getpid() == self._pid
 
     def require(self) -> None:
-        """Raises RunError in any other process."""
+        """Raise RunError unless this is the process that made this object."""
         if os.getpid() != self._pid:
             raise RunError(
                 f"this {self._name} was opened before a fork, by another process: open one in each"
@@ -47,10 +48,11 @@ class _Forkable(Protocol):
 
 _repaired: weakref.WeakSet[_Forkable] = weakref.WeakSet()
 _forked_thread: int | None = None
-"""In a forked child: its thread that came through the fork, unless it may use OpenMP's threads."""
+"""The identifier of the thread that survived a fork, in a forked child in which that thread cannot
+use OpenMP's threads. None in other processes."""
 
 
-def tell(forkable: _Forkable) -> None:
+def repair_after_fork(forkable: _Forkable) -> None:
     """Call the object's `after_fork` in every forked child, as long as the object exists."""
     _repaired.add(forkable)
 
@@ -60,7 +62,7 @@ class Lock:
 
     def __init__(self) -> None:
         self.after_fork()
-        tell(self)
+        repair_after_fork(self)
 
     def after_fork(self) -> None:
         """Take a new lock that is free: no thread of the child holds the former one."""
@@ -74,10 +76,10 @@ class Lock:
 
 
 def require_openmp(threads: int) -> None:
-    """Raises RunError if a run with several threads would never end.
+    """Raise RunError if a run with so many threads would never end.
 
-    This is so in the thread that survived a fork: libgomp waits there for worker threads that exist
-    only in the parent.
+    That is so with several threads in the thread that survived a fork: libgomp would wait there for
+    worker threads that exist only in the parent.
     """
     if threads > 1 and threading.get_ident() == _forked_thread:
         raise RunError(
@@ -87,8 +89,9 @@ def require_openmp(threads: int) -> None:
         )
 
 
-def openmp_unused() -> None:
-    """Allow several threads in this forked child: its parent started none of OpenMP's threads."""
+def allow_openmp() -> None:
+    """Allow runs with several threads in this forked child, whose parent had not started any of
+    OpenMP's threads."""
     global _forked_thread
     _forked_thread = None
     if native := sys.modules.get("engines.native._native"):  # it sees forks by itself
@@ -96,16 +99,17 @@ def openmp_unused() -> None:
 
 
 def end_with_parent() -> None:
-    """From now on, the kernel kills this process when its parent ends."""
+    """Ask the kernel to kill this process when its parent ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def _in_child() -> None:
-    """Called in every forked child, before any other code."""
+def _repair_all() -> None:
+    """Repair the objects that need it. Python calls this in every forked child, before other
+    code."""
     global _forked_thread
     _forked_thread = threading.get_ident()
     for forkable in list(_repaired):
         forkable.after_fork()
 
 
-os.register_at_fork(after_in_child=_in_child)
+os.register_at_fork(after_in_child=_repair_all)

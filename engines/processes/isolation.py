@@ -30,18 +30,19 @@ from engines.processes.warm import (
     end_jobs,
     give_back,
     kill,
-    stops_with,
-    unless_stopped,
+    raise_if_stopped,
+    stop_thread_with,
 )
 
 _NO_MEMORY = "candidate-out-of-memory"
+_MOST_JOBS = 4  # at the same time
 _LEAST_FREE = 1 << 16
 """A disk with fewer free bytes counts as full if a child left no answer."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an isolated step ended: with a returned value or with an error."""
+    """How an isolated step ended: with the value that it returned, or with an error."""
 
     value: Any
     error: str | None
@@ -60,7 +61,7 @@ class Outcome:
 
     @property
     def trace(self) -> str:
-        """Where to look on this host, in words."""
+        """A text that says where the log and the script lie on this host."""
         return f"log: {self.log}, repeat with: {self.script}"
 
 
@@ -71,12 +72,12 @@ def run_isolated(
     timeout_s: float,
     imports: Sequence[str] = (),
 ) -> Outcome:
-    """Call `function` ("module:name") with `**payload` in a child. A failure there is returned as
-    an Outcome and raises no exception, with one exception: OSError (ENOSPC) if a disk is full.
+    """Call `function` ("module:name") with `**payload` in a child process, and return how it ended.
 
-    `payload` and the returned value are JSON. `imports` names modules that take long to import:
-    they are imported once for many children. The child and all processes that it started are killed
-    after `timeout_s` seconds, on Ctrl-C here, and when this process is killed.
+    A failure in the child raises no exception here, with one exception: OSError (ENOSPC) if a disk
+    is full. `payload` and the returned value must be JSON. `imports` names modules that take long
+    to import: they are imported once for many children. The child and all processes that it started
+    are killed after `timeout_s` seconds, on Ctrl-C here, and when this process is killed.
     """
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -95,16 +96,16 @@ def run_isolated(
         "environment": {**os.environ, "PYTHONPATH": path},
         "imports": list(imports),
     }
-    code = _run(request, timeout_s)
+    code = _run_request(request, timeout_s)
     if code is None:
         error = f"no answer within {timeout_s:g} s"
         return Outcome(None, error, log, script, killed=True, code="candidate-timeout")
-    return _read_answer(answer, code, log, script)
+    return _read_outcome(answer, code, log, script)
 
 
-def _run(request: Mapping[str, Any], timeout_s: float) -> int | None:
-    """The exit code of a child that did the job, negative for a signal. None if it was killed
-    since it took more than `timeout_s` seconds."""
+def _run_request(request: Mapping[str, Any], timeout_s: float) -> int | None:
+    """Run a job in a child. Returns its exit code, which is the negative number of a signal that
+    killed it, or None if it was killed here because it took more than `timeout_s` seconds."""
     while True:
         process = begin(request)
         try:
@@ -112,7 +113,7 @@ def _run(request: Mapping[str, Any], timeout_s: float) -> int | None:
         except BaseException:
             kill(process)
             raise
-        unless_stopped(process)
+        raise_if_stopped(process)
         if code is None:
             kill(process)
             return None
@@ -122,15 +123,15 @@ def _run(request: Mapping[str, Any], timeout_s: float) -> int | None:
 
 
 @contextmanager
-def side_by_side() -> Iterator[ThreadPoolExecutor]:
-    """A pool of threads for several `run_isolated` at the same time: one for each core, at most 4.
+def open_job_pool() -> Iterator[ThreadPoolExecutor]:
+    """Open a pool of threads that call `run_isolated` at the same time: one for each core, at most
+    4.
 
-    An exception in this thread, such as Ctrl-C, kills the processes that the pool runs.
+    An exception inside the block, such as Ctrl-C, kills the processes that the pool runs.
     """
     stop = threading.Event()
-    pool = ThreadPoolExecutor(
-        min(len(os.sched_getaffinity(0)), 4), initializer=lambda: stops_with(stop)
-    )
+    threads = min(len(os.sched_getaffinity(0)), _MOST_JOBS)
+    pool = ThreadPoolExecutor(threads, initializer=lambda: stop_thread_with(stop))
     try:
         yield pool
     except BaseException:  # may come while the pool starts a thread that it then does not know
@@ -141,15 +142,16 @@ def side_by_side() -> Iterator[ThreadPoolExecutor]:
 
 
 def signal_name(number: int) -> str:
-    """The name of a signal. Python has none for most real-time signals."""
+    """The name of a signal, such as SIGKILL; `signal 40` for one that has no name in Python."""
     try:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
 
 
-def _read_answer(answer: Path, code: int, log: Path, script: Path) -> Outcome:
-    """How a child ended, from its exit code and the answer that it wrote, if it wrote one."""
+def _read_outcome(answer: Path, code: int, log: Path, script: Path) -> Outcome:
+    """Make the Outcome of a child from its exit code and from the file with its answer, if it wrote
+    one. Raises OSError if a disk is full."""
     if not answer.exists():
         _require_free_disk({answer.parent, Path(tempfile.gettempdir())})
     if code == -signal.SIGKILL:
@@ -162,33 +164,29 @@ def _read_answer(answer: Path, code: int, log: Path, script: Path) -> Outcome:
         data = json.loads(answer.read_text())  # ours
     except (OSError, ValueError):
         lines = log.read_text(errors="replace").strip().splitlines()  # ours
-        last = lines[-1] if lines else "nothing in its log"
-        error = f"exit code {code} without an answer: {last}"
+        last_line = lines[-1] if lines else "nothing in its log"
+        error = f"exit code {code} without an answer: {last_line}"
         return Outcome(None, error, log, script, code="candidate-crashed")
     if data.get("full_disk", False):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(answer.parent))
     no_memory = data.get("out_of_memory", False)
     return Outcome(
-        data.get("value"),
-        data.get("error"),
-        log,
-        script,
-        killed=no_memory,
+        data.get("value"), data.get("error"), log, script, killed=no_memory,
         not_applicable=data.get("not_applicable", False),
         code=_NO_MEMORY if no_memory else Outcome.code,
-    )
+    )  # fmt: skip
 
 
 def _require_free_disk(folders: Iterable[Path]) -> None:
-    """Raises OSError for a full disk: a child that cannot write its answer may die of it, and so
-    may one whose memory lies in a file."""
+    """Raise OSError if a disk with one of the folders is full. A child may end because it cannot
+    write its answer, or because its memory lies in a file on that disk."""
     for folder in folders:
         if shutil.disk_usage(folder).free < _LEAST_FREE:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
 
 def _write_script(script: Path, job: Path, answer: Path, path: str) -> None:
-    """Write the script that repeats the job; `path` is PYTHONPATH."""
+    """Write a shell script that repeats the job alone. `path` is the PYTHONPATH that it needs."""
     step = command("engines.processes.job", str(job), str(answer))
     script.write_text(
         "#!/bin/sh\n# Repeats this one step alone; its answer is written beside this file.\n"

@@ -15,21 +15,22 @@ from soa.files import write_whole
 
 
 def run_job(job: Path, answer: Path) -> int:
-    """Call the function named in the file `job`, and write its value or error to `answer`."""
+    """Call the function that the file `job` names, and write its value or its error to the file
+    `answer`. Returns the exit code, which is 0 in both cases."""
     data = json.loads(job.read_text())  # ours
     module, _, name = data["function"].partition(":")
     result: dict[str, Any]
     try:
         result = {"value": getattr(importlib.import_module(module), name)(**data["payload"])}
     except Exception as error:
-        result = _failure(error)
+        result = _describe_failure(error)
     write_whole(answer, json.dumps(result))
     return 0
 
 
-def _failure(error: Exception) -> dict[str, Any]:
-    """The answer for an error: one line, and what kind of failure it is. The log gets the
-    traceback of an error that is not ours."""
+def _describe_failure(error: Exception) -> dict[str, Any]:
+    """Make the answer for an error: one line of text, and what kind of failure it is. If the error
+    is not one of ours, its traceback is printed to the log."""
     lines = str(error).strip().splitlines() or [""]
     if isinstance(error, SoaPipelineError):
         result: dict[str, Any] = {

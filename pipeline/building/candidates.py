@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from engines.base import engine
-from engines.processes import side_by_side
+from engines.processes import open_job_pool
 from engines.target import Target, only_engines, torch_runs
 from pipeline.building.steps import Pair, Recipe, Steps
 from pipeline.building.work import Work
@@ -36,15 +36,14 @@ def build_targets(
     candidates = _choose_tiles(steps, _build_candidates(steps, targets))
     results: dict[str, TargetResult] = {}
     for kind in dict.fromkeys(target.device for target in targets):
+        same_kind = [target for target in targets if target.device == kind]
         valid = {
             (target, name): candidate
             for (target, name), candidate in candidates.items()
-            if target.device == kind and candidate.report.valid
+            if target in same_kind and candidate.report.valid
         }
         reports = steps.race(valid) if valid else {}
-        for target in targets:
-            if target.device != kind:
-                continue
+        for target in same_kind:
             results[str(target)] = TargetResult(
                 str(target),
                 recipe.options,
@@ -54,7 +53,7 @@ def build_targets(
                     if other == target
                 },
                 benchmark=reports.get(str(target)),
-                raced_with=[raced for raced in reports if raced != str(target)],
+                raced_with=[other for other in reports if other != str(target)],
             )
     return {str(target): results[str(target)] for target in targets}
 
@@ -80,7 +79,7 @@ def _build_candidates(steps: Steps, targets: Sequence[Target]) -> Candidates:
     last = [name for name in recipe.engines if name not in first]
     for engines in (first, last):
         wanted = [pair for pair in pairs if pair[1] in engines and _is_wanted(steps, built, *pair)]
-        with side_by_side() as pool:
+        with open_job_pool() as pool:
             futures = {pair: pool.submit(_build_candidate, steps, *pair) for pair in wanted}
             if engines is first:
                 pool.submit(steps.work.meanwhile)

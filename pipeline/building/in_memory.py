@@ -20,7 +20,7 @@ import torch
 
 from engines.errors import RunError, first_line
 from engines.exported import quiet_torch
-from engines.processes import in_fork
+from engines.processes import run_in_fork
 from pipeline.applying import Array, Source, from_awkward
 from pipeline.building.run_config import build_unregistered
 from pipeline.config import load_config, reference_inputs, source_of
@@ -201,7 +201,7 @@ class Compiled:
         config.parent.mkdir(parents=True, exist_ok=True)
         files = [config, rows]
         if self._net is not None:
-            in_fork("the model", lambda say: _export_program(result, self._net, program))
+            run_in_fork("the model", lambda say: _export_program(result, self._net, program))
             source = {k: v for k, v in source.items() if k == "takes"} | {"program": program.name}
             files.append(program)
         shutil.copyfile(result.folder / _ROWS, rows)
@@ -323,7 +323,7 @@ def _build(
     key = str(folder)
 
     def build(variant: Request) -> _Result:
-        config = in_fork("the model", lambda _: _make_config(variant, module, key, columns))
+        config = run_in_fork("the model", lambda _: _make_config(variant, module, key, columns))
         return _Result(folder, config, build_unregistered(variant.out, folder / "work", say))
 
     for name in TO_READ_PROGRAMS:  # once here, instead of in each child that is forked

@@ -14,8 +14,8 @@ from types import NoneType
 from engines.base import engine
 from engines.errors import MORE_MEMORY, out_of_memory
 from engines.lanes import compiler_identity
-from engines.processes import expect_jobs, in_fork
-from engines.target import Target, host_targets, targets_called
+from engines.processes import expect_jobs, run_in_fork
+from engines.target import Target, host_targets, parse_targets
 from pipeline.applying import Labelled
 from pipeline.building.candidates import build_targets, first_engines
 from pipeline.building.provenance import code_digest, host, make_provenance, tools
@@ -229,7 +229,7 @@ def _list_targets(config: Config) -> list[Target]:
     """
     if all(engine(name).anywhere for name in config.engines):
         return list(dict.fromkeys(map(Target.parse, config.targets)))
-    targets = [target for name in config.targets for target in targets_called(name)]
+    targets = [target for name in config.targets for target in parse_targets(name)]
     return list(dict.fromkeys(targets))
 
 
@@ -257,7 +257,7 @@ def _capture_model(config: Config, targets: Sequence[Target], work: Work) -> Cap
         jobs = min(len(first) * len(targets), len(os.sched_getaffinity(0)), 2)
         with work.step("capture"):
             expect_jobs(jobs, TO_READ_PROGRAMS)
-            in_fork(
+            run_in_fork(
                 "the model",
                 lambda say: _capture_in_child(config, signature, folder, say),
                 lambda text: work.say(f"  {text}"),

@@ -14,7 +14,7 @@ import torch
 
 from engines.base import engine
 from engines.lanes import compiler_identity
-from engines.processes import in_fork
+from engines.processes import run_in_fork
 from engines.target import Target, torch_runs
 from pipeline.building.provenance import code_digest, host, tools
 from pipeline.building.work import Work
@@ -179,7 +179,7 @@ class Steps:
         def make(_: Path) -> dict[str, BenchmarkReport]:
             with self.work.step(f"benchmark on {device}"), tf32_switches(self.captured.precision):
                 if device.type == "cpu":
-                    reports = in_fork("the race with the eager model", run_race)
+                    reports = run_in_fork("the race with the eager model", run_race)
                 else:  # a GPU that this process uses does not work in its child
                     reports = run_race(self.work.say)
             for target, report in reports.items():

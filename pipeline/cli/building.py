@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.answers import Answer, command, opened_at, sayer, steps
-from pipeline.cli.completion import refs
+from pipeline.cli.answers import Answer, command, make_say, open_ref, show_steps
+from pipeline.cli.completion import complete_refs
 
 if TYPE_CHECKING:
     from pipeline.building import Added, RunResult
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def _work_option(text: str) -> Callable[[Any], Any]:
-    """The option `--work`; `text` ends the sentence of its help."""
+    """Returns the decorator that adds the option `--work`. `text`: the end of its help."""
     return click.option(
         "--work", type=click.Path(file_okay=False, path_type=Path), default=Path("pipeline-work"),
         show_default=True, help=f"Folder for the results of the stages{text}",
@@ -39,12 +39,12 @@ def run(config: str, work: Path, quick: bool, registry: Registry) -> Answer:
     If nothing has changed, a second run does no work. A run interrupted by Ctrl-C can be continued:
     give the same command again.
     """
-    from engines.processes import collect_seldom
+    from engines.processes import collect_garbage_seldom
     from pipeline.building import run as run_pipeline
 
-    collect_seldom()
-    with steps() as show, redirect_stdout(sys.stderr):  # the user's factory may print
-        result = run_pipeline(config, registry, work, sayer(), quick, show)
+    collect_garbage_seldom()
+    with show_steps() as show, redirect_stdout(sys.stderr):  # the user's factory may print
+        result = run_pipeline(config, registry, work, make_say(), quick, show)
     targets = result.bundle.manifest.targets
     data = {
         "version": result.version.ref,
@@ -54,12 +54,12 @@ def run(config: str, work: Path, quick: bool, registry: Registry) -> Answer:
         "report": None if result.report is None else str(result.report),
         "targets": {t: {"status": r.status, "chosen": r.chosen} for t, r in targets.items()},
     }
-    return Answer(data, _shown_run(result))
+    return Answer(data, _describe_run(result))
 
 
-def _shown_run(result: RunResult) -> Iterator[Part]:
-    """The lines and tables of `run`: what was built, what failed, and what to do next."""
-    from pipeline.report import describe_build, failures_of
+def _describe_run(result: RunResult) -> Iterator[Part]:
+    """Yields the lines and tables of `run`: what was built, what failed, and what to do next."""
+    from pipeline.report import describe_build, describe_failures
 
     ref = result.version.ref
     if not result.worked:
@@ -69,14 +69,14 @@ def _shown_run(result: RunResult) -> Iterator[Part]:
     yield f"registered {ref} in {result.seconds:.1f} s"
     if result.report is not None:
         yield f"report: {result.report}"
-    failed = list(failures_of(result.bundle))
+    failed = list(describe_failures(result.bundle))
     yield from failed
     before = "mend this and run again, or, as it is: " if failed else ""
     yield f"next: {before}pipeline promote {ref} --to production"
 
 
 @command()
-@click.argument("ref", shell_complete=refs)
+@click.argument("ref", shell_complete=complete_refs)
 @click.option(
     "--target", required=True, metavar="TARGET",
     help="cpu/x86-64-v2, -v3, -v4, cpu/aarch64, cuda/sm_90, rocm/gfx90a …; this host must run it.",
@@ -97,8 +97,8 @@ def build(
     """
     from pipeline.building import build as build_version
 
-    with steps() as show:
-        added = build_version(registry, ref, target, engines, work, sayer(), show)
+    with show_steps() as show:
+        added = build_version(registry, ref, target, engines, work, make_say(), show)
     record = added.annex.record
     data = {
         "version": added.version.ref,
@@ -109,11 +109,11 @@ def build(
         "chosen": record.record.chosen,
         "notes": record.notes,
     }
-    return Answer(data, _shown_build(added))
+    return Answer(data, _describe_added(added))
 
 
-def _shown_build(added: Added) -> Iterator[Part]:
-    """The lines and tables of `build`: the new target, and what to do next."""
+def _describe_added(added: Added) -> Iterator[Part]:
+    """Yields the lines and tables of `build`: the new target, and what to do next."""
     from pipeline.report import describe_build
 
     yield from describe_build(added.bundle, only=added.target)
@@ -124,7 +124,7 @@ def _shown_build(added: Added) -> Iterator[Part]:
 
 
 @command()
-@click.argument("ref", shell_complete=refs)
+@click.argument("ref", shell_complete=complete_refs)
 @click.option(
     "--as", "language", type=click.Choice(["cpp", "cuda", "hip"]), default="cpp",
     show_default=True, help="C++ for CPUs, or with a kernel for NVIDIA's or AMD's GPUs.",
@@ -141,11 +141,11 @@ def source(ref: str, language: str, out: Path | None, work: Path, registry: Regi
     computes rows of the reference again and compares the bits. The header is an artifact of REF:
     validated on the whole reference, sealed, and added to REF the first time.
     """
-    opened_at(ref, registry)  # before the imports, which take seconds: a wrong name is said at once
+    open_ref(ref, registry)  # before the imports, which take seconds: a wrong name is said at once
     from pipeline.building import write_header
 
-    with steps() as show:
-        header = write_header(registry, ref, language, out, work, sayer(), show)
+    with show_steps() as show:
+        header = write_header(registry, ref, language, out, work, make_say(), show)
     same = f", the bits of {', '.join(header.compared)}" if header.compared else ""
     return Answer(
         {
@@ -158,7 +158,7 @@ def source(ref: str, language: str, out: Path | None, work: Path, registry: Regi
 
 
 @command()
-@click.argument("ref", required=False, shell_complete=refs)
+@click.argument("ref", required=False, shell_complete=complete_refs)
 @click.option(
     "-o", "--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
     help="The header file. Default: ./MODEL.hpp.",
@@ -180,7 +180,7 @@ def cxx(ref: str | None, out: Path | None, source: bool, registry: Registry) -> 
     from engines.native import typed_header
     from soa.files import write_whole
 
-    opened = opened_at(ref, registry)
+    opened = open_ref(ref, registry)
     file = out or Path(f"{opened.bundle.manifest.name}.hpp")
     text = typed_header(opened.signature, opened.name, opened.label, opened.bundle.digest)
     write_whole(file, text)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from engines.processes import in_fork
+from engines.processes import run_in_fork
 from pipeline.applying import Array, FileColumn, Source, open_source
 from pipeline.config import SCHEMA_FILE, load_config, reference_inputs, source_of
 from pipeline.errors import ConfigError, InitError
@@ -97,7 +97,9 @@ def init(request: Request, ask: Ask) -> Written:
     for path in (out, stored):
         if path.exists() and not request.force:
             raise InitError(f"{path} is there already: --force replaces it, --out writes elsewhere")
-    return in_fork("the model", lambda ask_parent: _init_in_child(request, ask_parent, stored), ask)
+    return run_in_fork(
+        "the model", lambda ask_parent: _init_in_child(request, ask_parent, stored), ask
+    )
 
 
 def _init_in_child(request: Request, ask: Ask, stored: Path) -> Written:

@@ -17,7 +17,7 @@ from socket import gethostname
 from typing import TYPE_CHECKING, ParamSpec
 
 from engines.errors import first_line
-from engines.processes import Lock, tell
+from engines.processes import Lock, repair_after_fork
 from runtime.errors import LoadError
 from runtime.process import torch_runs_on, write_regularly
 from runtime.session import Binding, record_drift
@@ -53,7 +53,7 @@ class Watcher:
         self._digest, self._signature = opened.bundle.digest, opened.signature
         self._warned = False
         self.after_fork()
-        tell(self)
+        repair_after_fork(self)
 
     def after_fork(self) -> None:
         """Begin with no counts and a new file. The child of a fork calls this, too."""

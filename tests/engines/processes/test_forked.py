@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from engines.errors import CrashError, EngineError
-from engines.processes import doing, in_fork
+from engines.processes import report_step, run_in_fork
 
 
 def test_result_messages_and_output_come_back(
@@ -26,7 +26,7 @@ def test_result_messages_and_output_come_back(
         say("half of it")
         return os.getpid(), torch.ones(3).tolist()
 
-    pid, values = in_fork("the model", work, messages.append)
+    pid, values = run_in_fork("the model", work, messages.append)
     assert pid != os.getpid() and values == [1.0] * 3
     assert messages == ["half of it"]
     assert capsys.readouterr().out == "from the model\n"
@@ -39,7 +39,7 @@ def test_a_question_is_asked_in_this_process() -> None:
         asked.append((option, question))
         return "x"
 
-    assert in_fork("the model", lambda ask: ask("--name", "which?") + "y", ask) == "xy"
+    assert run_in_fork("the model", lambda ask: ask("--name", "which?") + "y", ask) == "xy"
     assert asked == [("--name", "which?")]
 
 
@@ -48,7 +48,7 @@ def test_a_product_by_several_threads_does_not_hang_in_the_child() -> None:
     torch.set_num_threads(2)
     matrix = torch.ones(600, 600)  # large enough for torch to use both threads
     expected = (matrix @ matrix).sum().item()
-    assert in_fork("the model", lambda say: (matrix @ matrix).sum().item()) == expected
+    assert run_in_fork("the model", lambda say: (matrix @ matrix).sum().item()) == expected
 
 
 def test_errors_keep_their_type_and_code() -> None:
@@ -56,7 +56,7 @@ def test_errors_keep_their_type_and_code() -> None:
         raise EngineError("no such thing", code="engine-special")
 
     with pytest.raises(EngineError, match="no such thing") as refused:
-        in_fork("the model", fail)
+        run_in_fork("the model", fail)
     assert refused.value.code == "engine-special"
 
 
@@ -68,7 +68,7 @@ def test_an_error_of_a_class_that_only_the_child_knows_is_a_runtime_error() -> N
         raise Own("of the model")
 
     with pytest.raises(RuntimeError, match="Own: of the model"):
-        in_fork("the model", fail)
+        run_in_fork("the model", fail)
 
 
 @pytest.mark.parametrize("own_thread", [False, True])
@@ -89,7 +89,7 @@ def test_a_crash_names_the_step_and_leaves_no_zombie(
     def work(say: Callable[[str], None]) -> None:
         say("computing")
         say("note: of no importance")
-        doing("with n=7")
+        report_step("with n=7")
         (tmp_path / f"child-{os.getpid()}").touch()
         end()
         (tmp_path / "after").touch()
@@ -98,7 +98,7 @@ def test_a_crash_names_the_step_and_leaves_no_zombie(
 
     def crash() -> None:
         with pytest.raises(CrashError) as crashed:
-            in_fork("the model", work)
+            run_in_fork("the model", work)
         crashes.append(crashed.value)
 
     crash()

@@ -22,7 +22,7 @@ import torch
 import soa_pipeline
 from engines.errors import out_of_memory
 from engines.processes import search_path, warm
-from engines.processes.isolation import Outcome, run_isolated, side_by_side
+from engines.processes.isolation import Outcome, open_job_pool, run_isolated
 from stages import errors
 from tests.models.signals import disposed
 
@@ -288,7 +288,7 @@ def test_ctrl_c_ends_the_child_and_all_it_started(tmp_path: Path) -> None:
 def test_ctrl_c_ends_all_that_runs_side_by_side(tmp_path: Path) -> None:
     """Jobs that wait for a free thread never begin."""
     files = [tmp_path / f"pids{i}" for i in range(6)]
-    with interrupted_once_one_exists(files), side_by_side() as pool:
+    with interrupted_once_one_exists(files), open_job_pool() as pool:
         steps = [
             pool.submit(run, tmp_path / file.name[-1], "hang", 600, pids=str(file))
             for file in files
@@ -303,9 +303,9 @@ def test_ctrl_c_ends_all_that_runs_side_by_side(tmp_path: Path) -> None:
 
 def test_an_error_ends_the_jobs_of_its_own_pool_only(tmp_path: Path) -> None:
     awaited = tmp_path / "awaited"
-    with side_by_side() as pool:
+    with open_job_pool() as pool:
         step = pool.submit(run, tmp_path / "one", "wait_for", file=str(awaited))
-        with pytest.raises(OSError, match="full"), side_by_side() as other:
+        with pytest.raises(OSError, match="full"), open_job_pool() as other:
             broken = other.submit(run, tmp_path / "two", "wait_for", file=str(tmp_path / "never"))
             raise OSError("the disk is full")
         awaited.touch()
