@@ -183,8 +183,8 @@ def _compute_outputs(
     signature = session.signature
     keys = {key: key.partition("/")[2] for key in blocks_by_column(signature.outputs)}
     read = match_columns(signature, source, columns)
-    no_reopening = cast(Any, None)  # not used: the scorer gets the session itself
-    plan = Plan(no_reopening, read, keys, keep=(), batch=_BATCH, missing=missing)
+    # The plan needs no `Reopening`, since the scorer gets the session itself.
+    plan = Plan(cast(Any, None), read, keys, keep=(), batch=_BATCH, missing=missing)
     scorer = Scorer(session, plan)
     source.cast(scorer.dtypes)
     names = list(dict.fromkeys(read.values()))

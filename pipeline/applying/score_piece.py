@@ -1,4 +1,9 @@
-"""Scores a piece: reads its rows, runs the model, and writes one part, completely or not at all."""
+"""Scores a piece: reads its rows, runs the model, and writes one part, completely or not at all.
+
+A piece is a range of rows of one file, and a part the temporary file with the answers to it
+(`job.py`). Rows are read in batches, and a batch runs in windows, which fit into the model's ranges
+of rows.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +44,11 @@ from soa.signature import Signature
 
 
 def score(plan: Plan, piece: Piece) -> Scored:
-    """Write the part of a piece. A second call writes the same rows again.
+    """Score a piece, and write its part. Returns the rows and the seconds that this took. A second
+    call writes the same rows again.
 
-    Raises DataError, which names the file and the rows; ApplyError if the version or the file has
-    changed; and OSError if the part cannot be written.
+    Raises DataError, with the file and the rows, if they cannot be scored; ApplyError if the
+    version or the file has changed; and OSError if the part cannot be written.
     """
     session = plan.session()
     spent = dict.fromkeys(("decoding", "model", "encoding"), 0.0)
@@ -50,13 +56,13 @@ def score(plan: Plan, piece: Piece) -> Scored:
     counter = None if plan.profile is None else Counter(plan.profile, session.signature)
     scorer = Scorer(session, plan, counter)
     with reopen(piece.input) as source:
-        later = _score_batches(piece, source, scorer, plan, spent)
-        first = next(later)  # it says the schema; even a piece without rows has one table
+        tables = _score_batches(piece, source, scorer, plan, spent)
+        first = next(tables)  # read here for the schema; a piece without rows has one table too
         origin = session.origin
         assert origin is not None  # the session is of an opened version
         notes = {"target": origin.target, "engine": origin.engine, "host": socket.gethostname()}
         rows = Rows(
-            first.schema, piece.rows, lambda: chain([first], later), lambda: json.dumps(notes)
+            first.schema, piece.rows, lambda: chain([first], tables), lambda: json.dumps(notes)
         )
         write(part, rows, part.parent)
     counts = None
@@ -69,7 +75,7 @@ def _score_batches(
     piece: Piece, source: Source, scorer: Scorer, plan: Plan, spent: dict[str, float]
 ) -> Iterator[Any]:
     """Yields a table of the answers to each batch of a piece. Adds to `spent` the seconds in which
-    the source decodes, the model runs, and the caller writes a table. Raises as `score`."""
+    the source decodes, the model runs, and the caller writes a table. Errors are as for `score`."""
     source.cast(scorer.dtypes)
     row, begun = piece.start, time.perf_counter()
     for batch in source.batches(plan.names, piece.start, piece.stop, plan.batch):
@@ -86,7 +92,8 @@ def _score_batches(
 
 
 def count_values(plan: Plan, piece: Piece) -> Counts:
-    """Count the values of a piece's rows, and of the answers to them. Raises as `score`."""
+    """Count the values of a piece's rows, and of the answers to them, and write nothing. Errors are
+    as for `score`."""
     assert plan.profile is not None
     session = plan.session()
     counter = Counter(plan.profile, session.signature)
@@ -106,14 +113,16 @@ def count_values(plan: Plan, piece: Piece) -> Counts:
 
 
 def _name_rows(piece: Piece, begin: int, batch: int, error: Exception) -> DataError:
-    """The error with the file and the rows of the batch in which it was raised."""
+    """Return `error` as a DataError that names the file, and the rows of the batch in which it was
+    raised. `begin`: the first row of that batch. `batch`: the size of a full batch."""
     return DataError(
         f"{piece.input.path}, rows {begin} to {min(begin + batch, piece.stop)}: {error}"
     )
 
 
 def reopen(file: Input) -> Source:
-    """Open a file of a job. ApplyError if its size or time has changed since the job began."""
+    """Open an input file of a job again. ApplyError if it is missing, or if its size or its time of
+    change is not that from the job's beginning."""
     path = Path(file.path)
     try:
         status = path.stat()
@@ -125,9 +134,11 @@ def reopen(file: Input) -> Source:
 
 
 def find_row_dimension(signature: Signature) -> str:
-    """The row dimension of the model that stands for the rows of a file.
+    """Return the row dimension of the model that stands for the rows of a file. The items of jagged
+    collections are not such a dimension.
 
-    ApplyError if the model has several such dimensions, or a block with one value for all rows.
+    ApplyError if the model has several such dimensions, or a block with one value for all rows:
+    such a model cannot run on files.
     """
     items = {signature.rows_of[name] for name in signature.jagged}
     dims = [dim for dim in signature.dims if dim not in items]
@@ -147,10 +158,11 @@ def find_row_dimension(signature: Signature) -> str:
 
 @dataclass(frozen=True)
 class Answers:
-    """By `collection/column` that the model writes: values, `(n, *shape)`.
+    """The answers to a batch. `columns` holds arrays `(n, *shape)` by `collection/column`.
 
-    If each item of jagged columns is one row of the model, n counts the items, and `offsets` say
-    which items belong to which row; else they are None.
+    If each item of jagged columns is one row of the model, n is the number of items, and
+    `offsets[i]` is the first item of row i of the file. Else n is the number of rows, and `offsets`
+    is None.
     """
 
     columns: dict[str, Array]
@@ -159,7 +171,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class _Flat:
-    """The flat collections of a batch; with the offsets of their rows, if these are items."""
+    """The flat collections of a batch, by name. `offsets` is as in `Answers`."""
 
     columns: dict[str, Collection]
     offsets: Array | None
@@ -169,7 +181,8 @@ class Scorer:
     """Runs a session on one batch of rows after another, in one thread.
 
     It owns memory for a window of rows. Flat columns are copied into it, one window after the
-    other; jagged columns are bound in place. `counter` counts the values of each window.
+    other; jagged columns are bound in place. If `counter` is given, it counts the values of each
+    window.
     """
 
     def __init__(self, session: Session, plan: Plan, counter: Counter | None = None) -> None:
@@ -177,20 +190,24 @@ class Scorer:
         self._signature = signature = session.signature
         rows = signature.ranges[find_row_dimension(signature)]
         self._least, self._most = rows.min, max(min(rows.limit, plan.batch), rows.min)
-        self._read: dict[str, dict[str, str]] = {}
+        self._file_columns: dict[str, dict[str, str]] = {}
+        """By collection and column that the model reads: the column of the files."""
         for key, name in plan.columns.items():
             collection, _, column = key.partition("/")
-            self._read.setdefault(collection, {})[column] = name
-        self._flat = [name for name in self._read if name not in signature.jagged]
+            self._file_columns.setdefault(collection, {})[column] = name
+        self._flat = [name for name in self._file_columns if name not in signature.jagged]
+        self._jagged = [name for name in self._file_columns if name in signature.jagged]
         self._memory = {
             name: session.collection(name, self._most)
             for name in dict.fromkeys((*self._flat, *signature.output_collections))
         }
         self._binding: Any = None
+        """The bound memory, from the first window on; None if there are jagged collections."""
         self._counter = counter
 
     def make_table(self, batch: Mapping[str, Any], spent: dict[str, float]) -> Any:
-        """The kept columns and the answers, as an Arrow table. Adds the seconds to `spent`."""
+        """Run the model on a batch, and return the kept columns and the answers as an Arrow table.
+        Adds the seconds that this takes to the entries "model" and "encoding" of `spent`."""
         import pyarrow as pa
 
         begun = time.perf_counter()
@@ -205,16 +222,14 @@ class Scorer:
         return table
 
     def compute_answers(self, batch: Mapping[str, Any]) -> Answers:
-        """The model's answers to a batch of columns. CollectionError, BindError or ValueError if
-        the columns are not those that the model reads."""
+        """Run the model on a batch, and return its answers. `batch`: at least the columns that the
+        model reads, by their name in the file. Raises CollectionError, BindError or ValueError if
+        they do not fit the model."""
         read = {name: self._to_plain(name, batch[name]) for name in self._plan.columns.values()}
         batch = {**batch, **read}
         flat = self._make_flat(batch)
-        jagged = {
-            name: self._zip_lists(name, batch)
-            for name in self._read
-            if name in self._signature.jagged
-        }
+        jagged = {name: self._zip_lists(name, batch) for name in self._jagged}
+        # All flat collections have the same number of rows. If there are none, all jagged ones do.
         counts = {collection.n for collection in flat.columns.values()}
         (n,) = counts or {len(lists) for lists in jagged.values()}
         answers: dict[str, Array] = {}
@@ -231,17 +246,18 @@ class Scorer:
         return Answers(answers, flat.offsets)
 
     def _copy_answers(self, key: str, into: Array) -> None:
-        """Copy the answers of a column from the bound memory, as many as `into` has rows."""
+        """Copy answers from the bound memory to `into`, as many as it has rows. `key`: the column,
+        as `collection/column`."""
         name, _, column = key.partition("/")
         memory = self._memory[name]
         member = memory.layout[column]
-        rows = into.reshape(len(into), member.components)  # a view
+        rows = into.reshape(len(into), member.components)  # a view, so `into` is written
         for i in range(member.components):
             rows[:, i] = memory.span(column, member.component_of(i)).numpy()[: len(into)]
 
     @property
     def dtypes(self) -> dict[str, str]:
-        """By column of the files that the model reads: its dtype in the model's layout."""
+        """The dtype in the model's layout, by column of the files that the model reads."""
         dtypes = {}
         for key, name in self._plan.columns.items():
             collection, _, column = key.partition("/")
@@ -249,8 +265,8 @@ class Scorer:
         return dtypes
 
     def _to_plain(self, name: str, values: Any) -> Any:
-        """A column of the file in its plainest form. ValueError if it has nulls that nothing
-        fills."""
+        """Return a column of the file as an array of NumPy, or as a plain one of Arrow. ValueError
+        if it has nulls that nothing fills. `name`: the column's name, for the message."""
         if isinstance(values, np.ndarray):
             return values
         plan, values = self._plan, plain_arrow(values)
@@ -262,12 +278,15 @@ class Scorer:
         return values
 
     def _make_flat(self, batch: Mapping[str, Any]) -> _Flat:
-        """The flat collections, in place where possible. If all columns are jagged, each item is
-        one row. A list that fills a vector column of the model does not count as jagged."""
+        """Make the flat collections of the model from a batch, in place where possible.
+
+        If the columns of the batch are jagged, each item becomes one row of the model. Lists that
+        fill a vector column of the model do not count as jagged.
+        """
         values = {
             file_column: batch[file_column]
             for name in self._flat
-            for file_column in self._read[name].values()
+            for file_column in self._file_columns[name].values()
         }
         columns = self._convert_jagged_columns(values)
         values |= {column.name: column.values for column in columns}
@@ -275,12 +294,13 @@ class Scorer:
         return _Flat(collections, columns[0].offsets if columns else None)
 
     def _convert_jagged_columns(self, values: Mapping[str, Any]) -> list[FileColumn]:
-        """The columns of the files that are jagged: all that flat collections read, or none.
-        ValueError if only some are, or if they differ in their items per row."""
+        """Convert the jagged columns among those that flat collections read. Returns none of them
+        or all, as there may not be both kinds. ValueError if only some are jagged, or if they
+        differ in their items per row. `values`: arrays by column of the files."""
         vectors = {
             file_column
             for name in self._flat
-            for column, file_column in self._read[name].items()
+            for column, file_column in self._file_columns[name].items()
             if self._signature.layouts[name][column].shape
         }
         jagged = [name for name in values if name not in vectors and is_jagged(values[name])]
@@ -299,8 +319,9 @@ class Scorer:
         return columns
 
     def _make_flat_collection(self, name: str, values: Mapping[str, Any]) -> Collection:
-        """A flat collection of the model's columns. `values`: by column of the files."""
-        file_columns = self._read[name]
+        """Make the flat collection `name` of the model from `values`, which are arrays by column of
+        the files. Nulls are filled as the plan says."""
+        file_columns = self._file_columns[name]
         layout = self._signature.layouts[name]
         members = [member for member in layout.columns if member.name in file_columns]
         fill: dict[str, float] = {}
@@ -316,16 +337,17 @@ class Scorer:
         )
 
     def _zip_lists(self, name: str, batch: Mapping[str, Any]) -> Any:
-        """The columns of a jagged collection, as an Awkward array of records of lists."""
+        """Make an Awkward array of the jagged collection `name`, in which each row is a record of
+        lists. Columns that the model does not read are zero."""
         import awkward as ak
 
         layout, lists = self._signature.layouts[name], dict[str, Any]()
-        for column, file_column in self._read[name].items():
+        for column, file_column in self._file_columns[name].items():
             values, dtype = batch[file_column], layout[column].dtype
             fill = self._plan.fill.get(file_column)
             if fill is None and self._plan.missing and is_float(dtype):
                 fill = math.nan
-            if not is_jagged(values):  # each row has as many items
+            if not is_jagged(values):  # a vector: all rows have the same number of items
                 lists[column] = ak.Array(column_of(file_column, values, fill=fill).values)
             else:
                 lists[column] = ak.from_arrow(fill_items(values, fill))
@@ -336,8 +358,9 @@ class Scorer:
         return ak.zip(lists, depth_limit=1)
 
     def _cut_windows(self, n: int, jagged: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
-        """Yields windows of rows, first and end, within the compiled ranges of rows and items. A
-        row with more items than may run is a window of its own, which binding refuses."""
+        """Cut n rows into windows that the model can run, and yield the first row and the end of
+        each. `jagged`: the jagged collections, whose items have limits too. A row with more items
+        than the limit becomes a window of its own, which binding then refuses."""
         offsets_of = {name: self._compute_offsets(records) for name, records in jagged.items()}
         low = 0
         while low < n:
@@ -350,18 +373,21 @@ class Scorer:
             low = high
 
     def _compute_offsets(self, records: Any) -> Array:
-        """The item at which each row of a jagged collection begins, and the number of items."""
+        """Return the item at which each row of a jagged collection begins, and at the end the
+        number of all items."""
         import awkward as ak
 
         return np.append(0, np.cumsum(ak.num(records[records.fields[0]], axis=1)))
 
     def _run(self, rows: int, jagged: Mapping[str, Any]) -> None:
-        """Run the session on bound memory; jagged rows are bound anew each time."""
+        """Run the session on the first `rows` rows of the memory, and count the values. `jagged`:
+        the rows of jagged collections, which are bound anew each time."""
         if not jagged:
             if self._binding is None:
                 inputs, outputs = self._first_rows(self._most)
                 self._binding = self._session.bind(inputs, outputs)
-            # Below the model's minimum, more rows of the memory run; their answers are not read.
+            # A window below the model's minimum runs with further rows of the memory, whose answers
+            # are not read.
             self._binding(max(rows, self._least))
             self._count_values(self._memory, rows)
             return
@@ -372,7 +398,8 @@ class Scorer:
         self._count_values({**inputs, **outputs})
 
     def _count_values(self, memory: Mapping[str, Collection], rows: int | None = None) -> None:
-        """Count the values of all rows of some memory, or of the first rows."""
+        """Count the values of the first `rows` rows of collections, by default of all rows. Does
+        nothing without a counter."""
         if self._counter is not None:
             counted = {
                 name: collection.n if rows is None else rows for name, collection in memory.items()
@@ -380,15 +407,16 @@ class Scorer:
             self._counter.add(memory, counted)
 
     def _first_rows(self, rows: int) -> tuple[dict[str, Collection], dict[str, Collection]]:
-        """The first rows of the memory: that of the flat inputs, and that of the outputs."""
+        """Return the first rows of the memory, as flat inputs and as outputs. A collection that the
+        model reads and writes is in both."""
         memory = {name: collection.rows(rows) for name, collection in self._memory.items()}
         outputs = {name: memory[name] for name in self._signature.output_collections}
         return {name: memory[name] for name in self._flat}, outputs
 
 
-def _copy_rows(source: Collection, rows: slice, into: Collection, place: slice) -> None:
-    """Copy rows of all columns of `source` to the rows `place` of `into`."""
+def _copy_rows(source: Collection, rows: slice, into: Collection, into_rows: slice) -> None:
+    """Copy the rows `rows` of all columns of `source` to the rows `into_rows` of `into`."""
     for member in source.layout.columns:
         for k in range(member.components):
             values = source.span(member.name, k).numpy()[rows]
-            into.span(member.name, k).numpy()[place] = values
+            into.span(member.name, k).numpy()[into_rows] = values

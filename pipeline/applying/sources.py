@@ -1,4 +1,8 @@
-"""Reads files: lists their columns, and yields some rows of them at a time, flat or jagged."""
+"""Reads files: lists their columns, and yields some rows at a time.
+
+Each format has a subclass of `Source`, which `open_source` chooses by the file's suffix. The
+libraries of a format are imported when its first file is opened.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +29,8 @@ from soa.options import nearest
 ABOUT = "soa_pipeline"
 """The key of the text that says what made a file: in the metadata of Parquet and Arrow, as an
 attribute in HDF5, as an array in npz, as a TObjString in ROOT."""
+_LISTED = 20  # so many columns at most are listed in a message
+_ZIP_HEADER = 30  # bytes of a member's header in a zip file
 _TREES = ("TTree", "TNtuple", "TNtupleD", "ROOT::RNTuple")
 
 
@@ -36,11 +42,12 @@ class Source:
 
     columns: Sequence[str] = ()
     seeks = True
-    """True if rows between two edges can be read alone; else the rows before them, from the edge
-    on, are read too."""
+    """True if some rows between two edges can be read alone. Otherwise the rows before them, from
+    the edge on, are read too."""
     tree: str | None = None
-    """The name of the tree in a ROOT file; `ntuple` says whether it is an RNTuple."""
+    """The name of the tree in a ROOT file; None for other formats."""
     ntuple = False
+    """True if the tree is an RNTuple, not a TTree."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -49,25 +56,26 @@ class Source:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Does nothing here; readers that keep a file open close it."""
+        """Does nothing. A subclass that keeps its file open closes it here."""
 
     def __contains__(self, name: str) -> bool:
-        """Whether the file has this column, listed or not."""
+        """Whether the file has this column. A subclass may have columns that are not listed."""
         return name in self.columns
 
     @property
     def listed(self) -> str:
-        """The names of the first 20 columns, as text for people."""
-        shown = [*self.columns[:20], "…"] if len(self.columns) > 20 else self.columns
+        """The names of the first columns, as text for messages."""
+        shown = [*self.columns[:_LISTED], "…"] if len(self.columns) > _LISTED else self.columns
         return ", ".join(shown) or "nothing"
 
     def about(self) -> str | None:
-        """The text that says what made the file; None if `pipeline apply` did not write it."""
+        """Read the text under the key `ABOUT`. Returns None if `pipeline apply` did not write the
+        file."""
         raise NotImplementedError
 
     @property
     def advice(self) -> str:
-        """What may be wrong with a file in which a column is not found."""
+        """What may be wrong with the file if a column is not found: the end of a message, or ""."""
         return ""
 
     def require(self, names: Sequence[str]) -> None:
@@ -78,29 +86,36 @@ class Source:
                 raise DataError(f"{self.path} has no {name!r}; it has {self.listed}{hint}")
 
     def counter(self, name: str) -> str | None:
-        """The column with the number of items per row, such as nJet for Jet_pt; None if the file
-        has no column of such a name."""
+        """Find the column with the number of items per row of a jagged column. Returns None if the
+        file has none.
+
+        It is called n and the first words of the name: nJet for Jet_pt; for a_b_c, na_b or else na.
+        """
         ends = [i for i, letter in enumerate(name) if letter in "_."]
-        counters = (f"n{name[:end]}" for end in reversed(ends))  # the longest prefix first
+        counters = (f"n{name[:end]}" for end in reversed(ends))
         return next((counter for counter in counters if counter in self.columns), None)
 
     def edges(self, names: Sequence[str]) -> Sequence[int]:
-        """The rows at which row groups, baskets or clusters begin, and the number of rows."""
+        """Return the rows at which row groups, baskets or clusters of these columns begin, and at
+        the end the number of rows."""
         raise NotImplementedError
 
     def head(self, names: Sequence[str], rows: int) -> dict[str, Any]:
-        """The first `rows` rows, or fewer if the first batch of the file has fewer."""
-        first = min(rows, self.edges(names)[-1])
-        return next(self.batches(names, 0, first, rows))
+        """Read the first `rows` rows of these columns, or fewer if the first batch of the file has
+        fewer."""
+        stop = min(rows, self.edges(names)[-1])
+        return next(self.batches(names, 0, stop, rows))
 
     def cast(self, dtypes: Mapping[str, str]) -> None:
-        """Say which dtypes columns are read as, if the file is text. Other files have their own."""
+        """Set the dtypes, by column, as which a text file is read. Does nothing for other files,
+        since they state their dtypes."""
 
     def batches(
         self, names: Sequence[str], start: int, stop: int, rows: int
     ) -> Iterator[dict[str, Any]]:
-        """Yields rows `start` to `stop`, at most `rows` at a time; if none, one empty batch. Every
-        error of a library is a DataError of one line."""
+        """Yields rows `start` to `stop` of these columns, at most `rows` at a time, as arrays by
+        column. If there are none, yields one empty batch. An error of the library that reads the
+        file is raised as a DataError of one line."""
         try:
             yield from self._read_batches(names, start, stop, rows)
         except SoaPipelineError:
@@ -111,19 +126,21 @@ class Source:
     def _read_batches(
         self, names: Sequence[str], start: int, stop: int, rows: int
     ) -> Iterator[dict[str, Any]]:
-        """As `batches`; raises the errors of the library."""
+        """Yields the same as `batches`, but raises the errors of the library as they are."""
         if start == stop:  # an empty batch still has the columns' dtypes
             yield self._read_slice(names, start, stop)
         for low in range(start, stop, rows):
             yield self._read_slice(names, low, min(low + rows, stop))
 
     def _read_slice(self, names: Sequence[str], start: int, stop: int) -> dict[str, Any]:
-        """Rows `start` to `stop` of these columns."""
+        """Read rows `start` to `stop` of these columns at once. Returns the arrays by column."""
         raise NotImplementedError
 
 
 def open_source(path: Path, tree: str | None = None) -> Source:
-    """Open a file without reading its values. `tree`: a ROOT file's tree. Raises DataError."""
+    """Open a file without reading its values. `tree`: the name of the tree in a ROOT file, which
+    may be None if it has only one. DataError if the file cannot be opened, or if its suffix is
+    unknown or needs a library that is not installed."""
     if path.suffix not in READERS:
         raise DataError(f"{path}: its suffix must be one of {', '.join(READERS)}")
     kind, libraries = READERS[path.suffix]
@@ -150,7 +167,8 @@ class _Root(Source):
         super().__init__(path)
         import uproot
 
-        # Faster than the default. With a memory map, a file truncated meanwhile would crash us.
+        # This is faster than the default, and safer than a memory map: with one, the process would
+        # crash if the file were truncated meanwhile.
         handler = uproot.MultithreadedFileSource
         self._file = uproot.open(path, array_cache=None, handler=handler, num_workers=1)
         try:
@@ -199,14 +217,16 @@ class _Root(Source):
 
 
 class _Place(NamedTuple):
-    """Where a column lies: in a field of a file, or in a field inside that, of a struct."""
+    """Where the values of a column are: in a field of the file; or, if `inner` is not empty, in the
+    field `inner` of the structs that this field holds."""
 
     field: str
     inner: str = ""
 
 
 def _struct_fields(kind: Any) -> list[str] | None:
-    """The names of the fields of a struct, or of a list of structs; None for another type."""
+    """Return the names of the fields, if an Arrow type is a struct or a list of structs; else
+    None."""
     import pyarrow as pa
 
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
@@ -215,14 +235,16 @@ def _struct_fields(kind: Any) -> list[str] | None:
 
 
 class _Arrow(Source):
-    """A file of record batches. Column `a.b` is field b of a struct, or list of structs, a.
+    """A file of record batches of Arrow. Column `a.b` is the field b of a, which is a struct or a
+    list of structs.
 
-    A struct of the entries of an Eigen column, as `to_arrow` makes it, is listed as one column `a`
-    of vectors or matrices; its entries can be read by name.
+    `to_arrow` makes a struct of the entries of an Eigen column. Such a struct is listed as one
+    column `a` of vectors or matrices. Its entries are not listed, but can be read by name.
     """
 
     def __init__(self, path: Path, schema: Any, metadata: Any, counts: Sequence[int]) -> None:
-        """`metadata`: of the file, None if it has none. `counts`: the rows of each record batch."""
+        """`metadata`: the texts that the file holds, or None. `counts`: the number of rows in each
+        record batch."""
         super().__init__(path)
         self._schema, self._metadata = schema, metadata
         self._edges = [0, *np.cumsum(counts, dtype=np.int64).tolist()]
@@ -264,13 +286,14 @@ class _Arrow(Source):
     def _read_batches(
         self, names: Sequence[str], start: int, stop: int, rows: int
     ) -> Iterator[dict[str, Any]]:
-        """Batches of at most `rows` rows from the record batches that overlap with the range."""
+        """Yields batches of at most `rows` rows from the record batches of the file that overlap
+        with the range `start` to `stop`."""
         fields = list(dict.fromkeys(self._places[name].field for name in names))
         if start == stop:
             yield self._pick_columns(names, self._schema.empty_table())
             return
         first, last = bisect_right(self._edges, start) - 1, bisect_left(self._edges, stop)
-        begin = self._edges[first]  # of the batch
+        begin = self._edges[first]  # the first row of `batch` below
         for batch in self._read_groups(fields, range(first, last), rows):
             low, high = max(start - begin, 0), min(stop - begin, batch.num_rows)
             begin += batch.num_rows
@@ -278,11 +301,13 @@ class _Arrow(Source):
                 yield self._pick_columns(names, batch.slice(cut, min(rows, high - cut)))
 
     def _read_groups(self, fields: list[str], groups: range, rows: int) -> Iterator[Any]:
-        """Yields these fields of row groups or batches of the file as record batches, in order."""
+        """Yields these fields of the row groups or batches `groups` of the file, in order, as
+        record batches. `rows`: the size that they should have; the caller cuts larger ones."""
         raise NotImplementedError
 
     def _pick_columns(self, names: Sequence[str], batch: Any) -> dict[str, Any]:
-        """The columns of a batch by name: also fields of structs, and entries of fixed shape."""
+        """Return columns of a record batch by name. A column may be a field inside of structs, or
+        the entries of an Eigen column, which are joined."""
         import pyarrow as pa
 
         columns = {}
@@ -332,14 +357,14 @@ class _Ipc(_Arrow):
         super().__init__(path, schema, schema.metadata, counts)
 
     def _open(self, fields: list[int]) -> Any:
-        """Open the file with these fields of the schema; [] means all."""
+        """Open the file for reading the fields with these indices; [] means all."""
         import pyarrow as pa
 
         options = pa.ipc.IpcReadOptions(included_fields=fields)
         return pa.ipc.open_file(self._map, options=options)
 
     def __exit__(self, *_: object) -> None:
-        """Do nothing: arrays may still use the mapped file, which is closed with the last one."""
+        """Does nothing, because arrays may still use the mapped file. The last one closes it."""
 
     def _read_groups(self, fields: list[str], groups: range, rows: int) -> Iterator[Any]:
         file = self._open([self._schema.get_field_index(name) for name in fields])
@@ -347,7 +372,7 @@ class _Ipc(_Arrow):
 
 
 class _Stream(_Arrow):
-    """An Arrow file without an index at its end, as a stream is written."""
+    """An Arrow file in the format of a stream, without an index at its end."""
 
     seeks = False
 
@@ -371,16 +396,16 @@ class _Stream(_Arrow):
 
 
 def _open_arrow(path: Path) -> _Arrow:
-    """The reader of an Arrow file or stream; a file begins with a mark."""
+    """Open an Arrow file or stream. A file begins with the mark ARROW1."""
     with path.open("rb") as file:
         return _Ipc(path) if file.read(6) == b"ARROW1" else _Stream(path)
 
 
 class _Csv(_Arrow):
-    """Text with the names of its columns in the first line. It is read from its beginning.
+    """A text file with the names of its columns in the first line.
 
-    Arrow infers types from the first megabyte. If integers turn out to be other numbers later, they
-    are read as float64.
+    Arrow infers the types from the first megabyte. If a column of integers has other numbers later,
+    all columns of integers are read as float64.
     """
 
     seeks = False
@@ -412,7 +437,8 @@ class _Csv(_Arrow):
         return csv.open_csv(self.path, convert_options=options)
 
     def _count_rows(self) -> int:
-        """The number of rows. ArrowInvalid if a value is not of its column's type."""
+        """Read the whole file, and count its rows. ArrowInvalid if a value does not have the type
+        of its column."""
         return sum(batch.num_rows for batch in self._open())
 
     def cast(self, dtypes: Mapping[str, str]) -> None:
@@ -431,7 +457,8 @@ class _Csv(_Arrow):
 
 
 class _Arrays(Source):
-    """A file of arrays that can be sliced. Column `a.b` is field b of the structured array a."""
+    """A file of arrays that can be sliced. Column `a.b` is the field b of the structured array a.
+    A subclass opens the file, and gives the arrays by name."""
 
     def __init__(self, path: Path, arrays: Mapping[str, Any]) -> None:
         super().__init__(path)
@@ -513,8 +540,8 @@ class _Npz(_Arrays):
 
 
 class _Member:
-    """An array in an .npz: memory-mapped if it is stored uncompressed, else decompressed from its
-    beginning to its end."""
+    """An array in an .npz file. If it is stored without compression, it is memory-mapped, and any
+    rows can be read (`seeks`). Else it is decompressed from its beginning to its end."""
 
     def __init__(self, file: zipfile.ZipFile, path: Path, name: str) -> None:
         self._zip, self._name, self._path = file, f"{name}.npy", path
@@ -542,7 +569,8 @@ class _Member:
         return int(self.shape[0])
 
     def __getitem__(self, rows: slice) -> Array:
-        """Some rows. If compressed: from row 0 on, else the rows must follow those read before."""
+        """Read some rows. If the array is compressed, they must begin at row 0, or follow the rows
+        that were read last."""
         if self._values is not None:
             status = self._path.stat()
             checked = _checked_members(self._path, status.st_size, status.st_mtime_ns)
@@ -556,24 +584,31 @@ class _Member:
             self._stream.read(self._header_bytes)
         content = self._stream.read((stop - start) * self._row_bytes)
         while stop == len(self) and self._stream.read(1 << 20):
-            pass  # the sum is compared at the member's end, also if its shape is damaged
+            pass  # to the member's end, where zipfile compares its checksum
         return np.frombuffer(content, self.dtype).reshape(stop - start, *self.shape[1:])
 
 
 def _content_offset(path: Path, info: zipfile.ZipInfo) -> int:
-    """Where the content of a stored member begins in a zip file: after a header of 30 bytes, which
-    ends with the lengths of the two fields that follow it, the name and an extra field."""
+    """Return the byte at which the content of a stored member begins in a zip file.
+
+    Before it are a header of 30 bytes, the member's name and an extra field. The last four bytes of
+    the header are the lengths of the name and of the extra field. The central directory has an
+    extra field of its own, so its length cannot be used here.
+    """
     with path.open("rb") as file:
-        file.seek(info.header_offset + 26)
+        file.seek(info.header_offset + _ZIP_HEADER - 4)
         name_length, extra_length = struct.unpack("<HH", file.read(4))
-    return int(info.header_offset + 30 + name_length + extra_length)
+    return int(info.header_offset + _ZIP_HEADER + name_length + extra_length)
 
 
 @lru_cache(64)
 def _checked_members(path: Path, size: int, mtime_ns: int) -> set[str]:
-    """The members of a file that this process has compared with their sums: once each, although a
-    member that is memory-mapped is read in many pieces. The set starts empty, and the cache keeps
-    it as long as the file does not change."""
+    """Return the set of members of a zip file whose checksums this process has compared. The caller
+    adds to it.
+
+    It starts empty. `lru_cache` returns the same set for the same arguments, so as long as the file
+    does not change. A memory-mapped member is read in many pieces; it is to be compared only once.
+    """
     return set()
 
 
