@@ -42,13 +42,14 @@ def command(
 ) -> Callable[[Callable[..., Answer | None]], click.Command]:
     """Returns a decorator that makes a function a command, with the options that all commands have.
 
-    The answer of the function is printed as JSON or for people; None prints nothing. If `registry`,
-    the function gets the opened registry of `--registry` as the argument `registry`.
+    The answer of the function is printed as JSON or for people; None prints nothing. `name`: that
+    of the command, by default the function's. With `registry`, the command has the option
+    `--registry`, and the function gets the opened registry as the argument `registry`.
     """
 
     def decorate(function: Callable[..., Answer | None]) -> click.Command:
         @functools.wraps(function)
-        def answered(
+        def run_and_print(
             as_json: bool, quiet: bool, verbose: bool, registry_uri: str | None = None, **rest: Any
         ) -> None:
             click.get_current_context().meta.update(quiet=quiet, verbose=verbose, as_json=as_json)
@@ -60,9 +61,9 @@ def command(
                 rest["registry"] = Registry(registry_uri)
             answer = function(**rest)
             if answer is not None:
-                give(answer)
+                print_answer(answer)
 
-        click_command = click.command(name)(answered)
+        click_command = click.command(name)(run_and_print)
         if registry:
             click_command.params.append(
                 click.Option(
@@ -84,11 +85,11 @@ def command(
     return decorate
 
 
-def give(answer: Answer) -> None:
-    """Print the answer, as JSON if the user asked for that; exit with 1 if it did not pass."""
+def print_answer(answer: Answer) -> None:
+    """Print an answer, as JSON if the user asked for that. Exit with 1 if it did not pass."""
     context = click.get_current_context()
     if context.params["as_json"]:
-        _give_json(answer.data)
+        _print_json(answer.data)
     else:
         from pipeline.report import show
 
@@ -98,21 +99,21 @@ def give(answer: Answer) -> None:
 
 
 def fail(text: str, code: str) -> NoReturn:
-    """Print an error with its code, and exit with 1. If a JSON answer was printed before, the error
-    is not printed as JSON."""
+    """Print an error with its code on stderr, and exit with 1. If the user asked for JSON and no
+    answer has been printed yet, also print the error as JSON on stdout."""
     for line in f"pipeline: {text} [{code}]".split("\n"):  # a config error has a line per mistake
         complain(line)
-    if asked("verbose"):
+    if is_option_set("verbose"):
         for line in traceback.format_exc().splitlines():
             complain(line)
     context = click.get_current_context()
-    if asked("as_json"):
-        _give_json({"error": {"code": code, "message": text}})
+    if is_option_set("as_json"):
+        _print_json({"error": {"code": code, "message": text}})
     context.exit(1)
 
 
-def _give_json(data: object) -> None:
-    """Print a JSON value. A command prints only one, so this also turns off JSON output."""
+def _print_json(data: object) -> None:
+    """Print a JSON value. A command prints only one, so this also unsets `--json`."""
     click.get_current_context().meta["as_json"] = False
     click.echo(json.dumps(data, indent=1))  # ASCII only
 
@@ -124,8 +125,8 @@ html_option: Callable[[Any], Any] = click.option(
 
 
 def write_page(html: Path | None, make_page: Callable[[], str]) -> list[str]:
-    """Make a page and write it to `html`; without `html`, do neither. Returns the lines that report
-    it."""
+    """Make a page and write it to the file `html`. Returns the line that says so, in a list. If
+    `html` is None, do nothing and return []."""
     from soa.files import write_whole
 
     if html is None:
@@ -136,50 +137,52 @@ def write_page(html: Path | None, make_page: Callable[[], str]) -> list[str]:
     return [f"wrote {html}"]
 
 
-def opened_at(ref: str, registry: Registry) -> Opened:
-    """Open a version to show or to measure it, promoted or not."""
+def open_ref(ref: str, registry: Registry) -> Opened:
+    """Open a version, promoted or not, in test mode: to show it or to measure it."""
     from runtime.opening import Opening, open_version
 
     return open_version(Opening(ref, mode="test", registry=registry))
 
 
-def asked(name: Literal["quiet", "verbose", "as_json"]) -> bool:
-    """True if the running command was called with this option."""
+def is_option_set(name: Literal["quiet", "verbose", "as_json"]) -> bool:
+    """True if the running command was called with this option. False if no command is running."""
     context = click.get_current_context(silent=True)
     return context is not None and bool(context.meta.get(name))
 
 
 def say(text: object) -> None:
-    """Print a line about the progress on stderr, unless `--quiet`."""
-    if not asked("quiet"):
+    """Print a line about the progress on stderr, unless the command was called with `--quiet`."""
+    if not is_option_set("quiet"):
         complain(text)
 
 
-def sayer() -> Callable[[object], None]:
-    """`say` for other threads, in which click does not know the running command."""
-    return (lambda text: None) if asked("quiet") else complain
+def make_say() -> Callable[[object], None]:
+    """Returns a function that does what `say` does, for other threads: there, click does not know
+    the running command and its options."""
+    return (lambda text: None) if is_option_set("quiet") else complain
 
 
 def complain(text: object) -> None:
-    """Print a line about a problem on stderr."""
+    """Print a line on stderr, with `--quiet` too."""
     from pipeline.report import write
 
     write(text, err=True)
 
 
-def on_terminal() -> bool:
-    """True if progress is shown live. This needs a terminal, whose lines it overwrites, and UTF-8
-    for its characters."""
+def has_live_progress() -> bool:
+    """True if progress is shown live: stderr must be a terminal, whose lines are overwritten, and
+    UTF-8, and the command must not be called with `--quiet`, `--verbose` or `--json`."""
     if not sys.stderr.isatty() or sys.stderr.encoding.lower() != "utf-8":
         return False
-    return not (asked("quiet") or asked("verbose") or asked("as_json"))
+    return not (is_option_set("quiet") or is_option_set("verbose") or is_option_set("as_json"))
 
 
 @contextmanager
-def steps() -> Iterator[Show]:
-    """Yields a function that shows a running step below the other lines, with the time that it may
-    take and the time spent. The display is removed at the end; without a terminal there is none."""
-    if not on_terminal():
+def show_steps() -> Iterator[Show]:
+    """Yields a function that makes a context manager, `show(name, before)`: inside, a line below
+    all others shows the step `name` and the time spent. `before`: the seconds that the step took
+    before, which are shown as an estimate, or None. Without live progress, nothing is shown."""
+    if not has_live_progress():
         yield lambda name, before: nullcontext()
         return
     from rich.console import Console
@@ -187,7 +190,7 @@ def steps() -> Iterator[Show]:
 
     @contextmanager
     def show_step(name: str, before: float | None) -> Iterator[None]:
-        estimate = "" if before is None else f", about {clock(before)}:"
+        estimate = "" if before is None else f", about {format_duration(before)}:"
         task = bars.add_task(plain(name) + estimate)
         try:
             yield
@@ -197,20 +200,20 @@ def steps() -> Iterator[Show]:
 
     columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
     console = Console(stderr=True)
-    # The display is updated once a second: so it hardly disturbs time measurements here.
+    # The display is updated only once a second, so that it hardly disturbs time measurements here.
     with Progress(
         *columns, console=console, transient=True, refresh_per_second=1, redirect_stdout=False
     ) as bars:
         yield show_step
 
 
-def clock(seconds: float) -> str:
-    """A duration as text: in seconds, and from 100 s on in minutes."""
+def format_duration(seconds: float) -> str:
+    """Returns a duration as text: `99 s`; in minutes from 100 s on: `2 min`."""
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 class Number(click.FloatRange):
-    """A finite number in a range. click alone would accept nan, since nan passes comparisons."""
+    """A finite number in a range. click alone accepts nan, which is neither below nor above."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> float:
         number: float = super().convert(value, param, ctx)

@@ -15,13 +15,13 @@ from pipeline.cli.answers import (
     Answer,
     Number,
     command,
+    has_live_progress,
     html_option,
-    on_terminal,
-    opened_at,
+    open_ref,
     say,
     write_page,
 )
-from pipeline.cli.completion import refs
+from pipeline.cli.completion import complete_refs
 
 if TYPE_CHECKING:
     from pipeline.applying import About, Progress, Report
@@ -53,7 +53,7 @@ _mode_option: _Option = click.option(
 
 
 @command()
-@click.argument("ref", shell_complete=refs)
+@click.argument("ref", shell_complete=complete_refs)
 @click.argument("inputs", metavar="FILE…", nargs=-1, required=True, type=_FILE)
 @click.option(
     "--out", required=True, type=_FILE,
@@ -105,17 +105,17 @@ def apply(
 
     if html is not None:
         _check_page(html, [*options["inputs"], options["out"]])
-    with _shown_progress() as progress:
+    with _show_progress() as progress:
         report = run(
-            columns=dict(map(_renaming, columns)),
-            fill=dict(map(_filling, fill)),
+            columns=dict(map(_parse_renaming, columns)),
+            fill=dict(map(_parse_filling, fill)),
             suffix=suffix and f".{suffix}",
             progress=progress,
             histograms=html is not None,
             watch=counts is not None,
             **options,
         )
-    page_lines = write_page(html, lambda: _page_of(report))
+    page_lines = write_page(html, lambda: _make_page(report))
     if counts is not None and report.counts is not None:
         write_whole(counts, report.counts.to_json())
         page_lines.append(f"wrote {counts}: pipeline drift compares it with the reference")
@@ -134,19 +134,19 @@ def apply(
     return Answer(data, lines)
 
 
-def _renaming(text: str) -> tuple[str, str]:
-    """A value of `--columns`: the model's column, and its name in the files."""
+def _parse_renaming(text: str) -> tuple[str, str]:
+    """Split a value of `--columns`, COLLECTION/COLUMN=NAME, into the model's column and its name in
+    the files. Raises BadParameter."""
     column, _, name = text.partition("=")
     if not column or not name:
         raise click.BadParameter(f"{text!r}: expected COLLECTION/COLUMN=NAME")
     return column, name
 
 
-def _filling(text: str) -> tuple[str, float]:
-    """A value of `--fill`: a column of the files, and the number in place of its nulls.
-
-    Digits alone give an int: a float would round large ones.
-    """
+def _parse_filling(text: str) -> tuple[str, float]:
+    """Split a value of `--fill`, NAME=VALUE, into a column of the files and the number in place of
+    its nulls: an int if it is written in digits only, since a float would round large ones. Raises
+    BadParameter."""
     name, _, value = text.rpartition("=")
     refusal = click.BadParameter(f"{text!r}: expected NAME=VALUE, with a number")
     if not name:
@@ -159,7 +159,8 @@ def _filling(text: str) -> tuple[str, float]:
 
 
 def _check_page(html: Path, taken: list[Path]) -> None:
-    """Check before the work that the page can be drawn here, and replaces no path in `taken`."""
+    """Check before the work that the libraries for pages are installed, and that the page `html` is
+    none of the files in `taken`, which it would replace. Raises ReportError, BadParameter."""
     from pipeline.report import require_libraries
 
     require_libraries()
@@ -167,8 +168,8 @@ def _check_page(html: Path, taken: list[Path]) -> None:
         raise click.BadParameter(f"--html {html} is a FILE or the output: name another file")
 
 
-def _page_of(report: Report) -> str:
-    """The page of a job, with what its first outputs say about themselves."""
+def _make_page(report: Report) -> str:
+    """Make the page of a job, with what its first `MOST_OUTPUTS` outputs say about themselves."""
     from pipeline.applying import read_about
     from pipeline.report import apply_page
 
@@ -176,11 +177,11 @@ def _page_of(report: Report) -> str:
 
 
 @contextmanager
-def _shown_progress() -> Iterator[Progress | None]:
+def _show_progress() -> Iterator[Progress | None]:
     """Yields a function that shows the progress on stderr: as a bar on a terminal, else as a line
-    from time to time. It is called with the rows that are done, and all rows."""
-    if not on_terminal():
-        yield _progress_in_lines()
+    from time to time. It is called with the number of rows that are done and of all rows."""
+    if not has_live_progress():
+        yield _make_line_progress()
         return
     from rich.console import Console
     from rich.progress import Progress as Bar
@@ -190,8 +191,8 @@ def _shown_progress() -> Iterator[Progress | None]:
         yield lambda done, rows: bar.update(task, completed=done, total=rows)
 
 
-def _progress_in_lines() -> Progress:
-    """A progress that prints a line every `EVERY_S` seconds."""
+def _make_line_progress() -> Progress:
+    """Returns a progress function that prints a line, but at most one in `EVERY_S` seconds."""
     last = time.monotonic()
 
     def tell_now_and_then(done: int, rows: int) -> None:
@@ -207,20 +208,21 @@ def _progress_in_lines() -> Progress:
 @click.argument("file", type=_FILE)
 def explain(file: Path) -> Answer:
     """Show how FILE was made: the version, its gates, the inputs."""
-    return explained(file)
+    return explain_file(file)
 
 
-def explained(file: Path) -> Answer:
-    """How a file of `pipeline apply` was made. Raises ApplyError if the file does not say it."""
+def explain_file(file: Path) -> Answer:
+    """Returns an answer that says how a file of `pipeline apply` was made. Raises ApplyError if the
+    file does not say it."""
     from pipeline.applying import read_about
     from soa.records import as_data
 
     about = read_about(file)
-    return Answer(as_data(about), _explained(about))
+    return Answer(as_data(about), _describe_origin(about))
 
 
-def _explained(about: About) -> Iterator[Part]:
-    """The lines and tables that say where the answers of a file are from."""
+def _describe_origin(about: About) -> Iterator[Part]:
+    """Yields the lines and tables that say where the answers of a scored file are from."""
     from pipeline.report import describe_decisions
 
     version = f"/{about.version}" if about.version else ""
@@ -242,7 +244,7 @@ def _explained(about: About) -> Iterator[Part]:
 
 
 @command()
-@click.argument("ref", shell_complete=refs)
+@click.argument("ref", shell_complete=complete_refs)
 @click.argument("inputs", metavar="[FILE…]", nargs=-1, type=_FILE)
 @click.option(
     "--limit", type=Number(0), metavar="INDEX",
@@ -273,7 +275,7 @@ def drift(
     from runtime.errors import LoadError
     from runtime.watch import LIMIT, measure_drift
 
-    profile, counts = _profile_and_counts(
+    profile, counts = _read_profile_and_counts(
         ref, inputs, registry, columns=columns, fill=fill, tree=tree, mode=mode
     )
     moved = measure_drift(profile, counts)
@@ -282,7 +284,7 @@ def drift(
             f"no value of {counts.label} was counted: give files with rows, or counts of calls"
         )
     largest = LIMIT if limit is None else limit
-    page_lines = write_page(html, lambda: _drift_page(profile, counts, moved, largest))
+    page_lines = write_page(html, lambda: _make_drift_page(profile, counts, moved, largest))
     beyond = [each.column for each in moved if each.beyond(largest)]
     data = {
         "version": counts.label,
@@ -292,11 +294,11 @@ def drift(
         "beyond": beyond,
         "columns": [asdict(each) for each in moved],
     }
-    shown = _drift_shown(counts, moved, beyond, largest, page_lines)
+    shown = _list_drift(counts, moved, beyond, largest, page_lines)
     return Answer(data, shown, passed=not beyond)
 
 
-def _profile_and_counts(
+def _read_profile_and_counts(
     ref: str,
     inputs: Sequence[Path],
     registry: Registry,
@@ -306,11 +308,12 @@ def _profile_and_counts(
     tree: str | None,
     mode: Mode,
 ) -> tuple[Profile, Counts]:
-    """The profile of a version, and the counts to compare with it.
+    """Returns the profile of a version, which describes the values of its reference, and the counts
+    of other values to compare with it.
 
-    `inputs`: data files, whose values are counted now, or files and folders of counts, by default
+    `inputs`: data files, whose values are counted now; or files and folders of counts, by default
     the host's folder. A folder may have counts of other versions too; they are left out. The other
-    arguments say how data files are read.
+    arguments say how data files are read. Raises UsageError for data and counts together.
     """
     data_files = [path for path in inputs if path.suffix != ".json" and not path.is_dir()]
     if data_files and len(data_files) < len(inputs):
@@ -319,27 +322,27 @@ def _profile_and_counts(
         from pipeline.applying import count_files
 
         return count_files(
-            ref, data_files, columns=dict(map(_renaming, columns)), fill=dict(map(_filling, fill)),
-            tree=tree, mode=mode, registry=registry,
+            ref, data_files, columns=dict(map(_parse_renaming, columns)),
+            fill=dict(map(_parse_filling, fill)), tree=tree, mode=mode, registry=registry,
         )  # fmt: skip
     from runtime.watch import counts_folder, read_counts, read_profile
 
-    bundle = opened_at(ref, registry).bundle
+    bundle = open_ref(ref, registry).bundle
     return read_profile(bundle), read_counts(inputs or [counts_folder()], bundle.digest)
 
 
-def _drift_page(profile: Profile, counts: Counts, moved: Sequence[Moved], limit: float) -> str:
-    """The page of `drift`; its libraries are imported only if one is asked for."""
+def _make_drift_page(profile: Profile, counts: Counts, moved: Sequence[Moved], limit: float) -> str:
+    """Make the page of `drift`. The libraries for pages are imported only here."""
     from pipeline.report import drift_page
 
     return drift_page(profile, counts, moved, limit)
 
 
-def _drift_shown(
+def _list_drift(
     counts: Counts, moved: Sequence[Moved], beyond: Sequence[str], limit: float, page: list[str]
 ) -> Iterator[Part]:
-    """The lines and tables of `drift`. `beyond`: the columns that moved by more than `limit`.
-    `page`: the lines about the page, if one was written."""
+    """Yields the lines and tables of `drift`. `beyond`: the names of the columns that moved by more
+    than `limit`. `page`: the lines about the page; [] if none was written."""
     from pipeline.report import describe_drift
 
     yield from describe_drift(moved, MOST_COLUMNS)

@@ -14,12 +14,12 @@ from pipeline.cli.answers import (
     Number,
     command,
     html_option,
-    opened_at,
+    open_ref,
     say,
-    steps,
+    show_steps,
     write_page,
 )
-from pipeline.cli.completion import refs
+from pipeline.cli.completion import complete_refs
 
 if TYPE_CHECKING:
     from pipeline.report import Part
@@ -45,7 +45,7 @@ _key_option: _Option = click.option(
 
 
 @command()
-@click.argument("ref", shell_complete=refs)
+@click.argument("ref", shell_complete=complete_refs)
 @_target_option
 @_key_option
 @click.option("--times", is_flag=True, help="Also time the valid artifacts side by side.")
@@ -74,11 +74,11 @@ def check(
     """
     if html is not None and times == operators:
         raise click.UsageError("--html goes with --times or with --operators, with one of them")
-    trusted = _keys_or_those_of_the_host(keys)
-    opened = opened_at(ref, registry)
+    trusted = _find_trusted_keys(keys)
+    opened = open_ref(ref, registry)
     answers = {"signature": _check_signature(opened, ref, trusted, registry)} if trusted else {}
-    if target is None and not _runnable(opened.bundle):
-        answers["artifacts"] = Answer({}, [_none_here(opened.bundle)], passed=False)
+    if target is None and not _list_runnable(opened.bundle):
+        answers["artifacts"] = Answer({}, [_describe_no_target(opened.bundle)], passed=False)
     else:
         answers["artifacts"] = _check_artifacts(opened, target)
         if times:
@@ -93,15 +93,15 @@ def check(
 
 
 @command()
-@click.argument("ref", shell_complete=refs)
+@click.argument("ref", shell_complete=complete_refs)
 @_target_option
 def validate(ref: str, target: str | None, registry: Registry) -> Answer:
     """Run every artifact of REF against its reference again, here."""
-    return _check_artifacts(opened_at(ref, registry), target)
+    return _check_artifacts(open_ref(ref, registry), target)
 
 
 @command()
-@click.argument("ref", shell_complete=refs)
+@click.argument("ref", shell_complete=complete_refs)
 @_target_option
 @_seconds_option
 @html_option
@@ -109,23 +109,23 @@ def bench(
     ref: str, target: str | None, seconds: float, html: Path | None, registry: Registry
 ) -> Answer:
     """Time the valid artifacts of REF side by side, here, at its typical sizes."""
-    return _time_artifacts(opened_at(ref, registry), ref, target, seconds, html)
+    return _time_artifacts(open_ref(ref, registry), ref, target, seconds, html)
 
 
 @command()
-@click.argument("ref", shell_complete=refs)
+@click.argument("ref", shell_complete=complete_refs)
 @_key_option
 def verify(ref: str, keys: tuple[Path, ...], registry: Registry) -> Answer:
     """Check every digest of REF, and that a trusted key signed it."""
-    trusted = _keys_or_those_of_the_host(keys)
+    trusted = _find_trusted_keys(keys)
     if trusted is None:
         raise click.UsageError("whose signature? give --key FILE or set PIPELINE_TRUSTED_KEYS")
-    return _check_signature(opened_at(ref, registry), ref, trusted, registry)
+    return _check_signature(open_ref(ref, registry), ref, trusted, registry)
 
 
-def _keys_or_those_of_the_host(keys: tuple[Path, ...]) -> tuple[Trusted, ...] | None:
-    """The keys in these files and folders; without any, those that the host trusts, None if it
-    trusts none."""
+def _find_trusted_keys(keys: tuple[Path, ...]) -> tuple[Trusted, ...] | None:
+    """Returns the keys in these files and folders. Without files, returns the keys that the host
+    trusts, or None if it names none."""
     from registry.trust import host_keys, trusted_keys
 
     return trusted_keys(keys) if keys else host_keys()
@@ -134,8 +134,8 @@ def _keys_or_those_of_the_host(keys: tuple[Path, ...]) -> tuple[Trusted, ...] | 
 def _check_signature(
     opened: Opened, ref: str, trusted: tuple[Trusted, ...], registry: Registry
 ) -> Answer:
-    """Verify the signature; the answer names the key, or the root that certified it. Raises
-    TrustError if no trusted key signed."""
+    """Verify the signature of a version or bundle. Returns an answer that names the key, or the
+    root that certified it. Raises TrustError if it was signed by no trusted key."""
     from registry.trust import require_signature
 
     if opened.version is None:
@@ -152,21 +152,22 @@ def _check_signature(
 
 
 def _check_artifacts(opened: Opened, target: str | None) -> Answer:
-    """Run the artifacts for a target, or for all that this host runs, against the reference. It
-    does not pass if one that was chosen is not valid here. Raises TargetError."""
+    """Run the artifacts for a target, or for all targets that this host runs, and compare their
+    answers with the reference. The returned answer does not pass if an artifact that was chosen for
+    its target is not valid here. Raises TargetError."""
     from pipeline.promotion import revalidate
     from pipeline.report import describe_reference, describe_validation
 
     targets = opened.bundle.manifest.targets
-    here = _targets_here(opened.bundle, target)
-    work = [(name, engine) for name in here for engine in targets[name].candidates]
-    reports: dict[str, list[ValidationReport]] = {name: [] for name in here}
-    with steps() as show:
-        for i, (name, engine) in enumerate(work, 1):
+    names = _choose_targets(opened.bundle, target)
+    work = [(name, engine) for name in names for engine in targets[name].candidates]
+    reports: dict[str, list[ValidationReport]] = {name: [] for name in names}
+    with show_steps() as show:
+        for i, (name, engine) in enumerate(work, start=1):
             with show(f"{i} of {len(work)}: {engine} on {name}", None):
                 reports[name].append(revalidate(opened, name, engine, say))
 
-    def shown() -> Iterator[Part]:
+    def describe() -> Iterator[Part]:
         yield from describe_reference(opened.bundle)
         for name, of_target in reports.items():
             yield from describe_validation(f"validation on {name}", of_target)
@@ -183,11 +184,12 @@ def _check_artifacts(opened: Opened, target: str | None) -> Answer:
         if report.engine in targets[name].engines()
     )
     data = {name: [report.to_dict() for report in of_target] for name, of_target in reports.items()}
-    return Answer(data, shown(), passed=valid)
+    return Answer(data, describe(), passed=valid)
 
 
 def _time_operators(opened: Opened, ref: str, html: Path | None) -> Answer:
-    """Measure the share of each line of the model in a call of `lanes`."""
+    """Build the engine `lanes` with a counter for each step, and measure the share of each line of
+    the model in the time of a call. Returns the answer with the table; writes the page `html`."""
     from pipeline.report import new_table, operators_page
     from soa.text import number
     from stages.reference import Reference, label
@@ -197,7 +199,7 @@ def _time_operators(opened: Opened, ref: str, html: Path | None) -> Answer:
     inputs = Reference.load(bundle.file(bundle.manifest.reference), signature).inputs
     cases = [ladder(signature)[0], *benchmark_cases(signature)]
     say("building lanes with a counter for each step")
-    with steps() as show, show("timing operators", None):
+    with show_steps() as show, show("timing operators", None):
         times = operator_times(bundle.file(bundle.manifest.program), signature, inputs, cases)
     table = new_table("shares of a call of lanes", "operator", "line", *map(label, cases))
     for time in times:
@@ -210,7 +212,9 @@ def _time_operators(opened: Opened, ref: str, html: Path | None) -> Answer:
 def _time_artifacts(
     opened: Opened, ref: str, target: str | None, seconds: float, html: Path | None
 ) -> Answer:
-    """Time the valid artifacts side by side, `seconds` for each number of rows."""
+    """Time the valid artifacts for a target, or for all that this host runs, side by side,
+    `seconds` for each number of rows. Returns the answer with the tables; writes the page
+    `html`."""
     from pipeline.report import SPREAD, bench_page, describe_benchmark
     from runtime.loader import open_measured_session
     from stages.reference import Reference
@@ -220,13 +224,13 @@ def _time_artifacts(
     bundle = opened.bundle
     inputs = Reference.load(bundle.file(bundle.manifest.reference), opened.signature).inputs
     reports: dict[str, BenchmarkReport] = {}
-    for name in _targets_here(bundle, target):
+    for name in _choose_targets(bundle, target):
         candidates = bundle.manifest.targets[name].candidates
         valid = [engine for engine, c in candidates.items() if c.status == "valid"]
         say(f"timing {', '.join(valid)} on {name}")
         sessions = {engine: open_measured_session(opened, name, engine) for engine in valid}
         estimate = seconds * len(ladder(opened.signature))
-        with steps() as show, show(f"timing {name}", estimate):
+        with show_steps() as show, show(f"timing {name}", estimate):
             reports[name] = benchmark(opened.signature, sessions, inputs, seconds=seconds)
     page_lines = write_page(html, lambda: bench_page(ref, reports))
     titles = (f"{name}: one call, {SPREAD}" for name in reports)
@@ -235,32 +239,33 @@ def _time_artifacts(
     return Answer(data, [*tables, *page_lines])
 
 
-def _targets_here(bundle: Bundle, wanted: str | None) -> list[str]:
-    """The target `wanted`, or all that this host runs. Raises TargetError."""
+def _choose_targets(bundle: Bundle, wanted: str | None) -> list[str]:
+    """Returns the target `wanted`, in full, or all targets of the bundle that this host runs.
+    Raises TargetError if the bundle lacks it, or if this host cannot run it, or any."""
     from engines.errors import TargetError
     from engines.target import Target, check_torch_runs
 
     if wanted is None:
-        here = _runnable(bundle)
-        if not here:
-            raise TargetError(_none_here(bundle))
-        return here
-    have = list(bundle.manifest.targets)
+        runnable = _list_runnable(bundle)
+        if not runnable:
+            raise TargetError(_describe_no_target(bundle))
+        return runnable
+    built = list(bundle.manifest.targets)
     parsed = Target.parse(wanted)
     target = str(parsed)
-    if target not in have:
-        raise TargetError(f"the version has no target {target}; it has: {', '.join(have)}")
+    if target not in built:
+        raise TargetError(f"the version has no target {target}; it has: {', '.join(built)}")
     check_torch_runs(parsed)
     return [target]
 
 
-def _runnable(bundle: Bundle) -> list[str]:
-    """The targets of a version that this host runs."""
+def _list_runnable(bundle: Bundle) -> list[str]:
+    """Returns the targets of a version that this host runs."""
     from pipeline.promotion import runnable
 
     return runnable(list(bundle.manifest.targets))
 
 
-def _none_here(bundle: Bundle) -> str:
-    """The message for a version of which this host runs no target."""
+def _describe_no_target(bundle: Bundle) -> str:
+    """Returns the message for a version of which this host runs no target."""
     return f"this host runs none of the version's targets: {', '.join(bundle.manifest.targets)}"

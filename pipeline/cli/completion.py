@@ -16,7 +16,7 @@ from click.shell_completion import BashComplete, CompletionItem, FishComplete, a
 from soa.errors import SoaPipelineError
 
 _WAIT_S = 2.0
-_BREAKS = re.compile("[@:=]+")
+_BREAKS = re.compile("[@:=]+")  # where bash divides words
 
 
 @add_completion_class
@@ -28,75 +28,78 @@ class _Bash(BashComplete):
     """What bash leaves of the incomplete word."""
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """The words before the incomplete one, and that one, put together again."""
-        args, last = super().get_completion_args()
-        *others, whole = _joined([*args, last])
-        if whole != last or _breaks(last):
-            self._kept = _left_by_bash(whole)
-        return others, whole
+        """Returns the words before the incomplete one, and the incomplete one, as they were before
+        bash divided them. Stores in `_kept` what bash leaves of the incomplete one."""
+        args, last_part = super().get_completion_args()
+        *others, incomplete = _join_words([*args, last_part])
+        if incomplete != last_part or _is_break(last_part):
+            self._kept = _find_kept_part(incomplete)
+        return others, incomplete
 
     def format_completion(self, item: CompletionItem) -> str:
-        """The completion without what bash leaves as it is."""
+        """Returns the completion without the part that bash leaves as it is."""
         item.value = item.value.removeprefix(self._kept)
         return super().format_completion(item)
 
 
-def _breaks(word: str) -> bool:
-    """True if bash made a word of the marks at which it divides."""
+def _is_break(word: str) -> bool:
+    """True if the word consists of marks at which bash divides words."""
     return _BREAKS.fullmatch(word) is not None
 
 
-def _joined(parts: list[str]) -> list[str]:
-    """The words before bash divided them: `jets`, `@`, `prod` is `jets@prod`."""
+def _join_words(parts: list[str]) -> list[str]:
+    """Returns the words before bash divided them: `jets`, `@`, `prod` -> `jets@prod`."""
     words: list[str] = []
-    for number, part in enumerate(parts):
-        divided = _breaks(part) or (number > 0 and _breaks(parts[number - 1]))
-        if words and divided:
+    for i, part in enumerate(parts):
+        was_divided = _is_break(part) or (i > 0 and _is_break(parts[i - 1]))
+        if words and was_divided:
             words[-1] += part
         else:
             words.append(part)
     return words
 
 
-def _left_by_bash(word: str) -> str:
-    """The beginning that bash does not replace: `jets` of `jets@prod`, `--to=` of `--to=stag`."""
-    last = max(word.rfind(mark) for mark in "@:=")
-    if last < 0:
+def _find_kept_part(word: str) -> str:
+    """Returns the beginning that bash does not replace: `jets@prod` -> `jets`, and `--to=stag` ->
+    `--to=`."""
+    last_mark = max(word.rfind(mark) for mark in "@:=")
+    if last_mark < 0:
         return word
-    return word[:last] if word[last] == "@" else word[: last + 1]
+    return word[:last_mark] if word[last_mark] == "@" else word[: last_mark + 1]
 
 
 @add_completion_class
 class _Fish(FishComplete):
-    """click's script for fish ends a description at its first comma."""
+    """Shows whole descriptions in fish, where click's script cuts them off at the first comma."""
 
     source_template = FishComplete.source_template.replace("string split ", "string split -m 1 ")
 
 
-def refs(context: click.Context, _: click.Parameter, begun: str) -> list[CompletionItem]:
-    """The REFs that begin so: names, and the aliases and versions of the only model that fits. For
-    a path: folders."""
+def complete_refs(context: click.Context, _: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Complete a REF that begins with `begun`: to names of models, and if only one fits, to its
+    aliases and versions too. The shell completes paths of folders."""
     if begun.startswith((".", "~", "/")):
         return [CompletionItem(begun, type="dir")]
-    matches = _completions_in_time(context, begun)
+    matches = _complete_in_time(context, begun)
     if not matches and "/" in begun:
         return [CompletionItem(begun, type="dir")]
-    return [CompletionItem(each) for each in matches]
+    return [CompletionItem(match) for match in matches]
 
 
-def names(context: click.Context, _: click.Parameter, begun: str) -> list[CompletionItem]:
-    """The names of models that begin so."""
-    completions = _completions_in_time(context, begun)
-    return [CompletionItem(each) for each in completions if not re.search("[@/]", each)]
+def complete_names(context: click.Context, _: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Complete the name of a model that begins with `begun`."""
+    matches = _complete_in_time(context, begun)
+    return [CompletionItem(match) for match in matches if not re.search("[@/]", match)]
 
 
-def _completions_in_time(context: click.Context, begun: str) -> list[str]:
-    """The words that complete `begun`, as far as the registry answers within `_WAIT_S`."""
+def _complete_in_time(context: click.Context, begun: str) -> list[str]:
+    """Returns the words that complete `begun`, as far as the registry gives them in `_WAIT_S`. A
+    registry that cannot be read gives none."""
     completions: list[str] = []
 
     def ask() -> None:
         with suppress(SoaPipelineError, OSError):
-            completions.extend(_completions(context.params.get("registry_uri"), begun))
+            completions.extend(_complete(context.params.get("registry_uri"), begun))
 
     asking = Thread(target=ask, daemon=True)
     asking.start()
@@ -104,9 +107,10 @@ def _completions_in_time(context: click.Context, begun: str) -> list[str]:
     return list(completions)  # a copy: the thread may still add to it
 
 
-def _completions(uri: str | None, begun: str) -> Iterator[str]:
-    """Model names that begin so, then aliases and versions: of the only model that fits, else of
-    the one that is typed in full."""
+def _complete(uri: str | None, begun: str) -> Iterator[str]:
+    """Yields the names of models that begin with `begun`, then the aliases and versions of one
+    model: of the only one that fits, else of the one whose name is complete. Raises RegistryError.
+    """
     from registry.store import Registry
 
     registry = Registry(uri)

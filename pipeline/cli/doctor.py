@@ -17,6 +17,7 @@ from registry.store import Registry
 
 Status = Literal["ok", "warning", "missing"]
 _ENOUGH_GB = 2
+# By module: the extra of soa-pipeline that installs it.
 _EXTRAS = {
     "onnxruntime": "cpu",
     "onnxscript": "onnx",
@@ -28,7 +29,8 @@ _EXTRAS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check: `found` says what there is, `cure` what to do about a problem."""
+    """The result of one check. `what`: what was looked at. `found`: what there is. `cure`: what to
+    do about a problem."""
 
     what: str
     status: Status
@@ -37,19 +39,20 @@ class Finding:
 
 
 def examine(registry: Registry) -> Iterator[Finding]:
-    """Look at Python, torch, the compiler, the CPU, GPUs, optional engines and the registry."""
+    """Check Python, torch, GPUs, the compiler, the CPU, optional libraries, the disk and the
+    registry, one after the other. Yields what each check finds."""
     yield Finding("Python", "ok", platform.python_version())
-    yield from _torch()
-    yield _compiler()
-    yield _cpu_level()
+    yield from _check_torch()
+    yield _check_compiler()
+    yield _check_cpu_level()
     for module, extra in _EXTRAS.items():
-        yield _optional(module, extra)
-    yield _disk()
-    yield _models(registry)
+        yield _check_optional(module, extra)
+    yield _check_disk()
+    yield _check_registry(registry)
 
 
-def _torch() -> Iterator[Finding]:
-    """The findings about torch, and about the GPU that it sees."""
+def _check_torch() -> Iterator[Finding]:
+    """Yields what is found about torch, and about the GPU that torch sees."""
     try:
         import torch
     except ImportError as error:
@@ -63,8 +66,9 @@ def _torch() -> Iterator[Finding]:
         yield Finding("GPU", "warning", "torch sees none", "only CPU targets can be built here")
 
 
-def _compiler() -> Finding:
-    """The C++ compiler that builds artifacts for this host: that of CXX, if it is set."""
+def _check_compiler() -> Finding:
+    """Returns what is found about the C++ compiler that builds artifacts here: that of the variable
+    CXX, if it is set."""
     from engines.lanes import compiler, version_of
 
     try:
@@ -75,8 +79,8 @@ def _compiler() -> Finding:
     return Finding("C++ compiler", "ok", version_of(words))
 
 
-def _cpu_level() -> Finding:
-    """The levels of x86-64 whose targets this host runs."""
+def _check_cpu_level() -> Finding:
+    """Returns which levels of x86-64 this host runs, or what it lacks for the lowest."""
     levels = host_cpu_levels()
     if levels:
         return Finding("CPU level", "ok", f"{levels[0]} (runs {', '.join(levels)})")
@@ -84,8 +88,8 @@ def _cpu_level() -> Finding:
     return Finding("CPU level", "warning", f"below x86-64-v2: lacks {lacking}")
 
 
-def _optional(module: str, extra: str) -> Finding:
-    """Whether the library of an extra is installed."""
+def _check_optional(module: str, extra: str) -> Finding:
+    """Returns whether the library `module` is installed, which `extra` of soa-pipeline needs."""
     try:
         installed = importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # for a.b, if there is no a
@@ -95,8 +99,9 @@ def _optional(module: str, extra: str) -> Finding:
     return Finding(module, "warning", "not installed", f"pip install 'soa-pipeline[{extra}]'")
 
 
-def _disk() -> Finding:
-    """Whether the disk of the current folder has `_ENOUGH_GB` left."""
+def _check_disk() -> Finding:
+    """Returns how much space the disk of the current folder has left. `_ENOUGH_GB` or less is a
+    warning."""
     free = shutil.disk_usage(Path.cwd()).free / 1e9
     text = f"{free:.1f} GB free here"
     if free > _ENOUGH_GB:
@@ -104,8 +109,8 @@ def _disk() -> Finding:
     return Finding("disk", "warning", text, "free some space")
 
 
-def _models(registry: Registry) -> Finding:
-    """Whether the registry answers. That it was not made yet is only a warning."""
+def _check_registry(registry: Registry) -> Finding:
+    """Returns whether the registry answers. If there is none yet, this is only a warning."""
     try:
         models = registry.list()
     except RegistryError as error:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from pipeline.cli.answers import Answer, Number, command, complain, say, steps
-from pipeline.cli.completion import refs
+from pipeline.cli.answers import Answer, Number, command, complain, say, show_steps
+from pipeline.cli.completion import complete_refs
 from soa.files import read_plain
 from soa.records import as_record, parse_json
 from soa.text import plain
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @command()
-@click.argument("ref", metavar="REF|oci://HOST/NAME:TAG", shell_complete=refs)
+@click.argument("ref", metavar="REF|oci://HOST/NAME:TAG", shell_complete=complete_refs)
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option(
     "--runtime", is_flag=True,
@@ -39,7 +39,7 @@ def pull(ref: str, folder: Path, runtime: bool, registry: Registry) -> Answer:
     from pipeline.promotion import pull as pull_bundle
     from runtime.opening import find_engine_without_torch
 
-    with steps() as show, show(f"pulling {ref}", None):
+    with show_steps() as show, show(f"pulling {ref}", None):
         name, bundle = pull_bundle(registry, ref, folder, runtime=runtime)
     targets = bundle.manifest.targets.items()
     engines = {target: find_engine_without_torch(record) for target, record in targets}
@@ -76,11 +76,11 @@ def push(folder: Path, to: str | None, name: str | None, registry: Registry) -> 
     if to is not None:
         if name is not None:
             raise click.UsageError("--name is for a registry of MLflow: an OCI address has its own")
-        with steps() as show, show(f"pushing {folder}", None):
+        with show_steps() as show, show(f"pushing {folder}", None):
             address, bundle = oci.push(folder, to)
         address_data = {"version": address, "digest": bundle.digest, "folder": str(bundle.path)}
         return Answer(address_data, [f"{folder} is {address} now"])
-    with steps() as show, show(f"pushing {folder}", None):
+    with show_steps() as show, show(f"pushing {folder}", None):
         pushed = push_bundle(registry, folder, name)
     version = pushed.version
     _write_report_page(registry, version)
@@ -103,7 +103,7 @@ def push(folder: Path, to: str | None, name: str | None, registry: Registry) -> 
 
 
 @command()
-@click.argument("ref", metavar="NAME/3", shell_complete=refs)
+@click.argument("ref", metavar="NAME/3", shell_complete=complete_refs)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--reason", default="", metavar="TEXT", help="Why; it stays in the history.")
 def rm(ref: str, yes: bool, reason: str, registry: Registry) -> Answer:
@@ -113,7 +113,7 @@ def rm(ref: str, yes: bool, reason: str, registry: Registry) -> Answer:
     """
     from registry.housekeeping import find_removable, remove
 
-    wanted = _registry_ref(ref, "version")
+    wanted = _parse_registry_ref(ref, "version")
     if not yes:
         version = find_removable(registry, wanted)
         click.confirm(
@@ -126,12 +126,12 @@ def rm(ref: str, yes: bool, reason: str, registry: Registry) -> Answer:
         )
     removed = remove(registry, wanted, reason)
     data = {"event": removed.event.to_json(), "bytes": removed.bytes}
-    return Answer(data, [f"{removed.version.ref} is removed ({_size(removed.bytes)})"])
+    return Answer(data, [f"{removed.version.ref} is removed ({_format_size(removed.bytes)})"])
 
 
-def _registry_ref(ref: str, kind: Literal["model", "version"]) -> Ref:
-    """A model or a version of the registry. Raises RegistryError for the path of a folder; its
-    message asks for a `kind`."""
+def _parse_registry_ref(ref: str, kind: Literal["model", "version"]) -> Ref:
+    """Parse a REF that must name a model or version of the registry. Raises RegistryError for the
+    path of a folder. `kind`: what the error asks for."""
     from registry.errors import RegistryError
     from registry.ref import Ref, parse_ref
 
@@ -166,8 +166,8 @@ def gc(dry_run: bool, days: float, registry: Registry) -> Answer:
     return Answer(
         {"dry_run": dry_run, "bytes": total, "found": [asdict(each) for each in garbage]},
         [
-            *(f"{_size(each.bytes):>10}  {each.what}: {each.where}" for each in garbage),
-            (f"{_size(total)} {verb}" if garbage else "nothing to remove") + where,
+            *(f"{_format_size(each.bytes):>10}  {each.what}: {each.where}" for each in garbage),
+            (f"{_format_size(total)} {verb}" if garbage else "nothing to remove") + where,
         ],
     )
 
@@ -195,14 +195,15 @@ def cache(prune: bool, max_size: str | None) -> Answer:
     if prune or max_size is not None:
         removed = host_cache.shrink(parse_size(max_size or "0kB", "--max-size"))
     entries = host_cache.entries()
-    models = {entry.digest: cached_name(host_cache.root / entry.digest) for entry in entries}
-    total = _size(sum(entry.size for entry in entries))
+    models = {entry.digest: read_cached_name(host_cache.root / entry.digest) for entry in entries}
+    total = _format_size(sum(entry.size for entry in entries))
     lines = [
-        *(_cache_line(entry, models[entry.digest]) for entry in entries),
-        f"{len(entries)} in {host_cache.root}, {total} of {_size(bound)}",
+        *(_format_cache_line(entry, models[entry.digest]) for entry in entries),
+        f"{len(entries)} in {host_cache.root}, {total} of {_format_size(bound)}",
     ]
     if removed:
-        lines.insert(-1, f"removed {len(removed)}, {_size(sum(entry.size for entry in removed))}")
+        freed = _format_size(sum(entry.size for entry in removed))
+        lines.insert(-1, f"removed {len(removed)}, {freed}")
     data = {
         "folder": str(host_cache.root),
         "bound": bound,
@@ -221,16 +222,18 @@ def cache(prune: bool, max_size: str | None) -> Answer:
     return Answer(data, lines)
 
 
-def _cache_line(entry: Entry, model: str) -> str:
-    """A line of `cache`: digest, size, time of the last use, whether it is in use, and name."""
+def _format_cache_line(entry: Entry, model: str) -> str:
+    """Returns a line of `cache`: the digest, the size, the time of the last use, whether the entry
+    is in use, and its name, `model`."""
     state = "in use" if entry.in_use else ""
     used = f"{entry.used:%Y-%m-%d %H:%M:%S}"
-    return f"{entry.digest[:12]}  {_size(entry.size):>10}  {used}  {state:6}  {model}"
+    return f"{entry.digest[:12]}  {_format_size(entry.size):>10}  {used}  {state:6}  {model}"
 
 
-def cached_name(folder: Path) -> str:
-    """The name of the model, and the target if it was built later. Only for display: the files are
-    not verified."""
+def read_cached_name(folder: Path) -> str:
+    """Read the name of the model from a folder of the cache, and the target if the folder holds one
+    that was built later. Returns "?" if neither can be read. Only for display: the files are not
+    verified."""
     for file in ("manifest.json", "annex.json"):
         try:
             manifest = as_record(dict[str, Any], parse_json(read_plain(folder / file)))
@@ -241,7 +244,7 @@ def cached_name(folder: Path) -> str:
 
 
 @command("export")
-@click.argument("ref", metavar="NAME[/3]", shell_complete=refs)
+@click.argument("ref", metavar="NAME[/3]", shell_complete=complete_refs)
 @click.argument("path", type=click.Path(path_type=Path))
 def export_command(ref: str, path: Path, registry: Registry) -> Answer:
     """Write all versions of NAME, or one, with their history to PATH: a folder, or a *.tar file.
@@ -251,7 +254,7 @@ def export_command(ref: str, path: Path, registry: Registry) -> Answer:
     """
     from registry.housekeeping import export_to
 
-    export = export_to(registry, _registry_ref(ref, "model"), path)
+    export = export_to(registry, _parse_registry_ref(ref, "model"), path)
     exported = [f"{export.name}/{number}" for number in export.versions]
     events = len(export.history)
     data = {"path": str(path), "versions": exported, "events": events}
@@ -306,7 +309,8 @@ def import_command(path: Path, name: str | None, with_aliases: bool, registry: R
 
 
 def _write_report_page(registry: Registry, version: Version) -> None:
-    """Write the report page next to MLflow's tags, if the libraries for pages are installed."""
+    """Write the version's report page next to MLflow's tags. Do nothing if the libraries for pages
+    are not installed."""
     from pipeline.errors import ReportError
     from pipeline.report import publish
 
@@ -314,8 +318,8 @@ def _write_report_page(registry: Registry, version: Version) -> None:
         publish(registry, version, registry.open(version, verify=False))
 
 
-def _size(count: int) -> str:
-    """A number of bytes as text, such as 1.5MB."""
+def _format_size(count: int) -> str:
+    """Returns a number of bytes as text, such as 1.5MB."""
     from pydantic import ByteSize  # imported here, so that `pipeline --help` stays fast
 
     return ByteSize(count).human_readable(decimal=True)

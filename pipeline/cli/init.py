@@ -59,15 +59,15 @@ def init(kwargs: str, yes: bool, **options: Any) -> Answer:
     if not isinstance(values, dict):
         raise click.BadParameter('expected a JSON object, as {"hidden": 48}', param_hint="--kwargs")
     with redirect_stdout(sys.stderr):  # the user's factory may print
-        written = write(Request(kwargs=values, **options), _asker(yes))
+        written = write(Request(kwargs=values, **options), _make_ask(yes))
     files = written.files
     lines = [*written.said, *(f"wrote {path}" for path in files), f"next: pipeline run {files[0]}"]
     return Answer({"files": [str(path) for path in files]}, lines)
 
 
-def _asker(yes: bool) -> Ask:
-    """Returns a function that asks on the terminal. Without one, or with `yes`, it takes the
-    default, and raises InitError if there is none."""
+def _make_ask(yes: bool) -> Ask:
+    """Returns a function that asks the user on the terminal. With `yes`, or if stdin is no
+    terminal, the function returns the default instead; if there is none, it raises InitError."""
     from pipeline.errors import InitError
 
     def ask(flag: str, question: str, default: str | None) -> str:

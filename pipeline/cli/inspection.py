@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.answers import Answer, command, give, html_option, opened_at, write_page
-from pipeline.cli.applying import explained
-from pipeline.cli.completion import names, refs
+from pipeline.cli.answers import Answer, command, html_option, open_ref, print_answer, write_page
+from pipeline.cli.applying import explain_file
+from pipeline.cli.completion import complete_names, complete_refs
 
 if TYPE_CHECKING:
     from pipeline.report import Part
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 @command()
-@click.argument("name", required=False, shell_complete=names)
+@click.argument("name", required=False, shell_complete=complete_names)
 def ls(name: str | None, registry: Registry) -> Answer:
     """List all models with their versions, or the versions of NAME."""
     names = [name] if name else [model.name for model in registry.list()]
     versions_of = {model: registry.versions(model) for model in names}
     versions = [version for of_model in versions_of.values() for version in of_model]
 
-    def shown() -> Iterator[Part]:
+    def describe() -> Iterator[Part]:
         from pipeline.report import describe_versions
 
         if versions:
@@ -40,12 +40,12 @@ def ls(name: str | None, registry: Registry) -> Answer:
         else:
             yield "the registry is empty: fill it with `pipeline run CONFIG`"
 
-    data = {model: [*map(_version, of_model)] for model, of_model in versions_of.items()}
-    return Answer(data, shown())
+    data = {model: [*map(_describe_version, of_model)] for model, of_model in versions_of.items()}
+    return Answer(data, describe())
 
 
-def _version(version: Version) -> dict[str, Any]:
-    """A version as data for JSON."""
+def _describe_version(version: Version) -> dict[str, Any]:
+    """Returns a version as data for JSON."""
     return {
         "version": version.ref,
         "digest": version.digest,
@@ -59,8 +59,8 @@ def _version(version: Version) -> dict[str, Any]:
 
 
 @command()
-@click.argument("ref", metavar="REF|FILE", shell_complete=refs)
-@click.argument("other", metavar="[REF]", required=False, shell_complete=refs)
+@click.argument("ref", metavar="REF|FILE", shell_complete=complete_refs)
+@click.argument("other", metavar="[REF]", required=False, shell_complete=complete_refs)
 @click.option("--bom", "document", flag_value="bom", help="Print a CycloneDX bill of materials.")
 @click.option("--provenance", "document", flag_value="provenance", help="Print SLSA provenance.")
 @html_option
@@ -77,22 +77,22 @@ def show(
     if document is not None:
         if other is not None or html is not None:
             raise click.UsageError(f"--{document} prints one version as JSON, and nothing else")
-        return _document(ref, document, registry)
+        return _export_document(ref, document, registry)
     if other is not None:
-        return _difference(ref, other, html, registry)
-    if _is_a_file(ref):
+        return _compare_versions(ref, other, html, registry)
+    if _is_file(ref):
         if html is not None:
             raise click.UsageError("--html is for versions: `pipeline apply --html` draws a job")
-        return explained(Path(ref))
+        return explain_file(Path(ref))
     from pipeline.report import describe_bundle
     from stages.reference import read_proof
 
-    opened = opened_at(ref, registry)
+    opened = open_ref(ref, registry)
     bundle, version = opened.bundle, opened.version
-    page_lines = write_page(html, lambda: _page_of(opened, registry))
+    page_lines = write_page(html, lambda: _make_page(opened, registry))
     counts, notes = read_proof(bundle)
     data = {
-        "version": _version(version) if version else None,
+        "version": _describe_version(version) if version else None,
         "manifest": json.loads(bundle.manifest.to_json()),  # ours
         "annexes": {
             target: {"digest": annex.digest, **json.loads(annex.record.to_json())}  # ours
@@ -103,23 +103,25 @@ def show(
     return Answer(data, page_lines or describe_bundle(bundle, version))
 
 
-def _document(ref: str, kind: str, registry: Registry) -> Answer:
-    """A version in a format of other tools. It is JSON with `--json` and without."""
+def _export_document(ref: str, kind: str, registry: Registry) -> Answer:
+    """Returns the answer with a version in a format of other tools: `bom` is a CycloneDX bill of
+    materials, `provenance` is SLSA provenance. It is JSON with `--json` and without."""
     from pipeline.report import bill_of_materials, build_provenance
     from registry.bundle import Bundle
 
-    bundle = Bundle.open(opened_at(ref, registry).bundle.path, verify=False)  # without annexes
+    bundle = Bundle.open(open_ref(ref, registry).bundle.path, verify=False)  # without annexes
     data = bill_of_materials(bundle) if kind == "bom" else build_provenance(bundle)
     return Answer(data, json.dumps(data, indent=1).splitlines())
 
 
-def _is_a_file(ref: str) -> bool:
-    """True for the path of a file. The name of a model has neither a slash nor a suffix."""
+def _is_file(ref: str) -> bool:
+    """True if a REF is the path of a file. A name without a slash or a suffix is a model's, even if
+    a file is called so."""
     return ("/" in ref or bool(Path(ref).suffix)) and Path(ref).is_file()
 
 
-def _page_of(opened: Opened, registry: Registry) -> str:
-    """The page about a version with its history, or about a bundle in a folder."""
+def _make_page(opened: Opened, registry: Registry) -> str:
+    """Make the page about a version with its history, or about a bundle in a folder."""
     from pipeline.report import version_page  # it imports torch, and `show` alone does not
 
     version = opened.version
@@ -128,16 +130,16 @@ def _page_of(opened: Opened, registry: Registry) -> str:
 
 
 @command()
-@click.argument("a", shell_complete=refs)
-@click.argument("b", shell_complete=refs)
+@click.argument("a", shell_complete=complete_refs)
+@click.argument("b", shell_complete=complete_refs)
 @html_option
 def diff(a: str, b: str, html: Path | None, registry: Registry) -> Answer:
     """Show what changed from A to B."""
-    return _difference(a, b, html, registry)
+    return _compare_versions(a, b, html, registry)
 
 
-def _difference(a: str, b: str, html: Path | None, registry: Registry) -> Answer:
-    """What changed from the version A to B, and the page about it."""
+def _compare_versions(a: str, b: str, html: Path | None, registry: Registry) -> Answer:
+    """Returns the answer that says what changed from version A to B; writes the page `html`."""
     from pipeline.report import describe_difference, difference_page
     from pipeline.report import diff as compare
 
@@ -173,12 +175,12 @@ def ui(host: str, port: int, registry: Registry) -> None:
     It only reads. It serves until Ctrl-C. There is no password, so only this host can connect,
     unless --host says otherwise.
     """
-    from pipeline.report import listening, serve_site
+    from pipeline.report import open_listener, serve_site
 
     registry.list()  # raises an error now if the registry cannot be reached
-    with listening(host, port) as listener, suppress(KeyboardInterrupt):
+    with open_listener(host, port) as listener, suppress(KeyboardInterrupt):
         bound_port = listener.getsockname()[1]  # with --port 0, the one that was free
         host_in_url = f"[{host}]" if ":" in host else host  # brackets around IPv6
         url = f"http://{host_in_url}:{bound_port}/"
-        give(Answer({"url": url}, [f"{registry.shown} is at {url}; Ctrl-C ends it"]))
+        print_answer(Answer({"url": url}, [f"{registry.shown} is at {url}; Ctrl-C ends it"]))
         serve_site(registry, host, listener)

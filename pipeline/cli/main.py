@@ -26,7 +26,8 @@ from soa_pipeline import __version__
 
 
 class _Group(click.Group):
-    """Turns a user's error into one line on stderr. Exit status: 1, or 2 for wrong usage."""
+    """A group whose help lists the commands in sections. It turns a user's error into one line on
+    stderr, and the exit status 1, or 2 for wrong usage."""
 
     def __init__(self, *, sections: Mapping[str, Sequence[click.Command]], **rest: Any) -> None:
         super().__init__(**rest)
@@ -35,7 +36,8 @@ class _Group(click.Group):
             self.add_command(command)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As of click; a wrong option of the group itself is refused like one of a command."""
+        """Parse the arguments as click does. A wrong option of the group itself ends the program
+        with the same message as one of a command."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -50,7 +52,8 @@ class _Group(click.Group):
                 )
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command. Errors of a user or of the disk end the program; others are raised."""
+        """Run the command. An error of the user or of the disk ends the program with its message;
+        any other error is raised."""
         try:
             return super().invoke(ctx)
         except click.UsageError as error:
@@ -58,18 +61,19 @@ class _Group(click.Group):
         except SoaPipelineError as error:
             fail(str(error), error.code)
         except OSError as error:
-            fail(_disk_message(error), "disk")
+            fail(_explain_disk_error(error), "disk")
 
 
 def _refuse(ctx: click.Context, error: click.UsageError) -> NoReturn:
-    """Print what is wrong about the command line, and exit with 2."""
+    """Print what is wrong about the command line on stderr, and exit with click's status, 2."""
     message, command = error.format_message().rstrip("."), ctx.command_path
     complain(f"{command}: {message}; see {command} --help")
     ctx.exit(error.exit_code)
 
 
-def _disk_message(error: OSError) -> str:
-    """The message for a full disk or a bad path. Raises the error again if it is neither."""
+def _explain_disk_error(error: OSError) -> str:
+    """Returns the message for a full disk or for a path that cannot be used. Raises the error again
+    if it is neither."""
     if error.errno in FULL_DISK:
         where = f" ({error.filename})" if error.filename else ""
         return f"the disk is full{where}: free some space and run again"
@@ -125,7 +129,8 @@ _OLD = {
     "check": (validate, bench, verify),
     "registry": registry.sections["Commands"],
 }
-"""Commands by the name that they have now. They answer by their own name too, until version 2."""
+"""Commands that are a part of another one now, by the name of that one. Until version 2, the main
+group still has them, hidden from its help."""
 
 for _now, _commands in _OLD.items():
     for _command in _commands:

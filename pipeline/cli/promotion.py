@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pipeline.cli.answers import Answer, Number, command, give, say
-from pipeline.cli.completion import names, refs
+from pipeline.cli.answers import Answer, Number, command, print_answer, say
+from pipeline.cli.completion import complete_names, complete_refs
 
 if TYPE_CHECKING:
     from registry.history import Event
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @command()
-@click.argument("ref", shell_complete=refs)
+@click.argument("ref", shell_complete=complete_refs)
 @click.option("--to", "alias", required=True, help="staging, production, or an alias of your own.")
 @click.option(
     "--policy", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
@@ -82,12 +82,12 @@ def promote(
         assessment = ask_gates(registry, ref, alias, dry_run=True, **conditions)
         verdict = f"it would {'pass' if assessment.passed else 'be refused'}; nothing was changed"
         data = {"would_promote": assessment.passed}
-        answer = _answer_of_gates(f"{title}, dry run", data, assessment.decisions, verdict)
+        answer = _make_gates_answer(f"{title}, dry run", data, assessment.decisions, verdict)
         return replace(answer, passed=assessment.passed)
     try:
         promotion = ask_gates(registry, ref, alias, **conditions)
     except PromotionRefused as refused:
-        give(_answer_of_gates(title, {"promoted": None}, refused.decisions))
+        print_answer(_make_gates_answer(title, {"promoted": None}, refused.decisions))
         raise
     version, replaced = promotion.version, promotion.replaced
     moved = {
@@ -96,13 +96,14 @@ def promote(
         "replaced": replaced.ref if replaced else None,
     }
     line = f"{version.ref} is now {version.name}@{alias}"
-    return _answer_of_gates(title, moved, promotion.decisions, line)
+    return _make_gates_answer(title, moved, promotion.decisions, line)
 
 
-def _answer_of_gates(
+def _make_gates_answer(
     title: str, data: Mapping[str, object], decisions: Sequence[Decision], *lines: str
 ) -> Answer:
-    """The answer with the decisions of gates: a table with this title and lines, and data."""
+    """Returns the answer about a promotion: a table of the gates' decisions with this title, and
+    below it `lines`. For JSON the decisions are added to `data`."""
     from pipeline.report import describe_decisions
 
     decided = [{**asdict(decision), "code": decision.code} for decision in decisions]
@@ -110,7 +111,7 @@ def _answer_of_gates(
 
 
 @command()
-@click.argument("ref", shell_complete=refs)
+@click.argument("ref", shell_complete=complete_refs)
 @click.option(
     "--as", "name", metavar="NAME",
     help="The name that a policy asks for. Default: the user who runs this.",
@@ -131,7 +132,7 @@ def approve(ref: str, name: str | None, reason: str, registry: Registry) -> Answ
 
 
 @command()
-@click.argument("name", shell_complete=names)
+@click.argument("name", shell_complete=complete_names)
 @click.option("--reason", default="", metavar="TEXT", help="Why; it stays in the history.")
 def rollback(name: str, reason: str, registry: Registry) -> Answer:
     """Put the previous version back into production."""
@@ -140,7 +141,7 @@ def rollback(name: str, reason: str, registry: Registry) -> Answer:
 
 
 @command()
-@click.argument("name", shell_complete=names)
+@click.argument("name", shell_complete=complete_names)
 @click.option(
     "--at", "moment", metavar="TIME",
     help="Show the aliases at this time, such as 2026-11-01T12:00: in UTC, unless it ends in an "
@@ -149,21 +150,22 @@ def rollback(name: str, reason: str, registry: Registry) -> Answer:
 def history(name: str, moment: str | None, registry: Registry) -> Answer:
     """List what happened to NAME: promotions, rollbacks, refusals, approvals, builds, removals."""
     from pipeline.report import describe_history
-    from registry.history import gaps
+    from registry.history import missing_numbers
 
     time = None if moment is None else _parse_moment(moment)
     events = registry.history(name)
-    if missing := gaps(events):
+    if missing := missing_numbers(events):
         say(f"{name}: events {', '.join(map(str, missing))} were removed from the registry")
     if time is not None:
-        return _aliases_then(name, events, time)
+        return _show_aliases_at(name, events, time)
     nothing = f"nothing has happened to {name} since it was registered"
     shown = [describe_history(name, events) if events else nothing]
     return Answer([event.to_json() for event in events], shown)
 
 
-def _aliases_then(name: str, events: Sequence[Event], time: datetime) -> Answer:
-    """The aliases that a model had at a time, from the events of its history."""
+def _show_aliases_at(name: str, events: Sequence[Event], time: datetime) -> Answer:
+    """Returns the answer that lists the aliases that a model had at a time, by the events of its
+    history. "known" is false if the history does not go back so far."""
     from registry.history import aliases_at
 
     then = time.isoformat()
@@ -178,7 +180,8 @@ def _aliases_then(name: str, events: Sequence[Event], time: datetime) -> Answer:
 
 
 def _parse_moment(text: str) -> datetime:
-    """The time that `--at` gives, in UTC; a time without an offset is in UTC too."""
+    """Parse a time in ISO 8601 and convert it to UTC, which is also the zone of a time without an
+    offset. Raises BadParameter."""
     try:
         moment = datetime.fromisoformat(text)
         return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
@@ -203,17 +206,18 @@ def policy(file: Path | None, model: str | None, registry: Registry) -> Answer:
 
         read = load_policy(file)
         registry.set_policy(read.policy, model, read.reference.path if read.reference else None)
-    models = [each.name for each in registry.list()] if model is None else [model]
+    models = [listed.name for listed in registry.list()] if model is None else [model]
     if model is not None:
         registry.versions(model)  # raises an error if there is no such model
-    policies = [each for scope in (None, *models) for each in registry.policies(scope)]
+    # The scope None has the policies for every model.
+    policies = [stored for scope in (None, *models) for stored in registry.policies(scope)]
     rules_of = {p.origin: p.policy.model_dump(exclude_defaults=True) for p in policies}
 
-    def shown() -> Iterator[str]:
+    def describe() -> Iterator[str]:
         if not rules_of:
             yield "no policy: a promotion asks for what the version's config says"
         for origin, rules in rules_of.items():
             yield origin
             yield from (f"  {key}: {json.dumps(value)}" for key, value in rules.items())
 
-    return Answer([{"origin": origin, **rules} for origin, rules in rules_of.items()], shown())
+    return Answer([{"origin": origin, **rules} for origin, rules in rules_of.items()], describe())

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from pipeline.cli.answers import Answer, command, give, say
-from pipeline.cli.completion import refs
+from pipeline.cli.answers import Answer, command, print_answer, say
+from pipeline.cli.completion import complete_refs
 from soa.text import number
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _SERVICE = ("devices", "instances", "queue_delay_us", "target", "requests", "mer
 
 
 def _service_options(function: F) -> F:
-    """Adds the options in `_SERVICE`. Their names are those of arguments of
+    """A decorator that adds the options in `_SERVICE`. Their names are those of arguments of
     `pipeline.deployment.deploy`."""
     for option in (
         click.option(
@@ -63,7 +63,8 @@ def _service_options(function: F) -> F:
 
 
 def _tls_options(function: F) -> F:
-    """Adds the files of a `Tls`, which the command gets by the names of its fields."""
+    """A decorator that adds the options for the files of a `Tls`; the command gets them by the
+    names of its fields."""
     for name, content in (
         ("certificate-chain", "the client's certificate, if the server asks for one."),
         ("private-key", "the client's key, if the server asks for one."),
@@ -75,7 +76,7 @@ def _tls_options(function: F) -> F:
     return function
 
 
-def _no_manifests(context: click.Context, option: click.Parameter, folder: str | None) -> None:
+def _refuse_manifests(context: click.Context, option: click.Parameter, folder: str | None) -> None:
     """Refuse the option `--manifests`, which older releases had."""
     if folder is not None:
         raise click.UsageError(
@@ -85,14 +86,14 @@ def _no_manifests(context: click.Context, option: click.Parameter, folder: str |
 
 
 def _cluster_options(function: F) -> F:
-    """Adds options for `_cluster_files`; the command gets them in `**options`."""
+    """A decorator that adds the options that `_make_cluster_files` takes."""
     for option in reversed((
         click.option(
             "--helm", is_flag=False, flag_value="values.yaml", metavar="[FILE]",
             type=click.Path(dir_okay=False, path_type=Path),
             help="Also write values for the SuperSONIC Helm chart. Default FILE: values.yaml.",
         ),
-        click.option("--manifests", hidden=True, expose_value=False, callback=_no_manifests),
+        click.option("--manifests", hidden=True, expose_value=False, callback=_refuse_manifests),
         click.option(
             "--image", metavar="IMAGE",
             help="For a cluster: a container image with Triton, torch and soa-pipeline.",
@@ -127,7 +128,7 @@ def _cluster_options(function: F) -> F:
     return function
 
 
-def _cluster_files(
+def _make_cluster_files(
     *,
     helm: Path | None,
     image: str | None,
@@ -135,8 +136,8 @@ def _cluster_files(
     replace: bool,
     **rest: Any,
 ) -> ClusterFiles | None:
-    """The files for a cluster that the options ask for, checked; None if they ask for none. Raises
-    ServingError."""
+    """Returns the files for a cluster that the options ask for, after a check; None without
+    `--helm`. Raises UsageError for options that do not go together, and ServingError."""
     if helm is None:
         _refuse_options(("image", "servers", *rest), "is for a cluster: add --helm")
         return None
@@ -146,7 +147,7 @@ def _cluster_files(
     if image is None:
         raise click.UsageError("a cluster needs --image: one with Triton, torch and soa-pipeline")
     least, _, most = servers.partition("-")
-    most = most or least  # `--servers 4` is four servers, always
+    most = most or least  # `--servers 4` means that there are always four
     if not (least.isdecimal() and most.isdecimal()):
         raise click.UsageError(f"--servers {servers!r}: write LEAST-MOST, as 1-10")
     options = ClusterOptions(image, min_servers=int(least), max_servers=int(most), **rest)
@@ -172,7 +173,7 @@ class _Backends(click.Choice[str]):
 
 
 @command()
-@click.argument("ref", shell_complete=refs)
+@click.argument("ref", shell_complete=complete_refs)
 @click.option(
     "--out", required=True, type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
     help="The model repository; the model becomes the folder DIR/NAME.",
@@ -201,22 +202,22 @@ def deploy(
     from pipeline.deployment import deploy as write
 
     service = {name: options.pop(name) for name in _SERVICE}
-    files = _cluster_files(replace=replace, **options)
+    files = _make_cluster_files(replace=replace, **options)
     deployed = write(registry, ref, out, backend=backend, replace=replace, **service)
-    data = _as_data(deployed)
-    line = f"{_ref(deployed)} ({deployed.service.target}) is in {deployed.folder}"
-    lines = [line, _batching(deployed)]
+    data = _convert_to_data(deployed)
+    line = f"{_format_ref(deployed)} ({deployed.service.target}) is in {deployed.folder}"
+    lines = [line, _describe_batching(deployed)]
     if files is not None:
         data["cluster"] = files.write(deployed)
         lines += data["cluster"]
     return Answer(data, lines)
 
 
-def _as_data(deployed: Deployed) -> dict[str, Any]:
-    """A deployment as data for JSON."""
+def _convert_to_data(deployed: Deployed) -> dict[str, Any]:
+    """Returns a deployment as data for JSON."""
     service = deployed.service
     return {
-        "version": _ref(deployed),
+        "version": _format_ref(deployed),
         "digest": service.digest,
         "target": service.target,
         "requests": service.requests,
@@ -227,8 +228,8 @@ def _as_data(deployed: Deployed) -> dict[str, Any]:
     }
 
 
-def _batching(deployed: Deployed) -> str:
-    """A sentence that says whether requests share runs, or why they do not."""
+def _describe_batching(deployed: Deployed) -> str:
+    """Returns a sentence that says up to how many rows requests share runs, or why they do not."""
     if deployed.why_alone:
         return f"requests are not merged: {deployed.why_alone}"
     service = deployed.service
@@ -242,7 +243,7 @@ _STARTED_SERVER = ("servers", "check", "explicit", "host", "grpc_port", "http_po
 
 
 @command()
-@click.argument("ref", shell_complete=refs)
+@click.argument("ref", shell_complete=complete_refs)
 @_service_options
 @click.option(
     "--to", metavar="URL",
@@ -298,7 +299,7 @@ def serve(
     if to is None:
         _refuse_options(("replace", "unload", *_TLS), "is for a running server: add --to")
         count, check = options.pop("servers"), options.pop("check")
-        _serve_here(registry, ref, service, count, check, _server_options(ready_s, **options))
+        _serve_here(registry, ref, service, count, check, _make_server_options(ready_s, **options))
         return
     _refuse_options(_STARTED_SERVER, "starts a server, and --to names one that runs")
     from pipeline.deployment import LOADING, load_on, unload_from
@@ -309,18 +310,20 @@ def serve(
     if unload:
         _refuse_options(("replace", *_SERVICE), "does not go with --unload")
         ref, left = unload_from(registry, ref, to, options=connection)
-        give(_answer_about_server(ref, to, left, {}, [f"{ref} is unloaded"]))
+        print_answer(_make_server_answer(ref, to, left, {}, [f"{ref} is unloaded"]))
         return
     say(f"loading {ref} at {to}, and comparing its answers with the reference")
     loaded = load_on(registry, ref, to, replace=replace, options=connection, **service)
-    data, lines = _comparison(loaded.deployed, loaded.report)
-    lines.append(_batching(loaded.deployed))
+    deployed = loaded.deployed
+    data, lines = _list_worst(deployed, loaded.report)
+    lines.append(_describe_batching(deployed))
     data |= {"metrics": {}, "folder": ""}
-    give(_answer_about_server(_ref(loaded.deployed), to, loaded.versions, data, lines))
+    print_answer(_make_server_answer(_format_ref(deployed), to, loaded.versions, data, lines))
 
 
 def _refuse_options(names: Sequence[str], why: str) -> None:
-    """Raises UsageError if one of these options is on the command line; `why` follows its name."""
+    """Raises UsageError if one of the options `names` was given on the command line. `why`: the
+    text of the error after the option."""
     context = click.get_current_context()
     for option in context.command.params:
         source = context.get_parameter_source(str(option.name))
@@ -328,23 +331,23 @@ def _refuse_options(names: Sequence[str], why: str) -> None:
             raise click.UsageError(f"{option.opts[0]} {why}")
 
 
-def _ref(deployed: Deployed) -> str:
-    """The version that was deployed, as NAME/NUMBER."""
+def _format_ref(deployed: Deployed) -> str:
+    """Returns the version that was deployed, as NAME/NUMBER."""
     return f"{deployed.service.name}/{deployed.service.number}"
 
 
-def _answer_about_server(
+def _make_server_answer(
     ref: str, url: str, versions: Sequence[int], data: dict[str, Any], lines: Sequence[str]
 ) -> Answer:
-    """The answer about the running server at `url`, which serves these versions of the model of
-    `ref`; `data` and `lines` say what was done there."""
+    """Returns the answer about the running server at `url`, which now serves `versions` of the
+    model of `ref`. `data` and `lines` say what was done there."""
     name = ref.partition("/")[0]
     serves = ", ".join(f"{name}/{number}" for number in versions) or f"no version of {name}"
     about_server = {"version": ref, "endpoints": {"gRPC": url}, "versions": list(versions)}
     return Answer(data | about_server, [*lines, f"{url} serves {serves}"])
 
 
-def _server_options(
+def _make_server_options(
     ready_s: float,
     *,
     host: str,
@@ -354,7 +357,7 @@ def _server_options(
     explicit: bool,
     tritonserver: str | None,
 ) -> ServerOptions:
-    """The options of `serve` about the server that it starts, by their names."""
+    """Converts the options of `serve` about the server that it starts."""
     from serving.local import EXPLICIT, Ports, ServerOptions
 
     ports = Ports(grpc_port, http_port, metrics_port)
@@ -378,29 +381,29 @@ def _serve_here(
     find_triton(options.binary)  # before any work
     with _sigterm_as_ctrl_c(), tempfile.TemporaryDirectory(prefix="soa-serve-") as scratch:
         deployed = write(registry, ref, Path(scratch), **service)
-        say(f"starting Triton with {_ref(deployed)}; {_batching(deployed)}")
+        say(f"starting Triton with {_format_ref(deployed)}; {_describe_batching(deployed)}")
         with make_server(count, Path(scratch), options) as server:
             say("comparing its answers with the reference")
-            data, lines = _comparison(deployed, check_answers(server.url, deployed))
+            data, lines = _list_worst(deployed, check_answers(server.url, deployed))
             endpoints, metrics = server.endpoints(), server.metrics(deployed.service.name)
             lines += [f"{protocol:8} {address}" for protocol, address in endpoints.items()]
-            for counted in ("request_success", "count", "exec_count"):
-                name = f"nv_inference_{counted}"
+            for counter in ("request_success", "count", "exec_count"):
+                name = f"nv_inference_{counter}"
                 lines.append(f"{name} {metrics.get(name, 0.0):.0f}")
-            give(Answer(data | {"endpoints": endpoints, "metrics": metrics}, lines))
+            print_answer(Answer(data | {"endpoints": endpoints, "metrics": metrics}, lines))
             if not check:
                 with contextlib.suppress(KeyboardInterrupt):
                     server.wait()
                 say("stopping")
 
 
-def _comparison(deployed: Deployed, report: ValidationReport) -> tuple[dict[str, Any], list[str]]:
-    """The comparison of a version that serves with its reference: as data for JSON, and as lines
-    with the largest deviation of each output."""
+def _list_worst(deployed: Deployed, report: ValidationReport) -> tuple[dict[str, Any], list[str]]:
+    """Returns what the comparison of a deployed version with its reference found, as data for JSON
+    and as lines: the largest deviation of each output."""
     worst = {output: deviation.max_abs for output, deviation in report.worst.items()}
-    lines = [f"{_ref(deployed)} answers as its reference does"]
+    lines = [f"{_format_ref(deployed)} answers as its reference does"]
     lines += [f"  {name}: largest deviation {number(value, 2)}" for name, value in worst.items()]
-    return _as_data(deployed) | {"worst": worst}, lines
+    return _convert_to_data(deployed) | {"worst": worst}, lines
 
 
 @contextlib.contextmanager
@@ -413,9 +416,9 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
 
     # A signal that was ignored at the start stays ignored: nohup ignores SIGHUP on purpose.
     numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
-    before = {number: signal.signal(number, interrupt) for number in numbers}
+    old_handlers = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in old_handlers.items():
             signal.signal(number, handler)

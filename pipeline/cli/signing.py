@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pipeline.cli.answers import Answer, command, opened_at
-from pipeline.cli.completion import refs
+from pipeline.cli.answers import Answer, command, open_ref
+from pipeline.cli.completion import complete_refs
 
 if TYPE_CHECKING:
     from registry.store import Registry
@@ -18,7 +18,7 @@ PASSWORD_VARIABLE = "PIPELINE_SIGNING_PASSWORD"
 
 
 @command()
-@click.argument("ref", shell_complete=refs)
+@click.argument("ref", shell_complete=complete_refs)
 @click.option(
     "--key", required=True, type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
     help="Private EC key (P-256, P-384, P-521) in PEM format; its password, if it has one, is "
@@ -47,7 +47,7 @@ def sign(
         raise click.UsageError("--chain goes with --certificate")
     password = os.environ.get(PASSWORD_VARIABLE)
     certificates = [] if certificate is None else [certificate, *chain]
-    opened = opened_at(ref, registry)
+    opened = open_ref(ref, registry)
     if opened.version is None:
         public = sign_bundle(opened.bundle, key, password, certificates)
     else:

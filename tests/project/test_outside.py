@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from engines.exported.archive import load_program
-from pipeline.cli.housekeeping import cached_name
+from pipeline.cli.housekeeping import read_cached_name
 from pipeline.config import load_config, load_policy
 from pipeline.config.site_file import load_site
 from registry.bundle.digests import SUMS, open_file
@@ -203,7 +203,7 @@ def test_a_pipe_is_refused_at_once(tmp_path: Path, read: Callable[[Path, Path], 
 def test_a_manifest_that_is_a_pipe_does_not_hide_the_name(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "manifest.json")
     (tmp_path / "annex.json").write_text('{"name": "jets", "target": "cpu/x86-64-v3"}')
-    assert cached_name(tmp_path) == "jets cpu/x86-64-v3"
+    assert read_cached_name(tmp_path) == "jets cpu/x86-64-v3"
 
 
 # -- records ---------------------------------------------------------------------------------------

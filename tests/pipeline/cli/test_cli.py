@@ -489,7 +489,7 @@ def test_quiet_is_quiet_in_threads_too(option: tuple[str, ...], shown: str) -> N
 
     @answers.command(registry=False)
     def work() -> None:
-        thread = Thread(target=answers.sayer(), args=("compiling",))
+        thread = Thread(target=answers.make_say(), args=("compiling",))
         thread.start()
         thread.join()
 

@@ -60,9 +60,9 @@ def test_a_terminal_shows_what_is_at_work(pull: list[str]) -> None:
 
 SCRIPT = """
 import click
-from pipeline.cli.answers import say, steps
+from pipeline.cli.answers import say, show_steps
 
-with click.Context(click.Command("any")).scope(), steps() as show, show("at work", 40.0):
+with click.Context(click.Command("any")).scope(), show_steps() as show, show("at work", 40.0):
     say("a line")
 """
 
