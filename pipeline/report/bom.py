@@ -29,9 +29,7 @@ def bill_of_materials(bundle: Bundle) -> dict[str, Any]:
         kind = "data" if name in data else "file"
         files.append(_component(kind, name, hashes=[{"alg": "SHA-256", "content": digest}]))
     tools = [  # excluded: not inside
-        _component(
-            "library", name, version=version, purl=_package_url(name, version), scope="excluded"
-        )
+        _component("library", name, version=version, purl=_purl_of(name, version), scope="excluded")
         for name, version in sorted(built.tools.items())
     ]
     model = _component(
@@ -58,9 +56,9 @@ def build_provenance(bundle: Bundle) -> dict[str, Any]:
     `bundle` must have no annexes, which were never sealed in it.
     """
     built, labelled = bundle.manifest.provenance, bundle.manifest.labelled
-    builder = _package_url("soa-pipeline", built.tools.get("soa-pipeline", "unknown"))
+    builder = _purl_of("soa-pipeline", built.tools.get("soa-pipeline", "unknown"))
     tools = sorted(built.tools.items())
-    dependencies: list[dict[str, Any]] = [{"uri": _package_url(*tool)} for tool in tools]
+    dependencies: list[dict[str, Any]] = [{"uri": _purl_of(*tool)} for tool in tools]
     if built.git_commit is not None:
         dependencies.append({"name": "config", "digest": {"gitCommit": built.git_commit}})
     if labelled is not None:
@@ -90,7 +88,7 @@ def _sealed_files(bundle: Bundle) -> list[tuple[str, str]]:
     return sorted({**bundle.files, SUMS: bundle.digest}.items())
 
 
-def _package_url(name: str, version: str) -> str:
+def _purl_of(name: str, version: str) -> str:
     """Return the package URL of a tool, such as `pkg:pypi/torch@2.9.1`. All but g++ are of PyPI."""
     package = "generic/g%2B%2B" if name == "g++" else f"pypi/{quote(name.lower(), safe='')}"
     return f"pkg:{package}@{quote(version, safe='')}"

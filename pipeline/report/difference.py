@@ -17,7 +17,7 @@ import torch
 from engines.errors import EngineError
 from engines.exported import load_program, quiet_torch
 from pipeline.report.tables import new_table
-from pipeline.report.versions import percent
+from pipeline.report.versions import first_names, percent
 from registry.bundle import Bundle, Candidate, Manifest
 from registry.errors import BundleError
 from registry.store import Registry
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 _MOST_CHARACTERS = 80  # of a value in a table
 _MOST_ROWS = 40  # of a table
-_MOST_FILES = 6  # whose names are shown
 _NUMBERS = ("max_abs", "norm_a", "norm_b", "norm_difference")
 
 
@@ -272,14 +271,11 @@ def describe_difference(difference: Mapping[str, Any]) -> Iterator[Part]:
 def _describe_changes(subject: str, changes: Sequence[Mapping[str, Any]]) -> Iterator[Part]:
     """Describe the changes of one subject: in a table, or if these are files, only their names."""
     if subject == "files":
-        names = ", ".join(change["what"] for change in changes[:_MOST_FILES])
-        more = f", … ({len(changes)})" if len(changes) > _MOST_FILES else ""
-        yield f"files that differ: {names}{more}"
+        names = first_names([change["what"] for change in changes])
+        yield f"files that differ: {names}"
         return
     shown = changes[:_MOST_ROWS]
-    rows = (
-        (change["what"], _value_text(change["a"]), _value_text(change["b"])) for change in shown
-    )
+    rows = ((change["what"], _as_text(change["a"]), _as_text(change["b"])) for change in shown)
     yield new_table(subject, "", "A", "B", rows=rows)
     yield from _count_hidden_rows(len(changes))
 
@@ -352,7 +348,7 @@ def _count_hidden_rows(count: int) -> Iterator[str]:
         yield f"  … and {count - _MOST_ROWS} more: --json has all"
 
 
-def _value_text(value: Any) -> str:
+def _as_text(value: Any) -> str:
     """Write a value of JSON data as text, which is cut to `_MOST_CHARACTERS` characters."""
     if value is None:
         return "—"

@@ -43,10 +43,10 @@ from pipeline.report.versions import (
     describe_reference,
     describe_validation,
     describe_versions,
+    ranges_text,
     read_benchmark,
     read_curves,
     read_validation,
-    row_ranges_text,
 )
 from registry.bundle import Bundle
 from registry.history import Event
@@ -117,10 +117,7 @@ def render_page(
         autoescape=True, finalize=without_controls, undefined=StrictUndefined,
     )  # fmt: skip
     filled = [
-        Section(
-            section.title,
-            [_without_empty_columns(part) for part in section.parts if part is not None],
-        )
+        Section(section.title, [_trim_table(part) for part in section.parts if part is not None])
         for section in sections
     ]
     return templates.get_template("page.html").render(
@@ -129,7 +126,7 @@ def render_page(
     )  # fmt: skip
 
 
-def _without_empty_columns(part: Part | Figure | Flow) -> Part | Figure | Flow:
+def _trim_table(part: Part | Figure | Flow) -> Part | Figure | Flow:
     """Return a part of a page; a table loses its empty columns."""
     return part.without_empty_columns() if isinstance(part, Table) else part
 
@@ -207,9 +204,7 @@ def make_flow(name: str, signature: Signature) -> Flow:
         (
             Step("Columns in", columns(signature.inputs)),
             Step("Blocks", blocks(signature.inputs)),
-            Step(
-                "Model", ((name, f"rows {row_ranges_text(signature)}"), *blocks(signature.outputs))
-            ),
+            Step("Model", ((name, f"rows {ranges_text(signature)}"), *blocks(signature.outputs))),
             Step("Columns out", columns(signature.outputs)),
         )
     )
@@ -325,12 +320,10 @@ def _curve_parts(bundle: Bundle) -> Iterator[Part | Figure | None]:
     recorded = dict(read_curves(bundle))
     for target, record in bundle.manifest.targets.items():
         curves = dict.fromkeys(record.metrics, _NOT_KEPT) | recorded.get(target, {})
-        yield from _curve_parts_of_target(target, curves)
+        yield from _target_curves(target, curves)
 
 
-def _curve_parts_of_target(
-    target: str, curves: Mapping[str, Curve]
-) -> Iterator[Part | Figure | None]:
+def _target_curves(target: str, curves: Mapping[str, Curve]) -> Iterator[Part | Figure | None]:
     """Yield the plots of a target's metrics, and the reason for each curve that is not drawn.
 
     All ROC curves are in one plot, and equal ones are one line with the names of all its metrics.
@@ -547,9 +540,8 @@ def model_page(name: str, versions: Sequence[Version], events: Sequence[Event]) 
         first, second = sorted(v.number for v in versions)[-2:]
         address = f"/models/{name}/{second}/beside/{first}"
         links.append((f"{name}/{first} and {name}/{second} side by side", address))
-    return render_page(
-        name, [Section("Versions", [table]), Section("History", [*history])], links=links
-    )
+    sections = [Section("Versions", [table]), Section("History", [*history])]
+    return render_page(name, sections, links=links)
 
 
 def publish(

@@ -63,11 +63,7 @@ class Table:
 
     def is_prose(self, column: int) -> bool:
         """Return whether a column holds sentences, which may be broken into lines."""
-        return (
-            column > 0
-            and not self._all_match(column, _NUMBER)
-            and not self._all_match(column, _MOMENT)
-        )
+        return column > 0 and not any(self._all_match(column, form) for form in (_NUMBER, _MOMENT))
 
     def _all_match(self, column: int, form: re.Pattern[str]) -> bool:
         """Return whether every line of a column matches `form`. A missing cell matches, too."""

@@ -83,9 +83,7 @@ def make_site(registry: Registry, host: str = _THIS_HOST[0]) -> Any:
         with _one_at_a_time:
             opened = open_version(Opening(known.ref, mode="test", registry=registry))
             events = registry.history(name)
-            return answer(
-                version_page(opened.bundle, known, events, _version_links(registry, known))
-            )
+            return answer(version_page(opened.bundle, known, events, _page_links(registry, known)))
 
     @app.get("/models/{name}/{second}/beside/{first}")
     def beside(name: str, second: int, first: int) -> HTMLResponse:
@@ -100,7 +98,7 @@ def make_site(registry: Registry, host: str = _THIS_HOST[0]) -> Any:
 HOME = ("all models", "/")
 
 
-def _version_links(registry: Registry, version: Version) -> list[tuple[str, str]]:
+def _page_links(registry: Registry, version: Version) -> list[tuple[str, str]]:
     """Return the links from a version's page, as pairs of text and address.
 
     They lead to the first page, the model, the comparison with the version before, and MLflow's

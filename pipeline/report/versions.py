@@ -236,7 +236,7 @@ def collect_facts(bundle: Bundle, version: Version | None) -> dict[str, str]:
         "origin": _origin_text(version.origin if version else {}),
         "precision": manifest.capture.precision,
         "torchscript": manifest.capture.torchscript or manifest.capture.torchscript_note or "none",
-        "rows": row_ranges_text(signature),
+        "rows": ranges_text(signature),
         "dependence": _dependence_text(manifest.capture),
         "jagged": ", ".join(f"{k}: the first {v} of a row" for k, v in signature.jagged.items()),
         "tools": ", ".join(f"{k} {v}" for k, v in provenance.tools.items()),
@@ -257,7 +257,7 @@ def _shadow_text(shadow: ShadowRecord) -> str:
     )
 
 
-def row_ranges_text(signature: Signature) -> str:
+def ranges_text(signature: Signature) -> str:
     """Write how many rows a call may have, such as `n: 1 … 1,000` for each row dimension."""
     return ", ".join(
         f"{dim}: {rows.min:,} {'or more' if rows.unbounded else f'… {rows.max:,}'}"
@@ -288,7 +288,7 @@ def blocks_table(manifest: Manifest) -> Table:
             blocks.add_row(
                 f"{arrow} {bound.name}",
                 bound.block.collection,
-                _first_names(bound.block.columns),
+                first_names(bound.block.columns),
                 f"{plan.kind} {plan.dtype} {' by '.join(map(str, plan.feature_shape))}".rstrip(),
                 "" if tolerance is None else _tolerance_text(tolerance),
             )
@@ -302,7 +302,7 @@ def _tolerance_text(tolerance: Tolerance) -> str:
     return f"{number(tolerance.atol)} + {number(tolerance.rtol)}·|ref|"
 
 
-def _first_names(names: Sequence[str]) -> str:
+def first_names(names: Sequence[str]) -> str:
     """Join the first `_MOST_NAMES` names; if there are more, add the number of all."""
     more = f", … ({len(names)})" if len(names) > _MOST_NAMES else ""
     return ", ".join(names[:_MOST_NAMES]) + more

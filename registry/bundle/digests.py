@@ -55,7 +55,7 @@ class Hashed(NamedTuple):
 
 # Digests that this process has computed: an unchanged file is not read again. Two writes within one
 # tick of the clock give the same times, so the digest of a file that was just written is not kept.
-_known_digests: dict[Identity, str] = {}
+_digests: dict[Identity, str] = {}
 _SETTLED_NS = 2_000_000_000  # since its last change, a file counts as no longer being written
 
 
@@ -86,7 +86,7 @@ class Sealed:
 
     def verify(self) -> None:
         """Check again that every file in the folder has the same content as when it was opened."""
-        _known_digests.clear()
+        _digests.clear()
         if self.open(self.path).digest != self.digest:
             raise BundleError(
                 f"{self.path}: sealed anew since it was opened", code="bundle-altered"
@@ -155,9 +155,7 @@ def _explain_read_errors(root: Path, name: str) -> Iterator[None]:
 def _hash_files(root: Path, names: Sequence[str]) -> list[Hashed]:
     """Hash each file, in several threads if there is much to hash: hashing releases the GIL."""
     try:
-        total = sum(
-            file.size for name in names if (file := identity(root / name)) not in _known_digests
-        )
+        total = sum(file.size for name in names if (file := identity(root / name)) not in _digests)
     except OSError:  # a file was removed since it was listed: reading it raises the error
         total = 0
     cores = len(os.sched_getaffinity(0))
@@ -174,12 +172,12 @@ def _hash_by_name(root: Path, name: str) -> Hashed:
     handle, opened_ns = open_file(root, name), time.time_ns()
     try:
         now = identity(handle)
-        known = _known_digests.get(now)
+        known = _digests.get(now)
         if known is not None:
             return Hashed(known, now)
         file = hash_file(handle, root, name)
         if opened_ns - max(file.identity.modified_ns, file.identity.changed_ns) > _SETTLED_NS:
-            _known_digests[file.identity] = file.digest
+            _digests[file.identity] = file.digest
         return file
     finally:
         os.close(handle)

@@ -318,11 +318,8 @@ class ModelWriter:
             self._move_aliases(event)
         replaced = event.replaced
         if event.kind == "rollback" and _read_tags(self._store, self.model, replaced) is not None:
-            record = {
-                "by": event.by,
-                "at": _time_text(event),
-                "to": f"{self.model}/{event.version}",
-            }
+            successor = f"{self.model}/{event.version}"
+            record = {"by": event.by, "at": _time_text(event), "to": successor}
             self.tag(replaced, ROLLED_BACK, json.dumps(record, sort_keys=True))
         if event.kind == "build":
             self._tag_targets(event, TARGET, dict.fromkeys(event.annexes, "verified"))

@@ -52,7 +52,7 @@ def push(
     """
     whole = open_folder(folder, verify=False)
     annexes = tuple(whole.annexes.values())
-    version = _find_version_with_digest(registry, whole, name)
+    version = _find_version(registry, whole, name)
     new = False
     if version is None:
         text = json.dumps(_describe_origin(whole, origin), sort_keys=True)
@@ -76,9 +76,7 @@ def push(
     return Pushed(version, new, tuple(added), tuple(kept), signature)
 
 
-def _find_version_with_digest(
-    registry: Registry, bundle: Bundle, name: str | None
-) -> Version | None:
+def _find_version(registry: Registry, bundle: Bundle, name: str | None) -> Version | None:
     """Find a version that has the bundle's digest; None if there is none.
 
     `name`: the model that it must be of; None: any model, but that of the manifest's name first.
@@ -86,9 +84,8 @@ def _find_version_with_digest(
     if not registry.exists:
         return None
     with registry.client() as client:
-        versions = fetch_all_pages(
-            client.search_model_versions, f"tags.{DIGEST} = '{bundle.digest}'"
-        )
+        has_digest = f"tags.{DIGEST} = '{bundle.digest}'"
+        versions = fetch_all_pages(client.search_model_versions, has_digest)
     preferred = Ref(name or bundle.manifest.name).name
     refs = [
         Ref(str(version.name), int(version.version))

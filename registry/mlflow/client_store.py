@@ -61,10 +61,8 @@ class ClientStore:
         return None if registered is None else _convert_model(registered)
 
     def models(self) -> list[StoredModel]:
-        return [
-            _convert_model(model)
-            for model in fetch_all_pages(self._client.search_registered_models)
-        ]
+        models = fetch_all_pages(self._client.search_registered_models)
+        return [_convert_model(model) for model in models]
 
     def versions(self, name: str) -> list[StoredVersion]:
         versions = fetch_all_pages(self._client.search_model_versions, f"name = '{name}'")
@@ -84,9 +82,8 @@ class ClientStore:
         experiment = self._client.get_experiment_by_name(name)
         if experiment is None:
             return None
-        return StoredExperiment(
-            str(experiment.experiment_id), experiment.lifecycle_stage == "active"
-        )
+        active = experiment.lifecycle_stage == "active"
+        return StoredExperiment(str(experiment.experiment_id), active)
 
     def runs(self, query: RunQuery) -> list[StoredRun]:
         """As `Store.runs`: deleted runs are searched too."""
@@ -127,10 +124,8 @@ def _convert_version(version: Any) -> StoredVersion:
 
 def _convert_run(run: Any) -> StoredRun:
     """Return our record of MLflow's Run."""
-    info = run.info
-    return StoredRun(
-        info.run_id, info.status, info.start_time, info.end_time, _convert_tags(run.data.tags)
-    )
+    info, tags = run.info, _convert_tags(run.data.tags)
+    return StoredRun(info.run_id, info.status, info.start_time, info.end_time, tags)
 
 
 def _convert_tags(tags: Mapping[Any, Any]) -> dict[str, str]:

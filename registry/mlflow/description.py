@@ -104,12 +104,8 @@ def markdown(bundle: Bundle) -> str:
     if provenance.git_dirty:
         origin += " with uncommitted changes"
     head = [_cell_text(manifest.description), ""] if manifest.description else []
-    head += [
-        _cell_text(origin),
-        "",
-        *_table_lines([_CANDIDATES]),
-        f"|{' --- |' * len(_CANDIDATES)}",
-    ]
+    rule = f"|{' --- |' * len(_CANDIDATES)}"
+    head += [_cell_text(origin), "", *_table_lines([_CANDIDATES]), rule]
     rows = _table_lines(_candidate_rows(manifest.targets))
     shown = list(rows)
     while shown and len("\n".join(head + shown)) > _DESCRIPTION_LIMIT - 40:  # room for "… and"

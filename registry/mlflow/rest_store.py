@@ -103,10 +103,8 @@ class RestStore:
 
     def __init__(self, session: Any, uri: str) -> None:
         self._session, self._uri = session, uri.rstrip("/")
-        self._options = {
-            **request_options(),
-            "timeout": _read_number("MLFLOW_HTTP_REQUEST_TIMEOUT", 120),
-        }
+        timeout_s = _read_number("MLFLOW_HTTP_REQUEST_TIMEOUT", 120)
+        self._options = {**request_options(), "timeout": timeout_s}
 
     def model(self, name: str) -> StoredModel | None:
         """As `Store.model`: the server gives a prompt too, which is left out here."""

@@ -74,23 +74,19 @@ def tolerance(findings: Findings) -> Iterable[Decision]:
         record = findings.manifest.targets.get(target)
         limit = f"outside <= {findings.needed.max_outside:g}"
         if worst := findings.worst.get(target):
-            yield _judge_deviations("tolerance", target, worst, findings)
+            yield _judge_worst("tolerance", target, worst, findings)
         elif record and findings.needs_a_device(target) and findings.is_excused(target):
             detail = f"{target} was not run again: {record.status}, allowed by name"
             yield Decision("tolerance", True, "not run", "unverified allowed", detail)
         elif record and record.status == "emulated" and not findings.needed.production:
             candidate = record.candidates[str(record.chosen)]
-            yield _judge_deviations(
-                "tolerance", f"{target} on an emulator", candidate.worst, findings
-            )
+            yield _judge_worst("tolerance", f"{target} on an emulator", candidate.worst, findings)
         else:
             detail = f"{target} was not run again on its reference, {limit} must be shown"
             yield Decision("tolerance", False, "not run", limit, detail)
 
 
-def _judge_deviations(
-    gate: str, where: str, worst: Mapping[str, Worst], findings: Findings
-) -> Decision:
+def _judge_worst(gate: str, where: str, worst: Mapping[str, Worst], findings: Findings) -> Decision:
     """Decide whether all outputs agree, by the one that exceeds its limit the most.
 
     `where` begins the detail of the decision. `worst`: the deviations by output.
@@ -136,7 +132,7 @@ def reproducible(findings: Findings) -> Iterable[Decision]:
 def _judge_bits(findings: Findings, target: str, first: dict[tuple[str, bool], Bits]) -> Decision:
     """Decide whether a target gives the same bits in all ways, and as the targets before it.
 
-    `first`: see `_describe_other_bits`.
+    `first`: see `_compare_bits`.
     """
     bits = [result for result in findings.bits if result.target == target]
     measured = [result for result in bits if result.digest is not None]
@@ -146,7 +142,7 @@ def _judge_bits(findings: Findings, target: str, first: dict[tuple[str, bool], B
         return Decision("reproducible", False, "not measured", _SAME_BITS, detail)
     engines = ", ".join(dict.fromkeys(result.engine for result in measured))
     answer, detail = _SAME_BITS, f"{engines} gives {_SAME_BITS} in {len(measured)} ways"
-    other = list(_describe_other_bits(measured, first))
+    other = list(_compare_bits(measured, first))
     if other:
         answer, detail = "other bits", "; ".join(other)
     missing = dict.fromkeys(
@@ -157,9 +153,7 @@ def _judge_bits(findings: Findings, target: str, first: dict[tuple[str, bool], B
     return Decision("reproducible", not other, answer, _SAME_BITS, f"{target}: {detail}")
 
 
-def _describe_other_bits(
-    measured: Sequence[Bits], first: dict[tuple[str, bool], Bits]
-) -> Iterator[str]:
+def _compare_bits(measured: Sequence[Bits], first: dict[tuple[str, bool], Bits]) -> Iterator[str]:
     """Yield a text for each result that differs from the first one of its engine and kind of rows.
 
     `first`: the first results, by engine and by `Bits.every`; this function adds new ones.
@@ -198,7 +192,7 @@ def reference_set(findings: Findings) -> Iterable[Decision]:
     for result in findings.sets:
         where = f"{result.target}: {result.engine} beside the portable program on {result.name}"
         if result.worst:
-            yield _judge_deviations("reference set", where, result.worst, findings)
+            yield _judge_worst("reference set", where, result.worst, findings)
         else:
             detail = f"{where}: {result.why}, {limit} must be shown"
             yield Decision("reference set", False, "not shown", limit, detail)

@@ -91,9 +91,7 @@ class Source:
             _copy_registered(kind, self.access, version, target, into)
 
         try:
-            entry = self.cache.hold(
-                _registered_digest(version, target), fill if self.fetch else None
-            )
+            entry = self.cache.hold(_expected_digest(version, target), fill if self.fetch else None)
         except NotCachedError:
             if local is None:
                 raise
@@ -159,7 +157,7 @@ def _open_registered(
 
     Raises BundleError if it is not the one that the version registered.
     """
-    opened, registered = kind.open(path, verify=verify), _registered_digest(version, target)
+    opened, registered = kind.open(path, verify=verify), _expected_digest(version, target)
     # The digest covers SHA256SUMS, which covers each file.
     another = opened.digest != registered
     if another or (isinstance(opened, Annex) and opened.target != target):
@@ -172,7 +170,7 @@ def _open_registered(
     return opened
 
 
-def _registered_digest(version: Version, target: str | None) -> str:
+def _expected_digest(version: Version, target: str | None) -> str:
     """Return the registered digest of the bundle (`target` None) or of the annex for a target."""
     return version.digest if target is None else version.annexes[target]
 
@@ -258,10 +256,8 @@ def stored_sizes(access: Access, uri: str) -> dict[str, int]:
                 with contextlib.suppress(FileNotFoundError):
                     sizes[path.relative_to(local).as_posix()] = path.lstat().st_size
         return sizes
-    store, folders = (
-        open_repository(access, uri),
-        [""],
-    )  # the empty path: the folder at `uri` itself
+    store = open_repository(access, uri)
+    folders = [""]  # the empty path: the folder at `uri` itself
     while folders:
         for listed in store.list_artifacts(folders.pop() or None):
             if listed.is_dir:

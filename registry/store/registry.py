@@ -213,7 +213,7 @@ class Registry(Reader):
             every_decision = (
                 *decisions,
                 *writer.refuse_if_moved(alias, replacing),
-                *self._refuse_for_missing_policies(version.name, policies),
+                *self._refuse_unasked_policies(version.name, policies),
             )
             # Without any decision of a gate nothing was judged.
             passed = bool(decisions) and all(decision.lets_pass for decision in every_decision)
@@ -234,9 +234,7 @@ class Registry(Reader):
             writer.apply(event)
             return self._read_again(version)
 
-    def _refuse_for_missing_policies(
-        self, model: str, origins: Sequence[str]
-    ) -> Sequence[Decision]:
+    def _refuse_unasked_policies(self, model: str, origins: Sequence[str]) -> Sequence[Decision]:
         """Return a refusal for each policy of this registry whose origin is not in `origins`."""
         return [
             Decision("policy", False, "not asked", asked.origin, f"{asked.origin}, was not asked")
