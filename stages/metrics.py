@@ -93,10 +93,10 @@ class Metric:
                 warnings.simplefilter("ignore")
                 returned = function(*arguments, **deepcopy(dict(self.kwargs)))
         except Exception as error:
-            text = f"{type(error).__name__}: {first_line(error)}"
-            if "read-only" in text:
-                text += "; it may not write into what it is given: let it take a copy"
-            raise MetricError(f"{where} failed: {text}") from error
+            message = f"{type(error).__name__}: {first_line(error)}"
+            if "read-only" in message:
+                message += "; it may not write into what it is given: let it take a copy"
+            raise MetricError(f"{where} failed: {message}") from error
         try:
             number = float(returned)
         except (TypeError, ValueError):
@@ -114,14 +114,14 @@ class Metric:
             return NotDrawn("it is a function of your own, and only scores and residuals are drawn")
         if output.ndim > 1:
             return NotDrawn(f"{self.output} has several columns")
-        known = self._with_signal(labels)
+        expected = self._with_signal(labels)
         if form is Form.CLASS and self.threshold is not None:
             form = Form.SCORE
         if form is Form.SCORE:
-            positive = 1 if self.function == "efficiency" else known.max()  # as in scikit-learn
-            return roc(known == positive, output)
+            positive = 1 if self.function == "efficiency" else expected.max()  # as in scikit-learn
+            return roc(expected == positive, output)
         if form is Form.VALUE or (form is Form.CLASS and output.dtype.kind == "f"):
-            return residual(known, output, bool(self.kwargs.get("relative", False)))
+            return residual(expected, output, bool(self.kwargs.get("relative", False)))
         return NotDrawn(f"{self.output} is a class, and only scores and residuals are drawn")
 
     def _with_signal(self, labels: Values) -> Values:

@@ -300,8 +300,8 @@ def _write_reports(folder: Path, results: Mapping[str, TargetResult]) -> None:
         (folder / name).write_text(json.dumps(data, indent=1) + "\n")
 
 
-def _target_record(result: TargetResult, place: str) -> TargetRecord:
-    """The manifest's record of a target. `place` is the folder of its artifacts in the bundle."""
+def _target_record(result: TargetResult, folder: str) -> TargetRecord:
+    """The manifest's record of a target. `folder` is that of its artifacts in the bundle."""
     return TargetRecord(
         status=result.status,
         chosen=result.chosen,
@@ -311,19 +311,19 @@ def _target_record(result: TargetResult, place: str) -> TargetRecord:
         ],
         raced_with=list(result.raced_with),
         metrics=dict(result.metrics),
-        candidates={name: _candidate_record(result, name, place) for name in result.candidates},
+        candidates={name: _candidate_record(result, name, folder) for name in result.candidates},
     )
 
 
-def _candidate_record(result: TargetResult, engine_name: str, place: str) -> CandidateRecord:
-    """The manifest's record of the candidate of an engine. `place` as in `_target_record`."""
+def _candidate_record(result: TargetResult, engine_name: str, folder: str) -> CandidateRecord:
+    """The manifest's record of the candidate of an engine. `folder` is as in `_target_record`."""
     candidate = result.candidates[engine_name]
     compiled, report = candidate.compiled, candidate.report
     timings = result.benchmark.timings if result.benchmark else {}
     return CandidateRecord(
         status=report.verdict,
         reason=report.for_others().reason,
-        files=_bundle_files(place, engine_name, compiled),
+        files=_bundle_files(folder, engine_name, compiled),
         options=dict(result.options.get(engine_name, {})),
         compile_seconds=round(compiled.seconds, 3),
         facts=compiled.facts,
@@ -349,12 +349,12 @@ def _candidate_record(result: TargetResult, engine_name: str, place: str) -> Can
     )
 
 
-def _bundle_files(place: str, engine_name: str, compiled: Compiled) -> list[str]:
+def _bundle_files(folder: str, engine_name: str, compiled: Compiled) -> list[str]:
     """The paths of a candidate's files, relative to the bundle: its own files, else the portable
     file that it runs. The list is empty if the candidate did not compile."""
     if not compiled.outcome.ok:
         return []
     if compiled.files:
-        return [f"{place}/{engine_name}/{file}" for file in compiled.files]
+        return [f"{folder}/{engine_name}/{file}" for file in compiled.files]
     portable = engine(engine_name).portable_file(Portable(Path("program.pt2"), Path("model.ts")))
     return [str(portable)] if portable else []

@@ -46,13 +46,13 @@ def example_case(signature: Signature) -> Case:
     because a compiler may conclude that n >= the example's n, and other n must then remain.
     """
     case: Case = {}
-    for dim, wanted in zip(signature.dims, _EXAMPLE_ROWS, strict=False):
+    for dim, preferred in zip(signature.dims, _EXAMPLE_ROWS, strict=False):
         rows = signature.ranges[dim]
-        if rows.min <= wanted < rows.max:
-            case[dim] = wanted
+        if rows.min <= preferred < rows.max:
+            case[dim] = preferred
             continue
-        below = range(rows.max - 1, max(rows.min, 2) - 1, -1)[:8]
-        free = [n for n in (*below, rows.max) if n not in case.values()]
+        smaller_sizes = range(rows.max - 1, max(rows.min, 2) - 1, -1)[:8]
+        free = [n for n in (*smaller_sizes, rows.max) if n not in case.values()]
         case[dim] = free[0] if free else rows.max
     return case
 

@@ -40,9 +40,9 @@ def how_rows_depend(model: torch.nn.Module, signature: Signature, inputs: Arrays
     (dim,) = signature.dims
     rows = signature.ranges[dim]
     generator = torch.Generator().manual_seed(1)
-    whole = eager_answers(model, signature, inputs, {dim: rows.proven})
+    among_all = eager_answers(model, signature, inputs, {dim: rows.proven})
     allowed = {
-        name: default_tolerance(dtype_name(answers.dtype)) for name, answers in whole.items()
+        name: default_tolerance(dtype_name(answers.dtype)) for name, answers in among_all.items()
     }
     for n in _numbers_of_rows(model, max(rows.min, 1), rows.proven):
         chosen = torch.randperm(rows.proven, generator=generator)[:n]
@@ -52,7 +52,7 @@ def how_rows_depend(model: torch.nn.Module, signature: Signature, inputs: Arrays
                 answers = eager_answers(model, signature, arrays, {dim: n})
             except CaptureError as error:
                 return first_line(error)
-            if why := _find_difference(answers, whole, chosen[:unscaled], allowed):
+            if why := _find_difference(answers, among_all, chosen[:unscaled], allowed):
                 beside = "" if unscaled == n else " beside rows with other values"
                 return f"{why} among {n} rows{beside}"
     return None
@@ -81,9 +81,9 @@ def rows_are_independent(
 
     in_order = torch.arange(high)
     shuffled = torch.randperm(high, generator=torch.Generator().manual_seed(1))
-    whole = answers(in_order)
+    among_all = answers(in_order)
     trials = [shuffled[:part], shuffled, in_order[-part:], shuffled[-part:]]
-    return not any(_find_difference(answers(rows), whole, rows, tolerances) for rows in trials)
+    return not any(_find_difference(answers(rows), among_all, rows, tolerances) for rows in trials)
 
 
 def _numbers_of_rows(model: torch.nn.Module, low: int, high: int) -> list[int]:

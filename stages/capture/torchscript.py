@@ -59,8 +59,8 @@ def write_torchscript(
         try:
             with quiet_torch(), torch.no_grad():
                 core = _script(model) if verb == "script" else _trace(model, arguments, row_wise)
-                whole = TracedProgram(SoaProgram(core, signature))
-                program = torch.jit.trace(whole, tuple(soa_arguments), check_trace=False)
+                in_convention = TracedProgram(SoaProgram(core, signature))
+                program = torch.jit.trace(in_convention, tuple(soa_arguments), check_trace=False)
         except Exception as error:
             notes.append(f"does not {verb}: {first_line(error)}")
             if verb == route:

@@ -173,22 +173,22 @@ def emulate_candidate(
         ]  # fmt: skip
         command = [*emulator.command, str(program), *map(str, arguments)]
         try:
-            done = subprocess.run(
+            completed = subprocess.run(
                 command, capture_output=True, text=True, timeout=timeout_s, errors="replace",
                 env={**os.environ, **emulator.environment},
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             why = f"{emulator.how}: no answer within {timeout_s:g} s"
             return ValidationReport.failed(name, why, code="candidate-timeout")
-        if done.returncode != 0:
-            return _report_failed_run(name, emulator, done)
+        if completed.returncode != 0:
+            return _report_failed_run(name, emulator, completed)
         bits = hashlib.sha256(answers.read_bytes()).hexdigest()  # ours
     why = f"validated {emulator.how}; no {target} has run it"
     return ValidationReport.without_device(
         name,
         "emulated",
         reason=why,
-        worst=_parse_worst(done.stdout.splitlines()),
+        worst=_parse_worst(completed.stdout.splitlines()),
         seconds=time.monotonic() - begun,
         bits=bits,
     )
@@ -215,12 +215,12 @@ def _copy_with_card(trial: Trial, scratch: Path) -> Path:
 
 
 def _report_failed_run(
-    name: str, emulator: Emulator, done: subprocess.CompletedProcess[str]
+    name: str, emulator: Emulator, completed: subprocess.CompletedProcess[str]
 ) -> ValidationReport:
     """The report of a run of `prove` that failed, from its exit status and the last line that it
     printed: the artifact is refused for its answers, or it failed or crashed."""
-    line = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-    if done.returncode == 1:
+    line = (completed.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    if completed.returncode == 1:
         text, _, error_code = line.removesuffix("]").rpartition(" [")
         if error_code in _CODES:
             why = f"{emulator.how}: {text[:_LONGEST]}"
@@ -228,11 +228,11 @@ def _report_failed_run(
         code = NO_MEMORY if out_of_memory(RuntimeError(line)) else "candidate-failed"
         return ValidationReport.failed(name, f"{emulator.how}: {line[:_LONGEST]}", code=code)
     # A signal ends the process itself (-signal), or qemu's guest (128 + signal, as in a shell).
-    number = -done.returncode if done.returncode < 0 else done.returncode - 128
+    number = -completed.returncode if completed.returncode < 0 else completed.returncode - 128
     if number == signal.SIGKILL:
         why = f"killed by SIGKILL, as the kernel does where memory runs out: {MORE_MEMORY}"
         return ValidationReport.failed(name, f"{emulator.how}: {why}", code=NO_MEMORY)
-    why = f"exit status {done.returncode}"
+    why = f"exit status {completed.returncode}"
     if number in set(signal.Signals):
         why = f"killed by {signal.Signals(number).name}"
     why = f"{emulator.how}: {why}: {line[:_LONGEST]}"
@@ -273,30 +273,30 @@ def _build_once(
     key = hashlib.sha256(" ".join(compile_command).encode())
     for path in sorted((*_NATIVE.rglob("*.h"), *_NATIVE.rglob("*.hpp"), *_NATIVE.rglob("*.cpp"))):
         key.update(path.read_bytes())  # ours
-    place = cache_root() / "emulators" / f"{name}-{key.hexdigest()[:16]}"
-    if place.is_file():
-        return place
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with _lock_build(place), tempfile.TemporaryDirectory(dir=place.parent) as scratch:
-        if not place.is_file():
-            out, whole = Path(scratch) / name, Path(scratch) / "whole.cpp"
+    file = cache_root() / "emulators" / f"{name}-{key.hexdigest()[:16]}"
+    if file.is_file():
+        return file
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with _lock_build(file), tempfile.TemporaryDirectory(dir=file.parent) as scratch:
+        if not file.is_file():
+            out, unit = Path(scratch) / name, Path(scratch) / "whole.cpp"
             # One translation unit reads the headers once, and takes two thirds of the time.
-            whole.write_text("".join(f'#include "{_NATIVE / source}"\n' for source in sources))
+            unit.write_text("".join(f'#include "{_NATIVE / source}"\n' for source in sources))
             options = ["-std=c++17", "-O1"]
             options += [f"-I{_NATIVE / folder}" for folder in (".", "include", "library")]
-            options += [str(whole), "-o", str(out), *flags]
+            options += [str(unit), "-o", str(out), *flags]
             run_compiler([*compile_command, *options], Path(scratch), out)
-            os.replace(out, place)
-    return place
+            os.replace(out, file)
+    return file
 
 
 @contextlib.contextmanager
-def _lock_build(place: Path) -> Iterator[None]:
-    """Hold a lock, so that no other process builds the file `place` meanwhile.
+def _lock_build(file: Path) -> Iterator[None]:
+    """Hold a lock, so that no other process builds `file` meanwhile.
 
     Several targets may be emulated at the same time and need the same program: the first builds it.
     """
-    with (place.parent / f".{place.name}.lock").open("w") as lock:
+    with (file.parent / f".{file.name}.lock").open("w") as lock:
         with contextlib.suppress(OSError):  # a file system without locks: each builds it
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -30,13 +30,13 @@ def upper_limit_of_share(outside: int, tried: int) -> float:
         return 1.0
     # It is the share at which the chance to see at most `outside` is 5 %: a sum of the binomial
     # distribution, in logarithms so that nothing overflows, solved by bisection.
-    seen = torch.arange(outside + 1, dtype=torch.float64)
+    counts = torch.arange(outside + 1, dtype=torch.float64)
     n = torch.tensor(float(tried), dtype=torch.float64)
-    log_ways = torch.lgamma(n + 1) - torch.lgamma(seen + 1) - torch.lgamma(n - seen + 1)
+    log_ways = torch.lgamma(n + 1) - torch.lgamma(counts + 1) - torch.lgamma(n - counts + 1)
     low, high = outside / tried, 1.0
     for _ in range(60):  # more than the bits of a double
         share = torch.tensor((low + high) / 2, dtype=torch.float64)
-        log_chances = log_ways + torch.xlogy(seen, share) + (n - seen) * torch.log1p(-share)
+        log_chances = log_ways + torch.xlogy(counts, share) + (n - counts) * torch.log1p(-share)
         if float(log_chances.logsumexp(0).exp()) > 1 - _CONFIDENCE:
             low = float(share)
         else:
@@ -126,10 +126,10 @@ def _largest_by_dim(
     """
     largest: dict[str, torch.Tensor] = {}
     for bound in signature.outputs:
-        own, dim = values[bound.name], bound.rows
+        by_row, dim = values[bound.name], bound.rows
         if bound.rowless:
-            own, dim = own.amax(0, keepdim=True), bound.name
-        largest[dim] = torch.maximum(largest[dim], own) if dim in largest else own
+            by_row, dim = by_row.amax(0, keepdim=True), bound.name
+        largest[dim] = torch.maximum(largest[dim], by_row) if dim in largest else by_row
     return largest
 
 
@@ -206,12 +206,12 @@ def _compare_with_float64(signature: Signature, piece: _Piece, program: Path) ->
     answers = piece.answers
     model = compare_in_float64(signature, program, piece.inputs, piece.case, answers)
     if model is None:
-        unexplained = {name: own.outside for name, own in answers.items()}
+        unexplained = {name: answer.outside for name, answer in answers.items()}
         return _BesideFloat64(0, 0, piece.count, unexplained)
     of_artifact, of_eager = {}, {}
-    for name, own in answers.items():
-        of_artifact[name] = row_maxima(distance(own.artifact, model.exact[name]) / own.band)
-        of_eager[name] = row_maxima(distance(own.eager, model.exact[name]) / own.band)
+    for name, answer in answers.items():
+        of_artifact[name] = row_maxima(distance(answer.artifact, model.exact[name]) / answer.band)
+        of_eager[name] = row_maxima(distance(answer.eager, model.exact[name]) / answer.band)
     artifact_nearer = eager_nearer = 0
     eager_by_dim = _largest_by_dim(signature, of_eager)
     for dim, artifact in _largest_by_dim(signature, of_artifact).items():

@@ -117,18 +117,18 @@ def _run_under_qemu(processor: str, job: dict[str, Any]) -> Way:
         return Way(how, None, why="qemu-x86_64 is not installed")
     command_line = [qemu, "-cpu", processor, *command("runtime.opening.same_bits")]
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             command_line, input=json.dumps(job), capture_output=True, text=True, check=False,
             errors="replace", timeout=_LIMIT_S, env={**os.environ, "PYTHONPATH": search_path()},
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         why = f"the bits {how}: no answer within {_LIMIT_S:g} s"
         raise NotMeasuredError(why) from None
-    if done.returncode == -signal.SIGKILL:
+    if completed.returncode == -signal.SIGKILL:
         raise NotMeasuredError(f"the bits {how}: killed, as the kernel does where memory runs out")
-    printed = done.stdout.strip()
-    if done.returncode or not printed:
-        lines = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
+    printed = completed.stdout.strip()
+    if completed.returncode or not printed:
+        lines = completed.stderr.strip().splitlines() or [f"it ended with {completed.returncode}"]
         return Way(how, None, why=lines[-1])
     if printed == "None":
         return Way(how, None, why="bfloat16 is not compared")

@@ -170,8 +170,8 @@ def compare_in_float64(
         log.info("the program does not run in float64", exc_info=True)
         return None
     unexplained = {
-        name: _find_unexplained(own, exact[name], [other[name] for other in others])
-        for name, own in answers.items()
+        name: _find_unexplained(answer, exact[name], [other[name] for other in others])
+        for name, answer in answers.items()
     }
     return InFloat64(exact, unexplained)
 
@@ -186,9 +186,9 @@ def _find_unexplained(
     eager, the whole row is explained.
     """
     moved = torch.stack([row_maxima(distance(other, exact) / answers.band) for other in others])
-    most = moved.amax(0)  # by row, in tolerances
+    largest = moved.amax(0)  # by row, in tolerances
     deviation = row_maxima(answers.apart / answers.band)
-    explained = (deviation <= 1 + _FACTOR * most) | (most.isinf() & deviation.isinf())
+    explained = (deviation <= 1 + _FACTOR * largest) | (largest.isinf() & deviation.isinf())
     over_elements = explained.reshape(-1, *[1] * (answers.apart.ndim - 1))
     return answers.outside & ~over_elements
 

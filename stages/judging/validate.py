@@ -190,14 +190,14 @@ def validate_here(
 def _validate_with_reference(session: Session, trial: Trial) -> ValidationReport:
     """Compare a session with all references of a trial. The many rows, which take the longest, come
     last, and only if all else is valid."""
-    known = Reference.load(trial.reference, trial.signature)
-    if trial.tile and not rows_are_independent(session, known.inputs, trial.tolerances):
+    reference = Reference.load(trial.reference, trial.signature)
+    if trial.tile and not rows_are_independent(session, reference.inputs, trial.tolerances):
         return ValidationReport.refused(trial.engine, SEE_EACH_OTHER, "candidate-rows")
     session = tiled(session, trial.tile)
     report = validate_session(
         session,
         trial.engine,
-        reference=known,
+        reference=reference,
         tolerances=trial.tolerances,
         classifiers=trial.classifiers,
         say=lambda text: print(text, flush=True),  # ours
@@ -289,19 +289,19 @@ def _validate_with_program(session: Session, trial: Trial) -> ValidationReport:
     return _make_report(trial.engine, cases, trial.tolerances, begun)
 
 
-def _why_unproven(counts: Sequence[Nonfinite], most: float) -> str:
+def _why_unproven(counts: Sequence[Nonfinite], limit: float) -> str:
     """A sentence about the first output of the portable program of which more than the fraction
-    `most` is NaN or infinite; empty if there is none. `counts` has each output in each window."""
+    `limit` is NaN or infinite; empty if there is none. `counts` has each output in each window."""
     values, nonfinite = Counter[str](), Counter[str]()
     for window in counts:
         values[window.output] += window.values
         nonfinite[window.output] += window.count
     for output, total in values.items():
         share = nonfinite[output] / max(1, total)
-        if share > most:
+        if share > limit:
             return (
                 f"output {output!r}: {share:.2%} of the portable program's answers are NaN or "
-                f"infinite and prove nothing; at most {most:.2%} is allowed"
+                f"infinite and prove nothing; at most {limit:.2%} is allowed"
             )
     return ""
 

@@ -53,14 +53,14 @@ def why_not_run(
     """A sentence that says why the eager model fails on its reference inputs with `error`, and
     where. If dtypes clash, it also says which ones, and what to change."""
     reason = first_line(error)
-    text = f"the model fails on its reference inputs ({where_raised(error)}): {reason}"
+    message = f"the model fails on its reference inputs ({where_raised(error)}): {reason}"
     if not re.search(r"dtype|scalar type|Input type", reason):
-        return text
+        return message
     parameters = [(name, p.dtype) for name, p in model.named_parameters() if p.is_floating_point()]
     layer_of = {dtype: name for name, dtype in parameters}  # the last layer of each dtype
     if len(layer_of) > 1:
         layers = " and ".join(f"{name} is {dtype_name(dtype)}" for dtype, name in layer_of.items())
-        return f"{text}. Its own layers differ: {layers}; convert the model to one (.float())"
+        return f"{message}. Its own layers differ: {layers}; convert the model to one (.float())"
     inputs = list(zip(signature.inputs, arguments, strict=True))
     inputs.sort(key=lambda pair: not pair[1].is_floating_point())  # an integer may be an index
     for dtype, layer in layer_of.items():
@@ -68,11 +68,11 @@ def why_not_run(
             if tensor.dtype != dtype:
                 own_name = dtype_name(dtype)
                 return (
-                    f"{text}. It computes in {own_name} ({layer}) and gets the input "
+                    f"{message}. It computes in {own_name} ({layer}) and gets the input "
                     f"{bound.name!r} as {dtype_name(tensor.dtype)}: write dtype: {own_name} there, "
                     "or convert one of the two in the model"
                 )
-    return text
+    return message
 
 
 def why_not_exported(
@@ -80,12 +80,12 @@ def why_not_exported(
 ) -> str:
     """A sentence that says why torch.export refused the model with `error`, where in the model's
     code the cause is, and what to do. `arguments` and `shapes` are those of that export."""
-    text = str(error)
-    blamed = _Blamed(_last_user_frame(text))
+    message = str(error)
+    blamed = _Blamed(_last_user_frame(message))
     if not blamed.place:
         blamed = _blame_by_draft(model, arguments, shapes)
     where = f" at {blamed.place}" if blamed.place else ""
-    if "data-dependent" in text or "DataDependent" in type(error).__name__:
+    if "data-dependent" in message or "DataDependent" in type(error).__name__:
         cures = [advice for file, advice in _KNOWN.items() if file in blamed.place]
         cure = cures[0] if cures else _IN_TENSORS
         return (
@@ -93,12 +93,12 @@ def why_not_exported(
             "decides there (by if, int(), .item(), a loop or a size), and an artifact is one graph "
             f"for all data. {cure}"
         )
-    if "Constraints violated" in text or "specialized" in text:
-        why = _why_rows_are_fixed(text, blamed.as_number)
+    if "Constraints violated" in message or "specialized" in message:
+        why = _why_rows_are_fixed(message, blamed.as_number)
         return f"the model does not work at every row count{where}: {why}"
     cure = f". {_PADDED}" if _is_of_packed_sequence(error) else ""
-    place = where or f" ({where_raised(error)})"
-    return f"the model does not export{place}: {first_line(error)}{cure}"
+    location = where or f" ({where_raised(error)})"
+    return f"the model does not export{location}: {first_line(error)}{cure}"
 
 
 def _why_rows_are_fixed(text: str, as_number: bool) -> str:

@@ -130,8 +130,8 @@ class SoaProgram(torch.nn.Module):
         plan = bound.plan
         if plan.kind == "scalars":
             flat = value.reshape(-1)
-            for place, argument in enumerate(into):
-                argument.copy_(flat.narrow(0, place, 1))
+            for index, argument in enumerate(into):
+                argument.copy_(flat.narrow(0, index, 1))
             return
         if plan.kind == "matrix" and _is_eigen(bound):
             block = value.permute(2, 1, 0).flatten(0, 1)
@@ -139,8 +139,8 @@ class SoaProgram(torch.nn.Module):
             return
         block = value.unsqueeze(1) if value.dim() == 1 else value.flatten(1)
         if plan.kind == "columns":
-            for place, argument in enumerate(into):
-                argument.copy_(block.select(1, place))
+            for index, argument in enumerate(into):
+                argument.copy_(block.select(1, index))
             return
         block = block.transpose(0, 1)
         if not plan.identity:
@@ -188,12 +188,12 @@ def outputs_in_order(result: Any, signature: Signature) -> list[torch.Tensor]:
     if isinstance(result, torch.Tensor):
         values: list[Any] = [result]
     elif isinstance(result, dict):
-        own = {identifier(str(key)): value for key, value in result.items()}
-        if set(own) != set(names) or len(own) < len(result):
+        by_name = {identifier(str(key)): value for key, value in result.items()}
+        if set(by_name) != set(names) or len(by_name) < len(result):
             raise CaptureError(
                 f"the model returns outputs {sorted(result)}, the config declares {sorted(names)}"
             )
-        values = [own[name] for name in names]
+        values = [by_name[name] for name in names]
     elif isinstance(result, tuple | list):
         values = list(result)
     else:

@@ -110,8 +110,8 @@ def loaded_sources() -> dict[str, str]:
         if file.startswith(libraries):  # thousands of files: to resolve them takes half a second
             continue
         path = Path(file).resolve()
-        own = ours in path.parents and path.relative_to(ours).parts[0] in _OWN_PACKAGES
-        if own or path.parent == ours or str(path).startswith(libraries):
+        is_ours = ours in path.parents and path.relative_to(ours).parts[0] in _OWN_PACKAGES
+        if is_ours or path.parent == ours or str(path).startswith(libraries):
             continue
         if path.is_file():
             digests[str(path)] = _digest_of(path)

@@ -35,13 +35,13 @@ def stacks_of(signature: Signature) -> list[Stack]:
     """The input blocks to export as one tensor each, in order: those that have several columns,
     none of which is cast."""
     stacks: list[Stack] = []
-    first = len(signature.dims)
+    position = len(signature.dims)
     for i, bound in enumerate(signature.inputs):
         count = 1 if bound.plan.kind == "matrix" else len(bound.plan.components)
-        dtypes = {argument.dtype for argument in signature.arguments[first : first + count]}
+        dtypes = {argument.dtype for argument in signature.arguments[position : position + count]}
         if bound.plan.kind == "columns" and count > 1 and dtypes == {bound.plan.dtype}:
-            stacks.append(Stack(i, first, count))
-        first += count
+            stacks.append(Stack(i, position, count))
+        position += count
     return stacks
 
 
@@ -117,12 +117,12 @@ def _replace_inputs(
     )
 
 
-def _replace_by_columns(graph: Graph, whole: Node, stack: Stack) -> list[str]:
+def _replace_by_columns(graph: Graph, placeholder: Node, stack: Stack) -> list[str]:
     """Replace the placeholder of a stack by one for each column, and a node that stacks these.
     Returns the names of the new placeholders. The graph is changed in place."""
-    value = whole.meta["val"]
+    value = placeholder.meta["val"]
     columns: list[Node] = []
-    with graph.inserting_before(whole):
+    with graph.inserting_before(placeholder):
         for i in range(stack.count):
             column = graph.placeholder(f"arguments_{stack.first}_{i}")
             column.meta["val"] = value.new_empty(value.shape[:1])
@@ -131,6 +131,6 @@ def _replace_by_columns(graph: Graph, whole: Node, stack: Stack) -> list[str]:
     with graph.inserting_before(body):
         stacked = graph.call_function(aten.stack.default, (columns, 1))
         stacked.meta["val"] = value
-    whole.replace_all_uses_with(stacked)
-    graph.erase_node(whole)
+    placeholder.replace_all_uses_with(stacked)
+    graph.erase_node(placeholder)
     return [column.name for column in columns]

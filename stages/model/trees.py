@@ -187,8 +187,8 @@ def _join_trees(trees: Sequence[Tree], features: int) -> _Joined:
         raise ValueError("a node names a child or a feature that is not there")
     if not (nodes.threshold > -np.inf).all():
         raise ValueError("a threshold is NaN or -inf")
-    below = nodes.children + np.repeat(starts, counts)[:, None]
-    return _Joined(nodes._replace(children=below), starts)
+    children = nodes.children + np.repeat(starts, counts)[:, None]
+    return _Joined(nodes._replace(children=children), starts)
 
 
 class _Numbered(NamedTuple):
@@ -374,8 +374,8 @@ def _read_xgboost_tree(tree: Any, weight: float) -> Tree:
 def _read_lightgbm(text: str) -> Trees:
     """Make trees of the text that LightGBM's `Booster.save_model` writes (LightGBM 3 and 4)."""
     trees_text = text.partition("\nend of trees")[0]
-    head, *sections = re.split(r"^Tree=\d+$", trees_text, flags=re.MULTILINE)
-    header = _parse_fields(head)
+    header_text, *sections = re.split(r"^Tree=\d+$", trees_text, flags=re.MULTILINE)
+    header = _parse_fields(header_text)
     outputs, features = int(header["num_tree_per_iteration"]), int(header["max_feature_idx"]) + 1
     objective, *options = header.get("objective", "custom").split()
     link = _link_of("regression-sqrt" if "sqrt" in options else objective)

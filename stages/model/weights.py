@@ -58,9 +58,9 @@ def _find_state(content: Any, path: Path) -> dict[str, torch.Tensor]:
             f"{path} holds {len(states)} state dicts ({_list_some(states)}); "
             + _SAVE.format(f"torch.load(file)[{states[0]!r}]")
         )
-    found = _list_some([str(key) for key in entries]) or f"a {type(content).__name__}"
+    contents = _list_some([str(key) for key in entries]) or f"a {type(content).__name__}"
     raise SourceError(
-        f"{path} is not a state dict (names to tensors): found {found}; "
+        f"{path} is not a state dict (names to tensors): found {contents}; "
         + _SAVE.format("model.state_dict()")
     )
 
@@ -82,13 +82,13 @@ def load_weights(model: torch.nn.Module, path: Path, prefix: str) -> None:
     which do not fit.
     """
     state = {key.removeprefix(prefix): value for key, value in read_state(path).items()}
-    own = model.state_dict()
-    missing = sorted(own.keys() - state.keys())
-    unexpected = sorted(state.keys() - own.keys())
+    model_state = model.state_dict()
+    missing = sorted(model_state.keys() - state.keys())
+    unexpected = sorted(state.keys() - model_state.keys())
     wrong_shapes = [
-        f"{key} is {list(state[key].shape)}, the model has {list(own[key].shape)}"
-        for key in sorted(own.keys() & state.keys())
-        if state[key].shape != own[key].shape
+        f"{key} is {list(state[key].shape)}, the model has {list(model_state[key].shape)}"
+        for key in sorted(model_state.keys() & state.keys())
+        if state[key].shape != model_state[key].shape
     ]
     problems: list[str] = []
     if missing:
@@ -98,7 +98,7 @@ def load_weights(model: torch.nn.Module, path: Path, prefix: str) -> None:
     if wrong_shapes:
         problems.append(_list_some(wrong_shapes))
     first_parts = {key.partition(".")[0] for key in state}
-    if len(first_parts) == 1 and {key.partition(".")[2] for key in state} == own.keys():
+    if len(first_parts) == 1 and {key.partition(".")[2] for key in state} == model_state.keys():
         problems.append(f"write weights_prefix: {first_parts.pop()}.")
     if problems:
         raise SourceError(f"{path} does not fit the model: {'; '.join(problems)}")

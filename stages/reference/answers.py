@@ -286,14 +286,14 @@ def random_inputs(
         high_int = 2 if column.dtype == "bool" else 100
         return torch.randint(0, high_int, shape, generator=generator).to(dtype)
 
-    most = {name: signature.ranges[dim].proven for name, dim in signature.rows_of.items()}
+    rows = {name: signature.ranges[dim].proven for name, dim in signature.rows_of.items()}
     inputs: Arrays = {
-        name: {column.name: draw(column, most[name]) for column in signature.layouts[name].numbers}
+        name: {column.name: draw(column, rows[name]) for column in signature.layouts[name].numbers}
         for name in signature.input_collections
     }
     for name in signature.jagged:
         offsets = offsets_of(name)
-        inputs[offsets] = draw_offsets(inputs[offsets], most[name], generator)
+        inputs[offsets] = draw_offsets(inputs[offsets], rows[name], generator)
     return with_edge_lengths(signature, inputs)
 
 

@@ -109,12 +109,12 @@ def draw_rows(signature: Signature, inputs: Arrays, case: Case, seed: int) -> Ar
 def _move(values: torch.Tensor, own: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Change the values of a column a little, by a normal relative change, within the range of its
     values in the reference, `own`. Numbers that are short in binary stay as they are."""
-    known = own[own.isfinite()]
-    if not known.numel():
+    finite = own[own.isfinite()]
+    if not finite.numel():
         return values
     wide = values.double()
     share = torch.randn(wide.shape, generator=generator, dtype=torch.float64) * _SPREAD
-    moved = (wide * (1 + share)).clamp(float(known.min()), float(known.max()))
+    moved = (wide * (1 + share)).clamp(float(finite.min()), float(finite.max()))
     return torch.where(has_few_digits(wide), wide, moved).to(values.dtype)
 
 

@@ -169,8 +169,8 @@ def windows(signature: Signature, arrays: Arrays) -> Iterator[tuple[Arrays, Case
     allowed = signature.ranges[dim]
     for start in range(0, n, allowed.max):
         size = max(min(allowed.max, n - start), allowed.min)
-        first = min(start, n - size)  # the last piece may overlap the one before
-        yield take_rows(signature, arrays, {dim: slice(first, first + size)}), {dim: size}
+        begin = min(start, n - size)  # the last piece may overlap the one before
+        yield take_rows(signature, arrays, {dim: slice(begin, begin + size)}), {dim: size}
 
 
 def answers_of_windows(model: torch.nn.Module, signature: Signature, arrays: Arrays) -> Reference:

@@ -84,7 +84,7 @@ def with_edge_lengths(signature: Signature, inputs: dict[str, Columns]) -> dict[
         spans = {"begin": [0, items, 1], "end": [length + 1, items, length + 1]}
         columns = dict(inputs[offsets])
         for column, values in inputs[offsets].items():
-            first = torch.tensor(spans[column], dtype=values.dtype)[: len(values)]
-            columns[column] = torch.cat([first.clamp(max=items), values[3:]])
+            first_rows = torch.tensor(spans[column], dtype=values.dtype)[: len(values)]
+            columns[column] = torch.cat([first_rows.clamp(max=items), values[3:]])
         arrays[offsets] = columns
     return arrays

@@ -93,8 +93,8 @@ def _output_columns(
     for bound in signature.outputs:
         end = rows.get(bound.rows) if rows else None
         values = outputs[bound.name].reshape(-1, len(bound.plan.order))
-        for feature, place in enumerate(bound.plan.order):
-            name, number = bound.plan.components[place]
+        for feature, position in enumerate(bound.plan.order):
+            name, number = bound.plan.components[position]
             column = signature.layouts[bound.block.collection][name]
             key = Component(bound.block.collection, column, number).key
             columns[key] = values[:end, feature].to(torch_dtype(column.dtype))

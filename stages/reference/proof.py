@@ -119,11 +119,11 @@ def _try_columns(
             if column in effects.columns and effects.outputs == names:
                 continue
             n = case[signature.rows_of[column.collection]]
-            other = _draw_anew(_column_values(reference, column), n, generator)
-            if other is None:
+            other_values = _draw_anew(_column_values(reference, column), n, generator)
+            if other_values is None:
                 continue
             inputs = {name: dict(values) for name, values in reference.inputs.items()}
-            inputs[column.collection][column.name] = other
+            inputs[column.collection][column.name] = other_values
             try:
                 answers = eager_answers(model, signature, inputs, case)
                 changed = {name for name in names if not _equal(answers[name], expected[name])}
@@ -153,9 +153,9 @@ def _try_columns_in_rows(
         inputs = {name: dict(values) for name, values in reference.inputs.items()}
         changed_in: dict[int, _InputColumn] = {}  # the column that is changed in a row
         for row, column in enumerate(columns[start : start + n]):
-            other = _change_in_row(_column_values(reference, column), row, n)
-            if other is not None:
-                inputs[column.collection][column.name] = other
+            other_values = _change_in_row(_column_values(reference, column), row, n)
+            if other_values is not None:
+                inputs[column.collection][column.name] = other_values
                 changed_in[row] = column
         try:
             answers = eager_answers(model, signature, inputs, case)
@@ -195,8 +195,8 @@ def _sizes_to_ask(cases: Sequence[Case]) -> list[Case]:
     ordered = sorted(several, key=lambda case: sum(case.values()))
     middle = next((case for case in ordered if min(case.values()) >= _ROWS), ordered[-1])
     large = [case for case in ordered if max(case.values()) <= _MORE_ROWS][-1:]
-    wanted = (ordered[0], middle, *large)
-    return [case for case in ordered if case in wanted]
+    chosen = (ordered[0], middle, *large)
+    return [case for case in ordered if case in chosen]
 
 
 def _draw_anew(values: torch.Tensor, n: int, generator: torch.Generator) -> torch.Tensor | None:

@@ -98,57 +98,57 @@ def stress_rows(model: torch.nn.Module, signature: Signature, inputs: Arrays) ->
     """
     edges: list[Edge] = []
     notes: list[str] = []
-    few = take_first_rows(signature, inputs, _ROWS)
-    if not all(few.case.values()):
+    base = take_first_rows(signature, inputs, _ROWS)
+    if not all(base.case.values()):
         return MoreRows()
     for seed, (kind, what) in enumerate(_NAMES.items()):
-        rows = _stress_columns(signature, few.inputs, inputs, kind, seed)
-        result = try_model(model, signature, rows, few.case)
+        rows = _stress_columns(signature, base.inputs, inputs, kind, seed)
+        result = try_model(model, signature, rows, base.case)
         if result.failure:
             why = result.failure
             culprits = [
                 member
                 for member in members(signature)
-                if _attempt_with_column(model, signature, few, rows, member).failure
+                if _attempt_with_column(model, signature, base, rows, member).failure
             ]
-            rows = _stress_columns(signature, few.inputs, inputs, kind, seed, culprits)
+            rows = _stress_columns(signature, base.inputs, inputs, kind, seed, culprits)
             if len(culprits) < len(members(signature)):
-                result = try_model(model, signature, rows, few.case)
+                result = try_model(model, signature, rows, base.case)
             if result.failure:
                 notes.append(f"{what} in every column are not tried: {why}")
                 continue
             names = ", ".join(sorted(f"{own.collection}.{own.column.name}" for own in culprits))
             notes.append(f"{what}: {names} keep their own values, else the model fails: {why}")
-        edges.append(Edge(what, "stress", rows, few.case, result.answers))
+        edges.append(Edge(what, "stress", rows, base.case, result.answers))
     return MoreRows(tuple(edges), tuple(notes))
 
 
 def _attempt_with_column(
-    model: torch.nn.Module, signature: Signature, few: SomeRows, rows: Arrays, changed: Member
+    model: torch.nn.Module, signature: Signature, base: SomeRows, rows: Arrays, changed: Member
 ) -> Attempt:
-    """Run the eager model on the rows `few`, of which only the column `changed` is taken from the
+    """Run the eager model on the rows `base`, of which only the column `changed` is taken from the
     stress rows `rows`."""
-    inputs = {name: dict(columns) for name, columns in few.inputs.items()}
+    inputs = {name: dict(columns) for name, columns in base.inputs.items()}
     name = changed.column.name
     inputs[changed.collection][name] = rows[changed.collection][name]
-    return try_model(model, signature, inputs, few.case)
+    return try_model(model, signature, inputs, base.case)
 
 
 def _stress_columns(
     signature: Signature,
-    few: Arrays,
+    base: Arrays,
     pool: Arrays,
     kind: Kind,
     seed: int,
     with_own_values: Collection[Member] = (),
 ) -> Arrays:
-    """Copy the rows `few`, with new values of a `kind` in every column that the model reads.
+    """Copy the rows `base`, with new values of a `kind` in every column that the model reads.
 
     `pool` has the inputs of the whole reference, from which the sizes and ranges of the values are
     taken. The columns `with_own_values` get values that they have in `pool`.
     """
     generator = torch.Generator().manual_seed(seed)
-    rows = {name: dict(columns) for name, columns in few.items()}
+    rows = {name: dict(columns) for name, columns in base.items()}
     for member in members(signature):
         name = member.column.name
         own_kind: Kind = "own values" if member in with_own_values else kind

@@ -224,8 +224,8 @@ def race(
         return max(1e-6, sum(call_s[name] * repeats[name] for name in names))
 
     def near_the_fastest(times: Mapping[K, float]) -> list[K]:
-        most = _HOPELESS * min(times.values())
-        return [name for name in names if stay is None or name in stay or times[name] <= most]
+        limit = _HOPELESS * min(times.values())
+        return [name for name in names if stay is None or name in stay or times[name] <= limit]
 
     def run_rounds(count: int) -> None:
         for _ in range(count):

@@ -34,13 +34,13 @@ def fastest_tile(session: Session, inputs: Arrays) -> int | None:
     (dim,) = session.signature.dims
     rows = session.signature.ranges[dim]
     n = min(rows.max, _MANY)
-    whole = sizes[-1] if rows.unbounded else 0
-    call = bound_call(tiled(session, whole), inputs, {dim: n})
+    default_tile = sizes[-1] if rows.unbounded else 0
+    call = bound_call(tiled(session, default_tile), inputs, {dim: n})
     seconds = warm_seconds(call)
     if seconds > _LONG_S:  # fewer rows fill any cache too
         n = max(rows.min, 2 * sizes[0], int(n * _LONG_S / seconds))
         sizes = tuple(tile for tile in sizes if 2 * tile <= n)
-    contestants = dict.fromkeys((*sizes, whole))
+    contestants = dict.fromkeys((*sizes, default_tile))
     runs = {tile: bound_call(tiled(session, tile), inputs, {dim: n}) for tile in contestants}
     times = {tile: timing.median_us for tile, timing in race(runs, _SECONDS, stay=()).items()}
     best = min(times[tile] for tile in sizes)

@@ -63,15 +63,15 @@ def compute_features(block: Features, values: torch.Tensor) -> torch.Tensor:
     flat = values.flatten(1)
     extents = block.extents
     columns: dict[str, torch.Tensor] = {}
-    first = 0
+    start = 0
     for name, shape in block.columns:
         width = math.prod(shape)
         own_extents = shape or (1,) * len(extents)  # ones, so that the column is repeated
         if own_extents:
-            columns[name] = flat.narrow(1, first, width).unflatten(1, own_extents)
+            columns[name] = flat.narrow(1, start, width).unflatten(1, own_extents)
         else:
-            columns[name] = flat.select(1, first)
-        first += width
+            columns[name] = flat.select(1, start)
+        start += width
     results = [evaluate(expression, columns).expand(-1, *extents) for expression in block.values]
     stacked = torch.stack(results, dim=1)
     if block.exists is None:

@@ -101,8 +101,9 @@ def _label_encoder(node: Node) -> nn.Module:
         ints = node(f"{name}_int64s")
         return _read_floats(node, f"{name}_floats") if ints is None else np.asarray(ints, np.int64)
 
-    keys, first = np.unique(numbers("keys"), return_index=True)  # of equal keys the first counts
-    values = numbers("values")[first]
+    # Of equal keys the first counts.
+    keys, first_places = np.unique(numbers("keys"), return_index=True)
+    values = numbers("values")[first_places]
     is_integer = values.dtype.kind == "i"
     default = node("default_int64", -1) if is_integer else node("default_float", -0.0)
     other = np.asarray(node("default_tensor", [default]), values.dtype).reshape(-1)
@@ -306,13 +307,13 @@ def _read_nodes(node: Node) -> _Nodes:
         np.array([position.get(key, 0) for key in zip(tree_of_node, node(name), strict=True)])
         for name in ("nodes_truenodeids", "nodes_falsenodeids")
     )
-    below = np.stack(
+    children = np.stack(
         [np.where(opposite, if_false, if_true), np.where(opposite, if_true, if_false)], axis=1
     )
     return _Nodes(
         trees={tree: np.flatnonzero(tree_ids == tree) for tree in dict.fromkeys(tree_of_node)},
         position=position,
-        below=np.where(leaf[:, None], np.arange(len(tree_of_node))[:, None], below),
+        below=np.where(leaf[:, None], np.arange(len(tree_of_node))[:, None], children),
         feature=np.where(leaf, 0, node("nodes_featureids")),
         threshold=np.where(leaf, 0, threshold),
         missing_left=missing_true != opposite,

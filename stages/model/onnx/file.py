@@ -89,8 +89,8 @@ def _remove_maps(graph: Any) -> list[str]:
     for node in [node for node in graph.node if node.op_type == "ZipMap"]:
         (tensor,), (map_name,) = node.input, node.output
         graph.node.remove(node)
-        for other in graph.node:
-            for names in (other.input, other.output):
+        for other_node in graph.node:
+            for names in (other_node.input, other_node.output):
                 names[:] = [map_name if name == tensor else name for name in names]
         for output in graph.output:
             if output.name == map_name:

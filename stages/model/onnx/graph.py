@@ -109,8 +109,8 @@ def _require_known(graph: Any, path: Path) -> None:
         if node.op_type not in (known if node.domain in _DOMAINS else CLASSICAL)
     ]
     if unknown:
-        first = {node.op_type: node.name or node.output[0] for node in reversed(unknown)}
-        listed = ", ".join(f"{kind} (node {name!r})" for kind, name in first.items())
+        first_node = {node.op_type: node.name or node.output[0] for node in reversed(unknown)}
+        listed = ", ".join(f"{kind} (node {name!r})" for kind, name in first_node.items())
         raise SourceError(f"{path} has operators that have no torch form here: {listed}")
 
 
