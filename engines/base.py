@@ -30,7 +30,7 @@ ENGINES: tuple[str, ...] = tuple(_DECLARED)
 
 
 def _engines_with(setting: str) -> tuple[str, ...]:
-    """The engines whose declaration does not say `<setting>=False`."""
+    """The names of our engines without `<setting>=False` in their declaration."""
     return tuple(name for name in ENGINES if _DECLARED[name].settings.get(setting, True))
 
 
@@ -55,24 +55,26 @@ FACTS = "facts.json"
 
 
 class Executable(ABC):
-    """An opened artifact. Takes the arguments of the signature in order; writes the outputs.
+    """An opened artifact. A call takes the arguments of the signature in order, and writes the
+    outputs.
 
-    It checks no argument, because the binding has done so. Any number of threads may call it at
-    the same time.
+    It does not check the arguments, because the binding has done so. Any number of threads may call
+    it at the same time.
     """
 
     @abstractmethod
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None: ...
 
     def prepare(self, arguments: Sequence[Span]) -> Prepared:
-        """Ties the arguments, given as memory, to this artifact. The result keeps the memory alive.
-        A class that can run without torch overrides this."""
+        """Tie the arguments, given as memory, to this artifact, for many runs. The result keeps the
+        memory alive. A class that can run without torch overrides this."""
         from engines.tensors import TensorCall
 
         return TensorCall(self, arguments)
 
     def recordable(self) -> Executable:
-        """The executable to use for runs that are recorded into CUDA graphs."""
+        """Return the executable to use for runs that are recorded into CUDA graphs: usually
+        itself."""
         return self
 
     def close(self) -> None:  # noqa: B027 - most hold nothing
@@ -86,15 +88,16 @@ class Prepared(Protocol):
     """
 
     def run(self, stream: int = 0, /) -> None:
-        """Run once. `stream` is a GPU's raw stream handle; nothing is synchronised."""
+        """Run once. `stream` is the handle of a GPU stream, for which this call does not wait."""
 
     def replace(self, changes: Mapping[int, Span]) -> None:
-        """Replace the memory of some arguments, given by their index. Only n and the address may
-        differ. If this fails, all arguments are as before."""
+        """Replace the memory of some arguments, given by their index. Only the number of rows and
+        the address may differ. If this fails, all arguments are as before."""
 
     @property
     def current(self) -> Prepared:
-        """The call for the current row count, if several artifacts serve different counts."""
+        """The prepared call that serves the current number of rows: this one, unless different
+        artifacts serve different numbers."""
         return self
 
 
@@ -110,9 +113,9 @@ class Portable:
 class Engine(ABC):
     """One way to compile and execute a program in the calling convention.
 
-    A subclass declares itself by literal keywords: `engine` is its name, `order` its position among
-    the candidates. `default=False`: it is a candidate only if it is named. `options=False`: it has
-    no options. `torch=False`: its artifacts run without torch.
+    A subclass declares itself by literal keywords: `engine` is its name, and `order` its position
+    among the candidates. With `default=False` it is a candidate only if it is named, with
+    `options=False` it takes no options, and with `torch=False` its artifacts run without torch.
     """
 
     name: ClassVar[str] = ""
@@ -146,47 +149,50 @@ class Engine(ABC):
     def compile(
         self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
     ) -> list[str]:
-        """Build for `target` into the folder `out`; returns the files made, relative to `out`.
+        """Build for `target` into the folder `out`. Returns the names of the files, relative to
+        `out`.
 
-        The first file is the argument of `open`. An empty list means that `open` takes the portable
-        file itself. Raises EngineError.
+        The first file is the one that `open` takes. An empty list means that `open` takes the
+        portable file itself (see `portable_file`). Raises EngineError if the build fails, and
+        NotApplicableError if the engine is not made for this model or target.
         """
 
     def portable_file(self, source: Portable) -> Path | None:
-        """The portable file that `open` takes if `compile` makes no file."""
+        """The portable file that `open` takes if `compile` makes no file. None if there is none."""
         return None
 
     @abstractmethod
     def open(
         self, file: Path, device: torch.device, threads: int = 1, instances: int | None = None
     ) -> Executable:
-        """Open an artifact for `device`. Raises EngineError.
+        """Open an artifact for `device`. Raises EngineError if that is not possible.
 
-        `threads`: how many threads one run may use. Engines without such a setting use torch's
-        number of threads. `instances`: how many runs there may be at the same moment, for engines
-        that keep a pool (None: one for each core). The other engines have no limit.
+        A run may use `threads` threads; engines without such a setting use torch's number of
+        threads. `instances` is the number of runs that may take place at the same time, for engines
+        that keep a pool (None: one for each core). Other engines have no such limit.
         """
 
 
 def known_engines() -> tuple[str, ...]:
-    """The names of all engines: ours, then those of other installed packages."""
+    """The names of all engines: first ours, then those of other installed packages."""
     return (*ENGINES, *(name for name in find_installed("engines") if name not in _DECLARED))
 
 
 def engine(name: str) -> Engine:
-    """The engine with this name; raises EngineError if the name is unknown or a library missing."""
+    """Import the engine with this name, and return a new instance. For a retired engine this is its
+    successor. Raises EngineError if the name is not known or a library is missing."""
     name = RETIRED.get(name, name)
     declaration = _DECLARED.get(name) or find_installed("engines").get(name)
     if declaration is None:
         raise EngineError(f"unknown engine {name!r}: use one of {', '.join(known_engines())}")
-    return _instance(declaration)
+    return _make_engine(declaration)
 
 
-def _instance(declaration: Declared) -> Engine:
-    """A new instance of a declared engine.
+def _make_engine(declaration: Declared) -> Engine:
+    """Import the class of a declared engine, and return a new instance.
 
-    Another package may declare anything. Raises EngineError if its class cannot be imported, or is
-    no Engine of the declared name.
+    Another package may declare anything: raises EngineError if its class cannot be imported, or is
+    not an Engine with the declared name.
     """
     if not declaration.package:
         our_engine: Engine = declaration.load()()

@@ -14,7 +14,7 @@ class EngineError(SoaPipelineError):
 
 
 class NotApplicableError(EngineError):
-    """An engine does not support this model or this target. This is no failure."""
+    """An engine does not support this model or this target, which is no failure."""
 
     code = "not-applicable"
 
@@ -38,7 +38,7 @@ class TargetError(SoaPipelineError):
 
 
 MORE_MEMORY = "give it more memory, or build for fewer rows (rows: max)"
-"""The advice in a message that memory ran out."""
+"""The advice at the end of a message that memory ran out."""
 
 # Parts of the messages by which torch's allocators, the C++ runtime, the compiler driver and the
 # linker report that memory ran out.
@@ -54,7 +54,7 @@ _OUT_OF_MEMORY_PHRASES = (
 
 
 FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""The numbers of the errors of a full disk: no space, a quota, a limit on a file's size."""
+"""The error numbers that mean a full disk: no space, a quota, or a limit on a file's size."""
 _FULL_DISK_PHRASES = ("No space left on device", "Disk quota exceeded")
 
 
@@ -81,9 +81,9 @@ def full_disk(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's text, or the exception's type if the text is empty.
+    """The first line of an exception's text, or the name of its type if the text is empty.
 
-    If memory ran out: a short message with advice instead of the library's text.
+    If memory ran out, this is a short message with advice instead.
     """
     if out_of_memory(error):
         return f"out of memory: {MORE_MEMORY}"

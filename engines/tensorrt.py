@@ -31,7 +31,7 @@ class TensorRtEngine(Engine, engine="tensorrt", order=70, default=False):
     def compile(
         self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
     ) -> list[str]:
-        """Options: any setting of `torch_tensorrt.dynamo.compile`."""
+        """Compile with any settings of `torch_tensorrt.dynamo.compile` as options."""
         if target.device != "cuda":
             raise NotApplicableError(f"tensorrt builds for CUDA targets; found {target}")
         with needs_extra("cuda", EngineError):
@@ -80,12 +80,12 @@ class TensorRtEngine(Engine, engine="tensorrt", order=70, default=False):
 
 @dataclass(frozen=True)
 class _Columns:
-    """What the file `columns.json` says of a package."""
+    """The content of the file `columns.json`: how a package's tensors belong to the arguments."""
 
     inputs: tuple[int, ...]
-    """The indices of the arguments that the package takes."""
+    """The indices of the arguments that the package takes, in its order."""
     largest: tuple[tuple[int, ...], ...]
-    """The largest shape of each input."""
+    """The largest shape of each input that the package was built for."""
     outputs: tuple[Output, ...]
 
 
@@ -101,7 +101,7 @@ class _TensorRt(Executable):
         for i, largest in zip(self._columns.inputs, self._columns.largest, strict=True):
             argument = arguments[i]
             if argument.dim() > 1 and argument.shape[1] > largest[1]:
-                # The padding exceeds the shape of the build. The rows in use come first.
+                # The padded length exceeds that of the build. The rows in use come first.
                 argument = argument.narrow(1, 0, largest[1]).contiguous()
             inputs.append(argument)
         with torch.no_grad():
@@ -114,9 +114,10 @@ class _TensorRt(Executable):
 
 
 def input_ranges(rewritten: OnnxProgram) -> list[dict[str, Any]]:
-    """The arguments of `torch_tensorrt.Input` for every input of a program.
+    """The keyword arguments of `torch_tensorrt.Input` for each input of a program: its dtype, and
+    its least, usual and largest shape.
 
-    If the padded length has no bound, it is at most the largest row count plus one aligned line.
+    A padded length without a bound counts as at most the largest row count plus one aligned line.
     """
     graph = rewritten.program.graph
     names = set(rewritten.program.graph_signature.user_inputs)

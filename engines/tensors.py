@@ -1,4 +1,4 @@
-"""Arguments as torch tensors, for artifacts that cannot take plain memory."""
+"""Passes arguments as torch tensors, for artifacts that cannot take plain memory."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from soa.memory import Device, Span
 
 
 class TensorCall:
-    """Arguments tied to an executable that takes torch tensors: a `Prepared` (engines/base.py).
+    """Arguments that are tied to an executable as torch tensors. This is a `Prepared`
+    (engines/base.py).
 
-    All arguments lie on the device of the first one. The tensors keep their memory alive.
+    All arguments lie on the device of the first one. The tensors keep the memory alive.
     """
 
     def __init__(

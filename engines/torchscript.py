@@ -17,7 +17,8 @@ from engines.target import Target
 
 
 class _Script(Executable):
-    """A loaded module. A call uses torch's number of threads, and writes the outputs in place."""
+    """A loaded module. A call uses torch's number of threads, and writes into the output
+    columns."""
 
     def __init__(self, module: torch.jit.ScriptModule) -> None:
         self._module = module

@@ -16,9 +16,10 @@ from typing import Any
 from engines.target import Kind, Target
 
 _ARCHITECTURES = ("x86-64-v2", "x86-64-v3", "x86-64-v4", "aarch64", "armv8.2-a")
-"""A later one of a family runs the code of those before it."""
+"""The architectures. Within a processor family, each also runs the code of those before it."""
 
-# Bits of a vector that Inductor may use. 1 turns its vectorisation off, which needs at least AVX2.
+# The vector width in bits that Inductor may use. Its vectorisation needs at least AVX2: 1 turns it
+# off.
 _SIMD_BITS = {"x86-64-v2": 1, "x86-64-v3": 256, "x86-64-v4": 512}
 
 
@@ -40,13 +41,14 @@ class Cpu(
 
 @cache
 def cpu_flags() -> frozenset[str]:
-    """CPU feature flags of this host, by Linux's names; empty if they cannot be read."""
+    """The CPU features of this host, by Linux's names for them. Empty if they cannot be read."""
     try:
         text = Path("/proc/cpuinfo").read_text()  # ours
     except OSError:
         return frozenset()
     lines = (line for line in text.splitlines() if line.startswith(("flags", "Features")))
-    return frozenset(next(lines, "").partition(":")[2].split())
+    flags = next(lines, "").partition(":")[2]
+    return frozenset(flags.split())
 
 
 def host_cpu_levels() -> tuple[str, ...]:
@@ -55,17 +57,18 @@ def host_cpu_levels() -> tuple[str, ...]:
 
 
 def missing_features(arch: str) -> str:
-    """The CPU features that `arch` needs and this host lacks, such as "avx2, fma"; may be empty."""
+    """The CPU features that `arch` needs and this host lacks, such as "avx2, fma". Empty if it
+    lacks none."""
     from engines.native import missing_cpu_features
 
     return missing_cpu_features(arch)
 
 
 def cpu_code(target: Target) -> dict[str, Any]:
-    """Inductor's settings for the code that runs on a CPU; its default is code for this host.
+    """The settings by which Inductor builds CPU code for a target instead of for this host.
 
-    An artifact for a GPU has such code, too: it launches the kernels. It is built for the lowest
-    level, so that any host with such a GPU runs it.
+    An artifact for a GPU has CPU code, too, which launches the kernels. It is built for the lowest
+    level, so that any host with such a GPU can run it.
     """
     arch = target.arch
     if target.device != "cpu":
@@ -78,10 +81,11 @@ def cpu_code(target: Target) -> dict[str, Any]:
 
 @contextmanager
 def inductor_settings(settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """A block that compiles with these settings of Inductor; gives those that this torch knows.
+    """Make Inductor compile with `settings` inside the block. Gives the block those settings that
+    this torch knows, which must be passed to Inductor there.
 
-    Before torch 2.13 there is no `cpp.march`, and Inductor compiles for this host. Then the block
-    replaces its function for the compiler's flags, in all threads.
+    Before torch 2.13 there is no setting `cpp.march`, and Inductor compiles for this host. Then its
+    function that makes the compiler's flags is replaced inside the block, in all threads.
     """
     from torch._inductor import config, cpp_builder
 
@@ -93,8 +97,8 @@ def inductor_settings(settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
     def flags_for_march(*arguments: Any, **named: Any) -> tuple[list[str], list[str]]:
         compiling, linking = flags_for_this_host(*arguments, **named)
-        wanted = f"march={march}"
-        return [wanted if flag == "march=native" else flag for flag in compiling], linking
+        own_march = f"march={march}"
+        return [own_march if flag == "march=native" else flag for flag in compiling], linking
 
     cpp_builder._get_optimization_cflags = flags_for_march
     try:

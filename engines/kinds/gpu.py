@@ -15,9 +15,10 @@ class Cuda(Kind, kind="cuda", order=1, arch="sm_[0-9]+[a-z]?", said="cuda/sm_<NN
     torch_device = "cuda"
 
     def here(self, index: int = 0) -> tuple[str, ...]:
-        """The architectures of this kind that GPU `index` of this host runs. Raises TargetError."""
+        """The architecture of GPU `index` of this host, if it is a GPU of this kind, else nothing.
+        Raises TargetError if there is no such GPU."""
         if not torch_drives_gpus():
-            return self._seen_by_driver(index)
+            return self._ask_driver(index)
         import torch
 
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -29,8 +30,8 @@ class Cuda(Kind, kind="cuda", order=1, arch="sm_[0-9]+[a-z]?", said="cuda/sm_<NN
             kind, arch = "rocm", properties.gcnArchName.split(":")[0]
         return (arch,) if kind == self.name else ()
 
-    def _seen_by_driver(self, index: int) -> tuple[str, ...]:
-        """The architecture of a GPU by its driver, for hosts whose torch drives no GPUs."""
+    def _ask_driver(self, index: int) -> tuple[str, ...]:
+        """As `here`, but asks NVIDIA's driver, for hosts whose torch drives no GPUs."""
         from engines.native import gpus
 
         try:
