@@ -81,7 +81,7 @@ def _build_forest(trees: _Trees, depth: int, equal: bool, columns: int) -> Fores
     words_of_trees = -(-(last_leaves - first_leaves + 1) // _BITS)  # the quotient, rounded up
     first_words = np.append(0, np.cumsum(words_of_trees))
     words = int(first_words[-1])
-    nodes = _list_nodes_by_word(trees, below, first_words)
+    nodes = _list_entries(trees, below, first_words)
     ordered = nodes.in_order(np.argsort(nodes.word, kind="stable"))
     paths = _order_along_paths(trees, columns, len(nodes.word), words)
     return Forest(
@@ -136,7 +136,7 @@ class _Nodes(NamedTuple):
         return _Nodes(*(values[order] for values in self))
 
 
-def _list_nodes_by_word(trees: _Trees, below: _LeavesBelow, first_words: Array) -> _Nodes:
+def _list_entries(trees: _Trees, below: _LeavesBelow, first_words: Array) -> _Nodes:
     """The entries of all inner nodes, node after node. `first_words`: the first word of each tree.
 
     A row that goes right at a node reaches none of the leaves below the node's left child, so the
