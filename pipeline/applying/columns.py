@@ -63,8 +63,9 @@ class FileColumn:
 
     @property
     def cut(self) -> bytes | None:
-        """The offsets as bytes, and None for a flat column. They are equal for two columns if each
-        row has as many items in one as in the other, and can be compared or be keys of a dict."""
+        """How the items are cut into rows: the offsets as bytes, or None for a flat column. It is
+        equal for two columns if each row has as many items in one as in the other, and it can be
+        the key of a dict."""
         return None if self.offsets is None else self.offsets.tobytes()
 
 

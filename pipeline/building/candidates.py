@@ -72,12 +72,12 @@ def _build_candidates(steps: Steps, targets: Sequence[Target]) -> Candidates:
         (target, name)
         for target in targets
         for name in recipe.engines
-        if name in (only_engines(target) or recipe.engines)
+        if name in (only_engines(target) or recipe.engines)  # no only ones: all of them
     ]
     built: Candidates = {}
     first = first_engines(recipe.engines, recipe.by_default)
-    last = [name for name in recipe.engines if name not in first]
-    for engines in (first, last):
+    stand_ins = [name for name in recipe.engines if name not in first]
+    for engines in (first, stand_ins):
         wanted = [pair for pair in pairs if pair[1] in engines and _is_wanted(steps, built, *pair)]
         with open_job_pool() as pool:
             futures = {pair: pool.submit(_build_candidate, steps, *pair) for pair in wanted}
@@ -90,8 +90,8 @@ def _build_candidates(steps: Steps, targets: Sequence[Target]) -> Candidates:
 def _is_wanted(steps: Steps, built: Candidates, target: Target, name: str) -> bool:
     """Whether the engine `name` is built for a target, given the candidates that were built before.
 
-    An engine that stands in for another one is built if that one failed, or if the model is slow
-    per row and the engine is made for such models. Any other engine is built always.
+    An engine that stands in for another one is built if that one gave no valid artifact, or if the
+    model is heavy (`Steps.is_heavy`) and the engine is made for heavy models. All others are built.
     """
     preferred = built.get((target, engine(name).in_place_of))
     if preferred is None:
@@ -106,6 +106,8 @@ def _build_candidate(steps: Steps, target: Target, name: str) -> Candidate:
     engine allows it. Without either, it is returned as unverified; a failure is in its report."""
     captured = steps.captured
     compiled = steps.compile(target, name)
+    # Any number of rows is computed in tiles: that needs a CPU, and rows that do not depend on each
+    # other.
     unbounded = any(rows.unbounded for rows in captured.signature.ranges.values())
     tile = max(tiles_of(captured.signature)) if unbounded else 0
     if not compiled.outcome.ok:

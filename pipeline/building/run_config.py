@@ -206,8 +206,8 @@ def _build_bundle(config: Config, path: Path, work: Work) -> Bundle:
         depends_on(folder, {str(bundle / SUMS): digest})
         return os.path.relpath(bundle, work.root)  # the work folder may be moved
 
-    bundle_path = work.read_or_make("runs", dependencies, str, build, lambda _: not work.try_again)
-    return Bundle.open(work.root / bundle_path, verify=False)
+    folder = work.read_or_make("runs", dependencies, str, build, keep=lambda _: not work.try_again)
+    return Bundle.open(work.root / folder, verify=False)
 
 
 def _load_labelled(config: Config) -> Labelled | None:

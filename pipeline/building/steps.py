@@ -41,6 +41,7 @@ class Recipe:
     options: Mapping[str, Mapping[str, Any]]
     """Compile options by engine."""
     timeout_s: float
+    """The time limit of a compilation, and of a validation."""
     tolerances: Mapping[str, Tolerance]
     classifiers: frozenset[str]
     baseline: Callable[[], torch.nn.Module] | None
@@ -58,7 +59,8 @@ Pair = tuple[Target, str]
 
 @dataclass(frozen=True)
 class Steps:
-    """The steps of one capture and one recipe."""
+    """The steps of building the candidates of one capture by one recipe. Each takes a target and an
+    engine, or an artifact of them."""
 
     work: Work
     captured: Capture
@@ -66,6 +68,7 @@ class Steps:
 
     @cached_property
     def _inputs(self) -> Arrays:
+        """The inputs of the stored reference."""
         return Reference.load(self.captured.reference).inputs
 
     @cached_property
@@ -95,7 +98,7 @@ class Steps:
             return compiled
 
         compiled = work.read_or_make(
-            "compile", dependencies, Compiled, make, lambda made: made.outcome.ok
+            "compile", dependencies, Compiled, make, keep=lambda made: made.outcome.ok
         )
         # The record has the folder where it was made; the work folder may have been moved since.
         return replace(compiled, folder=work.folder("compile", dependencies) / compiled.folder.name)
@@ -132,7 +135,7 @@ class Steps:
             "special_values": self.recipe.special_values,
             "tile": tile,
         }
-        return self.work.read_or_make(stage, dependencies, ValidationReport, make, _is_usable)
+        return self.work.read_or_make(stage, dependencies, ValidationReport, make, keep=_is_usable)
 
     def is_heavy(self, target: Target, compiled: Compiled) -> bool:
         """Measure a call with the fewest rows. Returns True if it takes longer than `HEAVY_S`.

@@ -86,10 +86,10 @@ def _judge_outside_share(record: TargetRecord, target: str, limit: float) -> Ite
     """
     for engine in record.engines():
         tried = record.candidates[engine].many_rows
-        what = f"share of rows of {engine} on {target} outside the tolerance, with 95 %,"
+        quantity = f"share of rows of {engine} on {target} outside the tolerance, with 95 %,"
         share = math.nan if tried is None else tried.below
         why = "many rows were not tried" if tried is None else tried.text
-        yield Measured("outside share", what, share, max=limit, why=why)
+        yield Measured("outside share", quantity, share, max=limit, why=why)
 
 
 def _measure_latency(opened: Opened, target: str, limit: LimitConfig) -> Measured:
@@ -97,8 +97,8 @@ def _measure_latency(opened: Opened, target: str, limit: LimitConfig) -> Measure
     inputs = Reference.load(opened.bundle.file(opened.bundle.manifest.reference)).inputs
     with one_thread():
         p99 = p99_us(bound_call(open_measured_session(opened, target), inputs, limit.rows))
-    what = f"p99 of a call on {target} at {label(limit.rows)} in us"
-    return Measured("latency", what, p99, max=limit.max)
+    quantity = f"p99 of a call on {target} at {label(limit.rows)} in us"
+    return Measured("latency", quantity, p99, max=limit.max)
 
 
 def _measure_memory(opened: Opened, target: str, limit: LimitConfig) -> Measured:
@@ -106,9 +106,9 @@ def _measure_memory(opened: Opened, target: str, limit: LimitConfig) -> Measured
 
     It is NaN for a target that is no CPU. Raises NotMeasuredError if the process was killed.
     """
-    what = f"MB that the artifact for {target} takes at {label(limit.rows)}"
+    quantity = f"MB that the artifact for {target} takes at {label(limit.rows)}"
     if Target.parse(target).torch_device != "cpu":
-        return Measured("memory", what, math.nan, max=limit.max, why="measured on CPUs alone")
+        return Measured("memory", quantity, math.nan, max=limit.max, why="measured on CPUs alone")
     manifest = opened.bundle.manifest
     engine = manifest.targets[target].engine_at(str(max(limit.rows.values())))
     candidate = manifest.targets[target].candidates[engine]
@@ -128,16 +128,16 @@ def _measure_memory(opened: Opened, target: str, limit: LimitConfig) -> Measured
             "stages.timing.racing:memory_here", payload, Path(folder), _MEMORY_LIMIT_S
         )
     if outcome.killed:
-        raise NotMeasuredError(f"{opened.label}: {what}: {outcome.error}")
+        raise NotMeasuredError(f"{opened.label}: {quantity}: {outcome.error}")
     megabytes = outcome.value if outcome.ok else math.nan
-    return Measured("memory", what, megabytes, max=limit.max, why=outcome.error or "")
+    return Measured("memory", quantity, megabytes, max=limit.max, why=outcome.error or "")
 
 
 def _measure_metrics(
     opened: Opened,
     in_place: InPlace | None,
     targets: Sequence[str],
-    asked: MetricsConfig,
+    config: MetricsConfig,
     say: Say,
 ) -> Iterator[Measured]:
     """Compute the metrics of both versions on the labelled rows in the new version's bundle."""
@@ -147,12 +147,12 @@ def _measure_metrics(
         return
     with tempfile.TemporaryDirectory(prefix="soa-metrics-") as folder:
         copy_files(opened.bundle, [stored.file, *stored.code.values()], Path(folder))
-        labelled = Labelled.from_bundle(stored, asked, Path(folder))
+        labelled = Labelled.from_bundle(stored, config, Path(folder))
         for target in targets:
             say(f"metrics on {target}, {stored.rows:,} rows of {stored.source}")
             new = _compute_metrics(labelled, opened, target)
             old = _compute_metrics_in_place(labelled, in_place, target)
-            for name, bound in asked.functions.items():
+            for name, bound in config.functions.items():
                 ref = in_place.ref if in_place else ""
                 why = new[name].why
                 if not why and ref and old[name].why:
@@ -216,9 +216,9 @@ def measure_shadow(
     )
     yield Measured("shadow", f"errors {beside}", total.errors, max=gate.max_errors, why=total.error)
     if total.canary_calls or total.withdrawals:
-        text = f"withdrawals as a canary {beside}"
+        quantity = f"withdrawals as a canary {beside}"
         why = total.withdrawn or f"it answered {total.canary_calls:,} calls"
-        yield Measured("shadow", text, total.withdrawals, max=0, why=why)
+        yield Measured("shadow", quantity, total.withdrawals, max=0, why=why)
     for kind, bound, by_output in (
         ("absolute", gate.max_abs, total.max_abs),
         ("relative", gate.max_rel, total.max_rel),
@@ -226,7 +226,7 @@ def measure_shadow(
         if bound is None or not total.events:
             continue
         for output in opened.signature.outputs:
-            text = f"largest {kind} difference of {output.name} {beside}"
+            quantity = f"largest {kind} difference of {output.name} {beside}"
             value = by_output.get(output.name, math.nan)
             why = "" if output.name in by_output else "no record has it"
-            yield Measured("shadow", text, value, max=bound, why=why)
+            yield Measured("shadow", quantity, value, max=bound, why=why)
