@@ -81,8 +81,7 @@ class MetricsConfig(Part):
     def own_functions(self) -> dict[str, str]:
         """The functions that are the user's own, by the name of the metric, as the config writes
         them: `file.py:callable` or `module:callable`."""
-        metrics = self.functions.items()
-        return {name: metric.function for name, metric in metrics if ":" in metric.function}
+        return {name: m.function for name, m in self.functions.items() if ":" in m.function}
 
     def label_of(self, function: str) -> str:
         """The column that holds the labels for a metric: its own, else the one for all metrics."""

@@ -12,8 +12,7 @@ from typing import Any
 from pipeline.config.mistakes import not_among, shown
 from pipeline.config.yaml_lines import Document, Key, Problem
 
-_MOST = 1 << 16  # names of a range
-_MOST_DIGITS = 9  # of a number that grows
+_MOST, _MOST_DIGITS = 1 << 16, 9  # names in a range, and digits of the number that grows
 _DOTS = re.compile(r"\s*(?:…|\.{2,3})\s*")
 _NUMBER = re.compile(r"([0-9]+)")
 

@@ -23,7 +23,7 @@ Ask = Callable[[str, str, str | None], str]
 """`ask(flag, question, default)` returns the user's answer, or the default if the user cannot be
 asked. Raises an InitError, which names the option `flag`, if there is no default either."""
 _MOST_ROWS = 4096  # read from a file
-_MOST_NAMES = 64  # names and ranges of names that are offered as all columns of a file
+_MOST_NAMES, _SHOWN = 64, 9  # names that are offered as a default, and shown in a question
 _ROWS = ("rows", "batch", "events", "b", "N", "B")
 """Words that users may write for the axis `n`, the rows."""
 
@@ -111,9 +111,9 @@ class Feed:
             forms = [form for form in forms if _has_axes(self.asked.axes, form)]
             forms = forms or self._form_from_numbers()
         dtypes = self._likely_dtypes(dtype)
-        if only := self.asked.dtype or self.port.dtype:
-            dtypes = [only]
-        return [replace(form, dtype=each) for each in dtypes for form in forms]
+        if known := self.asked.dtype or self.port.dtype:
+            dtypes = [known]
+        return [replace(form, dtype=likely) for likely in dtypes for form in forms]
 
     def _likely_dtypes(self, dtype: str) -> list[str]:
         """Returns the dtypes to try if none is known, the likely ones first. `dtype`: that in which
@@ -160,9 +160,9 @@ class Feed:
         count = sum(math.prod(column.extents) for column in self.columns)
         if self.jagged or self.mask or len(sizes) + 1 != len(axes) or math.prod(sizes) != count:
             return []
-        place = axes.index("n")
-        # The block has the rows first: its axis 0 goes to `place`, and the others keep their order.
-        permute = (*range(1, place + 1), 0, *range(place + 1, len(axes))) if place else ()
+        at_n = axes.index("n")
+        # The block has the rows first: its axis 0 goes to `at_n`, and the others keep their order.
+        permute = (*range(1, at_n + 1), 0, *range(at_n + 1, len(axes))) if at_n else ()
         return [Option(sizes, ("n", *map(str, sizes)), Order(permute))]
 
     def forms(self, length: int) -> list[Option]:
@@ -178,6 +178,7 @@ class Feed:
         if not extents:
             return self._forms_of_numbers(count)
         if self.trained:
+            # A second axis of an image has no name.
             names = ("n", "features", "items", "")[: 2 + len(extents)]
             return [Option((count, *extents), names)]
         return _forms_as_stored(extents) if count == 1 else self._forms_of_columns(extents)
@@ -323,6 +324,7 @@ def choose_feeds(
     for port in used:
         trained = by_port.get(port.name)
         feed = _read_feed(port, words[port.name], data, trained, missing, model.dtype)
+        # The config pads jagged rows and makes their mask itself, so weaver's mask is not read.
         if feed.trained and feed.trained.mask and (feed if length else feed.vectors()).jagged:
             feed = Feed(port, (), mask=True)
         feeds.append(replace(feed, asked=asked_of.get(port.name, _NOTHING)))
@@ -344,9 +346,9 @@ def _check_same_rows(feeds: Sequence[Feed], flatten: bool) -> None:
 def _match_weaver_inputs(
     names: Sequence[str], weaver: Mapping[str, WeaverInput], asked_of: Mapping[str, Asked]
 ) -> dict[str, WeaverInput]:
-    """Returns weaver's input of each port, by the port's name. They match if weaver's name ends in
-    the port's, `pf_features` for `features`, or if the user names it for the port; else by their
-    places, if there are as many."""
+    """Returns weaver's input of each port, by the port's name. An input goes to a port in whose
+    name its own ends, as `pf_features` to `features`, or for which the user names it. If there are
+    as many inputs as ports, each of the other ports gets the one in its place."""
     by_port = dict(zip(names, weaver.values(), strict=True)) if len(weaver) == len(names) else {}
     for name in names:
         words = asked_of[name].words if name in asked_of else ()
@@ -390,7 +392,8 @@ def _choose_words(
         likely = [column for column in known if column not in taken] if len(unknown) == 1 else []
         if not data:
             likely = [f"{port.name}{i}" for i in range(port.width)]
-        question = f"the columns of {port.name!r}, out of {', '.join(known[:9]) or 'your data'}, …"
+        listed = ", ".join(known[:_SHOWN]) or "your data"
+        question = f"the columns of {port.name!r}, out of {listed}, …"
         short = shorten_names(likely)
         default = ",".join(short) if 0 < len(short) <= _MOST_NAMES or not data else None
         answer = ask(f"--input {port.name}=COLUMN,…", question, default or None)

@@ -58,8 +58,7 @@ class Model:
     @property
     def dtype(self) -> str:
         """The dtype in which it probably computes: that of its first floating-point weight."""
-        weights = self.module.state_dict().values()
-        dtypes = (weight.dtype for weight in weights if weight.is_floating_point())
+        dtypes = (w.dtype for w in self.module.state_dict().values() if w.is_floating_point())
         return str(next(dtypes, torch.float32)).removeprefix("torch.")
 
 

@@ -144,8 +144,7 @@ def _decide(model: Model, feeds: Sequence[Feed], first: Outcome, size: int) -> _
         return _Decision(first, "the answers are the same in the other order")
     possible = [first, *differing]
     if isinstance(model.module, torch.jit.ScriptModule):
-        exported = [outcome for outcome in possible if can_be_exported(model, outcome)]
-        possible = exported or possible
+        possible = [o for o in possible if can_be_exported(model, o)] or possible
         if len(possible) == 1:
             return _Decision(possible[0], "torch exports no other order")
     longer = [o for o in possible if not find_error(model, with_more_items(o), n=5)]
@@ -155,7 +154,7 @@ def _decide(model: Model, feeds: Sequence[Feed], first: Outcome, size: int) -> _
     agreeing = [o for o in possible if documented in {option.meaning for option in o.options}]
     if len(agreeing) == 1:
         return _Decision(agreeing[0], "as its documentation says")
-    symmetric = [outcome for outcome in possible if ignores_item_order(model, outcome)]
+    symmetric = [o for o in possible if ignores_item_order(model, o)]
     if len(symmetric) == 1:
         return _Decision(symmetric[0], "so the order of the items does not matter")
     raise InitError(_ask_which_order(feeds, *possible[:2]))

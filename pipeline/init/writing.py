@@ -97,12 +97,10 @@ def init(request: Request, ask: Ask) -> Written:
     for path in (out, stored):
         if path.exists() and not request.force:
             raise InitError(f"{path} is there already: --force replaces it, --out writes elsewhere")
-    return run_in_fork(
-        "the model", lambda ask_parent: _init_in_child(request, ask_parent, stored), ask
-    )
+    return run_in_fork("the model", lambda ask_parent: _run_init(request, ask_parent, stored), ask)
 
 
-def _init_in_child(request: Request, ask: Ask, stored: Path) -> Written:
+def _run_init(request: Request, ask: Ask, stored: Path) -> Written:
     """Does the work of `init`. This runs in a child process, since the model runs here."""
     model = read_model(request.model, request.out.parent, request.weights, request.kwargs)
     data = open_source(request.data, request.tree) if request.data else None
@@ -155,7 +153,7 @@ def _make_config(choices: Choices, name: str) -> dict[str, Any]:
             **_make_collections(choices),
             "outputs": {"storage": "columns", "columns": choices.outputs.columns},
         },
-        "inputs": [_make_block(feed, choices.parts) for feed in choices.feeds],
+        "inputs": [_make_block(feed, choices.parts) for feed in choices.fitted.feeds],
         "outputs": choices.outputs.blocks,
         "rows": _make_row_ranges(choices),
     }
@@ -173,10 +171,6 @@ class Choices:
     parts: dict[str, _Part]
 
     @property
-    def feeds(self) -> list[Feed]:
-        return self.fitted.feeds
-
-    @property
     def typical(self) -> list[int]:
         """The numbers of rows for which the engines are timed: 10 and 1000, as far as allowed."""
         least, most = self.range.least, self.range.most
@@ -186,8 +180,8 @@ class Choices:
 def make_choices(model: Model, data: Source | None, request: Request, ask: Ask) -> Choices:
     """Choose what each input and output is and how many rows a call may have, from the model, the
     data and the options; ask the user about the rest. Runs the model."""
-    have = [*data.columns] if data else []
-    weaver, labels = read_weaver(request.weaver, have) if request.weaver else ({}, [])
+    in_data = [*data.columns] if data else []
+    weaver, labels = read_weaver(request.weaver, in_data) if request.weaver else ({}, [])
     texts = _parse_pairs("--input", request.inputs)
     asked_of = {name: parse_input_option(f"--input {name}", text) for name, text in texts.items()}
     feeds = choose_feeds(model, data, asked_of, weaver, request.flatten, request.length, ask)
@@ -231,8 +225,8 @@ def _make_row_ranges(choices: Choices) -> dict[str, Any]:
 
 
 def _make_notes(request: Request, choices: Choices) -> _Notes:
-    """Returns the comments of the config on values that were found out, and on names that the user
-    may change."""
+    """Returns the comments of the config that say why a value was chosen, what the data holds, and
+    which names the user may change."""
     source = request.data.name if request.data else "an input: name them as you like"
     notes: _Notes = {
         ("collections", "outputs"): "what the model writes: name them as you like",
@@ -301,11 +295,6 @@ def _write_checked(
     return [out, folder / SCHEMA_FILE.name, *([stored] if arrays else [])]
 
 
-_INDEPENDENT = (
-    "shown on the graph: each row's answer comes from this row alone; any n runs in tiles"
-)
-
-
 def _set_bound(
     config: dict[str, Any], notes: _Notes, bounds: _Range, why: str, arrays: Mapping[str, Array]
 ) -> None:
@@ -317,7 +306,9 @@ def _set_bound(
     """
     if not why:
         config["rows"]["n"]["unbounded"] = True
-        notes["rows", "n", "unbounded"] = _INDEPENDENT
+        notes["rows", "n", "unbounded"] = (
+            "shown on the graph: each row's answer comes from this row alone; any n runs in tiles"
+        )
         return
     if bounds.most == _TILE:  # the model itself does not bound it
         rows = max(map(len, arrays.values()), default=0)
@@ -513,7 +504,7 @@ def _find_range(model: Model, accepted: Fitted, wanted: int | None) -> _Range:
     while least < 2 and (refused := find_error(model, options, least)):
         why_least, least = f"forward does not run on {least} rows: {refused}", least + 1
     if wanted:
-        return _Range(least, why_least, wanted, "the most rows of a call, by --rows", False)
+        return _Range(least, why_least, wanted, "the most rows of a call, by --rows", free=False)
     rows = max((c.rows for feed in accepted.feeds for c in feed.columns), default=0)
     most = _TILE if independent or not rows else max(2, rows)
     if any(feed.jagged for feed in accepted.feeds):  # several row dimensions: no tiles
