@@ -115,7 +115,7 @@ class Index:
         whole, rest = self._split(by)
         if rest.bounds[1] < by:
             return whole
-        rest, by = rest._cancelled(by)
+        rest, by = rest._cancel(by)
         return whole + Index(((Quotient(rest, by), 1),))
 
     def __mod__(self, by: int) -> Index:
@@ -132,7 +132,7 @@ class Index:
         shift = rest.bounds[0] // by  # moved from r to q, so that the least r is 0 to `by` - 1
         return whole + shift, rest + -shift * by
 
-    def _cancelled(self, by: int) -> tuple[Index, int]:
+    def _cancel(self, by: int) -> tuple[Index, int]:
         """Divides the index and `by` by the common divisor g of `by` and all factors, and returns
         both: (6 i + 5) // 4 -> (3 i + 2) // 2. The constant is rounded down, which does not change
         the quotient, since (g * a + c) // (g * b) = (a + c // g) // b."""
@@ -141,8 +141,8 @@ class Index:
         return Index(terms, self.constant // common), by // common
 
     @property
-    def of_row(self) -> bool:
-        """True if the index differs between rows."""
+    def is_of_row(self) -> bool:
+        """True if a row's own numbers are in the index (`OfRow`)."""
         return any(isinstance(atom, OfRow) for atom in self.atoms())
 
     def atoms(self) -> Iterable[Atom]:
@@ -162,7 +162,7 @@ class Index:
             if atom == variable:
                 own_factor = factor
             elif not isinstance(atom, Variable) and variable in Index(((atom, 1),)).atoms():
-                return None
+                return None  # it is inside another atom
         return own_factor
 
     def replaced(self, values: Mapping[Atom, Index]) -> Index:
@@ -216,7 +216,7 @@ def variable(name: str, extent: int) -> Index:
 def entry(table: tuple[int, ...], at: Index) -> Index:
     """Entry number `at` of a constant table, as an index. If the entries have equal steps, it is a
     sum without the table: of (3, 5, 7) it is 2 * at + 3."""
-    if len(table) == 1 or not at.terms:
+    if len(table) == 1 or not at.terms:  # `at` is a known number
         return constant(table[at.constant])
     step = table[1] - table[0]
     if all(b - a == step for a, b in pairwise(table)):
@@ -225,12 +225,12 @@ def entry(table: tuple[int, ...], at: Index) -> Index:
 
 
 def strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a dense tensor, in elements."""
+    """The strides of a dense tensor, in elements: (2, 3, 4) -> (12, 4, 1)."""
     return tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
 
 
 def flat(index: Indices, shape: Sequence[int]) -> Index:
-    """The position of an element in a dense tensor of this shape."""
+    """The position of an element in the memory of a dense tensor of this shape."""
     return dot(index, strides(shape))
 
 
@@ -263,4 +263,5 @@ def reshaped(index: Indices, shape: Sequence[int], before: Sequence[int]) -> Ind
     position = flat(index, shape)
     quotients = [position // stride for stride in strides(before)]
     others = zip(quotients[1:], before[1:], strict=True)
-    return (*quotients[:1], *(quotient % size for quotient, size in others))  # the first is small
+    # The first quotient is smaller than its size without a remainder.
+    return (*quotients[:1], *(quotient % size for quotient, size in others))

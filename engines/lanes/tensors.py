@@ -52,9 +52,11 @@ def named_in_errors(tensor: Tensor) -> Iterator[None]:
 def no_code_error(operator: str, line: str, error: Exception) -> NotApplicableError:
     """The NotApplicableError to raise for an error of our own code, which did not expect such
     arguments of an operator. `line`: that of the model; empty if it is not known."""
-    where = f" ({line})" if line else ""
-    why = f"{type(error).__name__}: {first_line(error)}"
-    return NotApplicableError(f"it has no code for {operator} with these arguments{where}: {why}")
+    location = f" ({line})" if line else ""
+    reason = f"{type(error).__name__}: {first_line(error)}"
+    return NotApplicableError(
+        f"it has no code for {operator} with these arguments{location}: {reason}"
+    )
 
 
 class Argument(Tensor):
@@ -91,10 +93,12 @@ class Constant(Tensor):
             self.bounds = int(self.data.min()), int(self.data.max())
 
     def element(self, index: Indices, at: At) -> Value:
+        """A literal if all elements are the same number, or if the index is a constant; else a read
+        of the weights in memory."""
         if self.uniform is not None:
             return self.values.literal(self.uniform, self.dtype)
-        if not any(place.terms for place in index):
-            number = self.data[tuple(place.constant for place in index)].item()
+        if not any(position.terms for position in index):
+            number = self.data[tuple(position.constant for position in index)].item()
             return self.values.literal(number, self.dtype)
         return self.values.read(self, index)
 
@@ -222,7 +226,7 @@ def as_index(value: Value) -> Index:
     may differ between rows, `OfRow`."""
     if value.bounds is not None and value.bounds[0] == value.bounds[1]:
         return constant(value.bounds[0])
-    of_row = isinstance(value, Read) and any(position.of_row for position in value.index)
+    of_row = isinstance(value, Read) and any(position.is_of_row for position in value.index)
     if isinstance(value, Read) and isinstance(value.tensor, Constant) and not of_row:
         table = tuple(int(number) for number in value.tensor.data.flatten().tolist())
         return entry(table, flat(value.index, value.tensor.shape))
@@ -303,8 +307,8 @@ class Product(Tensor):
     def _read(self, operand: Tensor, index: Indices, at: At) -> Value:
         """The element of an operand. Weights are read from memory even if they are all the same
         number, which `at` would give as a literal."""
-        weights = isinstance(operand, Constant)
-        return self.values.read(operand, index) if weights else at(operand, index)
+        is_weights = isinstance(operand, Constant)
+        return self.values.read(operand, index) if is_weights else at(operand, index)
 
 
 @dataclass(frozen=True)
@@ -333,6 +337,8 @@ class Beside(Tensor):
         self.dim = dim
 
     def element(self, index: Indices, at: At) -> Value:
+        """The element of the source into which the index along `dim` falls. As long as that depends
+        on a loop variable, it is an `Open` value."""
         for atom in index[self.dim].atoms():
             if isinstance(atom, Variable):
                 return self.values.open(atom, self.dtype)
@@ -358,6 +364,8 @@ class Joined(Tensor):
         self.items = items
 
     def element(self, index: Indices, at: At) -> Value:
+        """The element of the source into which the first index falls. It is chosen among elements
+        of all sources, each of which is read at the nearest index inside its source."""
         values, position = self.values, self._as_value(index[0])
         element = at(self.sources[0], (as_index(position), *index[1:]))
         begin = self.items  # of the next source, in the concatenation
@@ -416,6 +424,8 @@ class Ranks:
     masks : (M, W), int32
         For each column, what is left of all words if a row goes right at none of its nodes, at the
         first `step` nodes, at the first 2 `step`, ... W is a multiple of 16.
+    step : int
+        The number of a column's nodes from one mask to the next.
     """
 
     thresholds: torch.Tensor

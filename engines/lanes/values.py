@@ -16,7 +16,7 @@ from engines.lanes.index import Index, Indices, OfRow, Variable, dot, variable
 Number = int | float | bool
 Shape = tuple[int, ...]
 At: TypeAlias = "Callable[[Tensor, Indices], Value]"
-"""Gives the value of a tensor's element."""
+"""A function that gives the value of a tensor's element at an index."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class Literal(Value):
 @dataclass(frozen=True, eq=False)
 class Read(Value):
     """Reads an element of a tensor, from memory, or from the register in which a product or a
-    reduction has just summed it."""
+    reduction has just computed it."""
 
     tensor: Tensor
     index: Indices
@@ -182,7 +182,7 @@ class Tensor:
         return tuple(strides)
 
     def address(self, index: Indices) -> Index:
-        """The position of an element in the tensor's memory, in elements."""
+        """The position of an element in the tensor's memory, counted in elements."""
         return dot(index, self.strides)
 
     @property

@@ -575,7 +575,7 @@ class Names:
         tensor, index = value.tensor, value.index
         if tensor in self.in_registers:
             return self.in_registers[tensor]
-        if any(place.of_row for place in index):
+        if any(place.is_of_row for place in index):
             return self._read_at_picked(tensor, index)
         if isinstance(tensor, Argument):
             column = self.writer.column(tensor, index)
