@@ -43,7 +43,7 @@ def diff(registry: Registry, a: str, b: str) -> dict[str, Any]:
     are identical, also those of targets that were built later.
     """
     opened = [open_version(Opening(ref, mode="test", registry=registry)) for ref in (a, b)]
-    refs = [each.version.ref if each.version else str(each.bundle.path) for each in opened]
+    refs = [side.version.ref if side.version else str(side.bundle.path) for side in opened]
     return compare(opened[0].bundle, opened[1].bundle, refs[0], refs[1])
 
 
@@ -146,17 +146,17 @@ def _comparable_records(bundle: Bundle) -> dict[str, Any]:
 
 def _comparable_target(bundle: Bundle, name: str) -> dict[str, Any]:
     """Return the parts of a target's record that `diff` compares, as JSON data."""
-    record = bundle.manifest.targets[name]
-    annex = bundle.annexes.get(name)
+    record, annex = bundle.manifest.targets[name], bundle.annexes.get(name)
+    candidates = record.candidates.items()
     return {
         "status": record.status,
         "engine": record.choice() if record.chosen else None,
         "built later": annex is not None,
         "candidates": {
-            engine: c.status + (f": {c.reason}" if c.reason else "")
-            for engine, c in record.candidates.items()
+            engine: candidate.status + (f": {candidate.reason}" if candidate.reason else "")
+            for engine, candidate in candidates
         },
-        "facts": {engine: c.facts for engine, c in record.candidates.items() if c.facts},
+        "facts": {engine: candidate.facts for engine, candidate in candidates if candidate.facts},
         "tools": annex.record.tools if annex else {},
     }
 
@@ -202,10 +202,10 @@ def _compare_measurements(a: Manifest, b: Manifest) -> dict[str, Any]:
     none = Candidate(status="failed")  # it has no times and no deviations
     speed, deviations = [], []
     for target, engine in dict.fromkeys((*of_a, *of_b)):
-        whose = {"target": target, "engine": engine}
-        pair = of_a.get((target, engine), none), of_b.get((target, engine), none)
-        speed += [{**whose, **times} for times in _compare_times(*pair)]
-        deviations += [{**whose, **worst} for worst in _compare_deviations(*pair)]
+        artifact = {"target": target, "engine": engine}
+        both = of_a.get((target, engine), none), of_b.get((target, engine), none)
+        speed += [{**artifact, **times} for times in _compare_times(*both)]
+        deviations += [{**artifact, **worst} for worst in _compare_deviations(*both)]
     return {"speed": speed, "deviations": deviations}
 
 

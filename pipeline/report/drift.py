@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from runtime.watch import Moved
 
 
-def describe_drift(moved: Sequence[Moved], most: int = 60) -> Iterator[Part]:
-    """Describe how far columns moved from the reference, in a table of at most `most` columns.
+def describe_drift(moved: Sequence[Moved], max_columns: int = 60) -> Iterator[Part]:
+    """Describe how far columns moved from the reference, in a table of at most `max_columns`.
 
     `moved`: the columns, farthest first. Nothing is yielded if it is empty.
     """
@@ -21,7 +21,7 @@ def describe_drift(moved: Sequence[Moved], most: int = 60) -> Iterator[Part]:
         return
     table = new_table("distance from the reference", "column", "index", "by chance",
                       "Jensen-Shannon", "values", "reference", "what changed most")  # fmt: skip
-    for distance in moved[:most]:
+    for distance in moved[:max_columns]:
         table.add_row(
             distance.column,
             number(distance.psi),
@@ -32,5 +32,5 @@ def describe_drift(moved: Sequence[Moved], most: int = 60) -> Iterator[Part]:
             "; ".join(distance.changes),
         )
     yield table
-    if len(moved) > most:
-        yield f"and {len(moved) - most:,} columns that moved less"
+    if len(moved) > max_columns:
+        yield f"and {len(moved) - max_columns:,} columns that moved less"

@@ -160,10 +160,10 @@ def ulp_figure(caption: str, series: Iterable[Deviations]) -> Figure | None:
 def error_figure(caption: str, series: Iterable[Deviations]) -> Figure | None:
     """Draw histograms of absolute deviations by powers of ten. None if all values are equal."""
     bins = [Steps(part.name, part.sum_bins(lambda d: d.error_bins), part.ours) for part in series]
-    first = Deviation.FIRST_DECADE
+    first_decade = Deviation.FIRST_DECADE
 
     def edge_text(i: int) -> str:
-        return f"1e{first + i - 2}" if i > 1 else f"<1e{first}"
+        return f"1e{first_decade + i - 2}" if i > 1 else f"<1e{first_decade}"
 
     return _deviation_histogram(caption, "absolute error, from", bins, edge_text)
 
@@ -407,13 +407,13 @@ def _draw_line(axes: Any, line: Line, color: str, marker: str) -> None:
 def _prepare_svg(svg: str, label: str) -> str:
     """Prepare an SVG for a page: unique ids, the page's colours, and `label` for screen readers."""
     prefix = f"f{zlib.crc32((label + svg).encode()):x}-"
-    text = svg[svg.index("<svg") :]
-    text = re.sub(r'\bid="', f'id="{prefix}', text)
-    text = re.sub(r"url\(#", f"url(#{prefix}", text)
-    text = re.sub(r'(xlink:href)="#', rf'\1="#{prefix}', text)
-    text = text.replace(_TEXT, "currentColor").replace(_GRID, "var(--line)")
+    markup = svg[svg.index("<svg") :]
+    markup = re.sub(r'\bid="', f'id="{prefix}', markup)
+    markup = re.sub(r"url\(#", f"url(#{prefix}", markup)
+    markup = re.sub(r'(xlink:href)="#', rf'\1="#{prefix}', markup)
+    markup = markup.replace(_TEXT, "currentColor").replace(_GRID, "var(--line)")
     for i, color in enumerate(_SERIES):
-        text = text.replace(color, f"var(--s{i})")
-    text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", text, count=1)
-    text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
-    return text.replace("<svg", f'<svg role="img" aria-label="{in_html(label)}"', 1)
+        markup = markup.replace(color, f"var(--s{i})")
+    markup = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", markup, count=1)
+    markup = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", markup, count=1)
+    return markup.replace("<svg", f'<svg role="img" aria-label="{in_html(label)}"', 1)

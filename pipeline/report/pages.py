@@ -278,7 +278,8 @@ def _worst_rows_table(
     `chosen`: the engine of the artifact. None if no value of it deviates, or it has no report.
     """
     signature = Signature.from_dict(bundle.manifest.signature)
-    report = next((one for one in reports if one.engine == chosen and one.cases), None)
+    with_cases = (report for report in reports if report.engine == chosen and report.cases)
+    report = next(with_cases, None)
     if report is None:
         return None
     inputs = Reference.load(bundle.file(bundle.manifest.reference), signature).inputs
@@ -311,8 +312,8 @@ def _row_text(signature: Signature, arrays: Arrays, dim: str, row: int | None) -
         for name, array in columns.items()
         if array.ndim == 1
     ]
-    more = ", …" if len(values) > _MOST_VALUES else ""
-    return ", ".join(values[:_MOST_VALUES]) + more
+    ellipsis = ", …" if len(values) > _MOST_VALUES else ""
+    return ", ".join(values[:_MOST_VALUES]) + ellipsis
 
 
 def _curve_parts(bundle: Bundle) -> Iterator[Part | Figure | None]:
@@ -396,7 +397,8 @@ def apply_page(report: Report, about: Sequence[About]) -> str:
     `about`: the records of its first outputs, at least one, in the order of `report.outputs`.
     """
     scored = report.spent.rows
-    now = "" if scored == report.rows else f", {f'{scored:,}' if scored else 'none'} of them now"
+    count = f"{scored:,}" if scored else "none"
+    now = "" if scored == report.rows else f", {count} of them now"
     facts_table = new_table("", "", "", rows=_nonempty_facts(_facts_of_job(report, about)))
     more = len(report.outputs) - len(about)
     more_line = f"and {more:,} more outputs" if more else None
@@ -421,13 +423,15 @@ def _facts_of_job(report: Report, about: Sequence[About]) -> dict[str, str]:
     Facts that are the same for all outputs are taken from the first one.
     """
     first, scored = about[0], report.spent.rows
+    targets = dict.fromkeys(target for output in about for target in output.targets)
+    engines = dict.fromkeys(engine for output in about for engine in output.engines)
     took = report.seconds - report.start
     times = {name: seconds for name, seconds in report.spent.times.items() if seconds}
     return {
         "version": f"{_scorer_name(first)}, bundle {first.digest[:12]}",
         "mode": first.mode,
-        "targets": ", ".join(dict.fromkeys(t for each in about for t in each.targets)),
-        "engines": ", ".join(dict.fromkeys(e for each in about for e in each.engines)),
+        "targets": ", ".join(targets),
+        "engines": ", ".join(engines),
         "rows": f"{report.rows:,}",
         "scored now": f"{scored:,}" + (f", {number(scored / took)} a second" if scored else ""),
         "scored before": f"{report.found:,}" if report.found else "",
@@ -537,9 +541,9 @@ def model_page(name: str, versions: Sequence[Version], events: Sequence[Event]) 
     history = [describe_history(name, list(reversed(events)))] if events else []
     links = [("all models", "/")]
     if len(versions) > 1:
-        first, second = sorted(v.number for v in versions)[-2:]
-        address = f"/models/{name}/{second}/beside/{first}"
-        links.append((f"{name}/{first} and {name}/{second} side by side", address))
+        older, newer = sorted(v.number for v in versions)[-2:]
+        address = f"/models/{name}/{newer}/beside/{older}"
+        links.append((f"{name}/{older} and {name}/{newer} side by side", address))
     sections = [Section("Versions", [table]), Section("History", [*history])]
     return render_page(name, sections, links=links)
 

@@ -86,15 +86,15 @@ def new_table(title: str, *columns: str, rows: Iterable[Iterable[Cell]] = ()) ->
     return table
 
 
-def show(parts: Iterable[Part], width: int | None = None) -> None:
-    """Print a report on stdout. `width`: that of its tables; None: the width of the terminal."""
+def show(parts: Iterable[Part]) -> None:
+    """Print a report on stdout, with tables no wider than the terminal."""
     for i, part in enumerate(parts):
         if isinstance(part, str):
             write(part)
             continue
         if i and part.title:
             _echo("")
-        for line in table_lines(part, width or terminal_width()):
+        for line in table_lines(part, terminal_width()):
             _echo(line)
 
 
@@ -209,11 +209,11 @@ def _column_widths(table: Table, width: int) -> list[int] | None:
     for i, name in enumerate(table.columns):
         lines = [line for row in table.rows if i < len(row) for line in row[i]]
         longest = max(map(text_width, lines), default=0)
-        head = max(map(text_width, name.split()), default=0)
+        heading = max(map(text_width, name.split()), default=0)
         words = max((text_width(word) for line in lines for word in line.split()), default=0)
-        needed = max(words, min(longest, _PROSE)) if table.is_prose(i) else longest
+        unbroken = max(words, min(longest, _PROSE)) if table.is_prose(i) else longest
         full_widths.append(max(longest, text_width(name)))
-        widths.append(max(needed, head))
+        widths.append(max(unbroken, heading))
     if sum(widths) > room:
         return None
     while sum(widths) < min(room, sum(full_widths)):

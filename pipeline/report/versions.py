@@ -63,7 +63,8 @@ def describe_failures(bundle: Bundle) -> Iterator[str]:
     faster once the cause is mended.
     """
     for target, record in bundle.manifest.targets.items():
-        failed = {e: c.reason for e, c in record.candidates.items() if c.status == "failed"}
+        candidates = record.candidates.items()
+        failed = {engine: made.reason for engine, made in candidates if made.status == "failed"}
         yield from (f"{target}: {engine} failed: {reason}" for engine, reason in failed.items())
         if failed and record.chosen is not None:
             yield from (f"{target}: {line}" for line in read_benchmark(bundle, target).lines()[:1])
@@ -304,8 +305,8 @@ def _tolerance_text(tolerance: Tolerance) -> str:
 
 def first_names(names: Sequence[str]) -> str:
     """Join the first `_MOST_NAMES` names; if there are more, add the number of all."""
-    more = f", … ({len(names)})" if len(names) > _MOST_NAMES else ""
-    return ", ".join(names[:_MOST_NAMES]) + more
+    ellipsis = f", … ({len(names)})" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + ellipsis
 
 
 def _origin_text(origin: Mapping[str, Any]) -> str:

@@ -72,8 +72,8 @@ class Bundle(Sealed):
 
     def file(self, name: str) -> Path:
         """Return the path of a file of the bundle or an annex. `name`: relative to the bundle."""
-        root, inside = self.place(name)
-        return root / inside
+        folder, name_there = self.place(name)
+        return folder / name_there
 
     def place(self, name: str) -> tuple[Path, str]:
         """Return the folder that contains a file, the bundle's or an annex's, and its name there.

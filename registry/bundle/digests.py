@@ -59,9 +59,9 @@ _digests: dict[Identity, str] = {}
 _SETTLED_NS = 2_000_000_000  # since its last change, a file counts as no longer being written
 
 
-def identity(place: int | Path) -> Identity:
+def identity(file: int | Path) -> Identity:
     """Return the identity of an open file, or of the file at a path (links are not followed)."""
-    stat = os.fstat(place) if isinstance(place, int) else place.lstat()
+    stat = os.fstat(file) if isinstance(file, int) else file.lstat()
     return Identity(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
 
 
@@ -104,8 +104,8 @@ def open_sealed(
     root = Path(path).absolute()
     if not root.is_dir():
         raise BundleError(f"{root}: no such {'bundle' if main == MANIFEST else 'annex'} folder")
-    text = read_sealed(root, SUMS)
-    listed = _parse_sums(root, text, main)
+    sums = read_sealed(root, SUMS)
+    listed = _parse_sums(root, sums, main)
     _compare_listing(root, listed, aside)
     content = read_sealed(root, main)
     _require_digest(root, main, listed, hashlib.sha256(content).hexdigest(), len(content))
@@ -114,7 +114,7 @@ def open_sealed(
     for name, file in zip(names, _hash_files(root, names), strict=True):
         _require_digest(root, name, listed, file.digest, file.identity.size)
         hashed[name] = file.identity
-    digest = hashlib.sha256(text).hexdigest()
+    digest = hashlib.sha256(sums).hexdigest()
     files, identities = MappingProxyType(listed), MappingProxyType(hashed)
     return content, Sealed(path=root, digest=digest, files=files, hashed=identities)
 
@@ -171,10 +171,10 @@ def _hash_by_name(root: Path, name: str) -> Hashed:
     """Hash a file. One that this process has hashed is not read again if it did not change."""
     handle, opened_ns = open_file(root, name), time.time_ns()
     try:
-        now = identity(handle)
-        known = _digests.get(now)
-        if known is not None:
-            return Hashed(known, now)
+        current = identity(handle)
+        digest = _digests.get(current)
+        if digest is not None:
+            return Hashed(digest, current)
         file = hash_file(handle, root, name)
         if opened_ns - max(file.identity.modified_ns, file.identity.changed_ns) > _SETTLED_NS:
             _digests[file.identity] = file.digest

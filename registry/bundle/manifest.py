@@ -283,14 +283,14 @@ def spans_of(below: Sequence[tuple[int, str]], chosen: str | None) -> dict[str, 
     `{"onnxruntime": "below 100 rows", "aoti": "from 100 rows on"}`.
     """
     spans: dict[str, list[str]] = {}
-    first = 0
+    start = 0
     for rows, engine in below:
-        text = f"from {first} to {rows - 1} rows" if first else f"below {rows} rows"
+        text = f"from {start} to {rows - 1} rows" if start else f"below {rows} rows"
         spans.setdefault(engine, []).append(text)
-        first = rows
+        start = rows
     if chosen is not None:
-        last = [f"from {first} rows on"] if first else []  # none: it runs for all row counts
-        spans.setdefault(chosen, []).extend(last)
+        last_span = [f"from {start} rows on"] if start else []  # none: it runs for all row counts
+        spans.setdefault(chosen, []).extend(last_span)
     return {engine: " and ".join(texts) for engine, texts in spans.items()}
 
 

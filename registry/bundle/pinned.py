@@ -76,11 +76,11 @@ class Pinned:
         """
         if name in self._handles:
             return
-        root, inside = self._bundle.place(name)  # raises if the bundle has no such file
-        handle = self._handles[name] = open_file(root, inside)
+        root, name_there = self._bundle.place(name)  # raises if the bundle has no such file
+        handle = self._handles[name] = open_file(root, name_there)
         now = self._identities[name] = identity(handle)
         if self._bundle.hashed.get(name, now) != now:
-            file = hash_file(handle, root, inside)
+            file = hash_file(handle, root, name_there)
             self._identities[name] = file.identity
             if file.digest != self._bundle.files[name]:
                 raise self._changed_error(name)

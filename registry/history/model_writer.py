@@ -182,9 +182,9 @@ class ModelWriter:
         if holder == number:
             return after
         if alias == PRODUCTION:
-            back = self.find_way_back(number)
-            if holder is not None and back is not None:
-                after[PREVIOUS] = back
+            replaced = self.find_way_back(number)
+            if holder is not None and replaced is not None:
+                after[PREVIOUS] = replaced
         after[alias] = number
         return after
 

@@ -37,7 +37,7 @@ def set_policy(access: Access, policy: Policy, model: str | None, reference: Pat
 
     `reference`: the file of the policy's reference set, which is copied into the registry.
     """
-    text, shown = policy.model_dump_json(exclude_defaults=True), policy.model_dump_json(indent=1)
+    text, readable = policy.model_dump_json(exclude_defaults=True), policy.model_dump_json(indent=1)
     if len(text) > _LONGEST:
         raise RegistryError(f"the policy is longer than {_LONGEST} characters: shorten it")
     with access.client(write=True) as client:
@@ -53,7 +53,7 @@ def set_policy(access: Access, policy: Policy, model: str | None, reference: Pat
                 _SHA256: "" if reference is None else digest_of(reference),
                 "mlflow.user": plain(stamp.user_at_host()),
                 "mlflow.source.name": "soa-pipeline",
-                "mlflow.note.content": plain(f"```json\n{shown}\n```", "\n"),
+                "mlflow.note.content": plain(f"```json\n{readable}\n```", "\n"),
             },
         )
         if reference is not None:
@@ -118,13 +118,13 @@ def _read_policy(access: Access, run: StoredRun, into: Path | None) -> Asked:
     from registry.promotion import Asked, Policy, ReferenceFile
 
     scope = run.tags[_SCOPE]
-    whose = "the registry's policy" if scope == _EVERY_MODEL else f"the registry's for {scope}"
+    owner = "the registry's policy" if scope == _EVERY_MODEL else f"the registry's for {scope}"
     try:
         ended = stamp.time_of(run.end or 0)
     except (ValueError, OverflowError) as error:
-        raise RegistryError(f"{whose}, MLflow's run {run.id}: {error}") from error
-    at = ended.isoformat(timespec="milliseconds")  # so that two policies never share an origin
-    origin = f"{whose}, set by {run.tags.get('mlflow.user', 'somebody')} at {at}"
+        raise RegistryError(f"{owner}, MLflow's run {run.id}: {error}") from error
+    set_at = ended.isoformat(timespec="milliseconds")  # so that two policies never share an origin
+    origin = f"{owner}, set by {run.tags.get('mlflow.user', 'somebody')} at {set_at}"
     try:
         policy = Policy.model_validate_json(run.tags[_TEXT])
     except (KeyError, ValidationError) as error:

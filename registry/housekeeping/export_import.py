@@ -312,14 +312,14 @@ def _extract(tar: tarfile.TarFile, size: int, folder: Path) -> None:
     larger than the archive.
     """
     members = tar.getmembers()
-    left = size
+    bytes_left = size
     for member in members:
         safe_relative(member.name)
         plain_file = member.isreg() and not member.issparse()  # a sparse file may become huge
         if not plain_file and not member.isdir():
             raise ValueError(f"{member.name} is not a plain file")
-        left -= member.size
-        if member.size < 0 or left < 0:
+        bytes_left -= member.size
+        if member.size < 0 or bytes_left < 0:
             raise ValueError(f"{member.name} is larger than the archive")
     for member in members:  # by hand: Python 3.11.3 and older have no filter for `extractall`
         path = folder / member.name

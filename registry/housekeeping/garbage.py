@@ -136,11 +136,11 @@ class _Collector:
         """Yield each run that was made for the files of a version, after the model's name."""
         from mlflow.entities import ViewType
 
-        every, search = ViewType.ALL, self.client.search_runs
-        for experiment in fetch_all_pages(self.client.search_experiments, view_type=every):
+        any_stage, search = ViewType.ALL, self.client.search_runs
+        for experiment in fetch_all_pages(self.client.search_experiments, view_type=any_stage):
             if re.fullmatch(NAME_PATTERN, experiment.name):
                 ids = [experiment.experiment_id]
-                for run in fetch_all_pages(search, ids, _OURS, run_view_type=every):
+                for run in fetch_all_pages(search, ids, _OURS, run_view_type=any_stage):
                     yield experiment.name, run
 
     def _find_versions(self, run: Any) -> Sequence[Any]:
@@ -166,10 +166,10 @@ class _Collector:
             size = sum(bundle_files.stored_sizes(self.registry, uri).values())
         else:
             with write_lock(self.registry, self.client, model) as lock:
-                now = self.client.get_run(run.info.run_id)
-                if self._find_versions(now) or self._judge_run(now) is None:
+                current = self.client.get_run(run.info.run_id)
+                if self._find_versions(current) or self._judge_run(current) is None:
                     return None
-                if now.info.status in _UNFINISHED:
+                if current.info.status in _UNFINISHED:
                     lock.check()
                     self.client.set_terminated(run.info.run_id, "FAILED")
             size = bundle_files.remove_run(self.registry, self.client, run.info.run_id)

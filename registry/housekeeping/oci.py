@@ -109,8 +109,8 @@ def _describe_files(bundle: Bundle) -> Iterator[dict[str, Any]]:
     """Yield the OCI descriptor of every file to upload, by name."""
     digests = dict(bundle.files) | {SUMS: bundle.digest}
     digests |= {f"{annex.prefix}{SUMS}": annex.digest for annex in bundle.annexes.values()}
-    beside = [bundle.path / name for name in (SIGNATURE, PROMOTED)]
-    digests |= {path.name: digest_of(path) for path in beside if path.exists()}
+    unsealed = [bundle.path / name for name in (SIGNATURE, PROMOTED)]
+    digests |= {path.name: digest_of(path) for path in unsealed if path.exists()}
     for name, digest in sorted(digests.items()):
         path = bundle.path / name
         yield {

@@ -50,16 +50,16 @@ def push(
     version of any other model is accepted too. Every digest is checked. `origin`: content of the
     tag `origin`; by default it is taken from the note in the folder.
     """
-    whole = open_folder(folder, verify=False)
-    annexes = tuple(whole.annexes.values())
-    version = _find_version(registry, whole, name)
+    bundle = open_folder(folder, verify=False)
+    annexes = tuple(bundle.annexes.values())
+    version = _find_version(registry, bundle, name)
     new = False
     if version is None:
-        text = json.dumps(_describe_origin(whole, origin), sort_keys=True)
-        version = registry.register(whole, name, annexes, origin=text)
+        text = json.dumps(_describe_origin(bundle, origin), sort_keys=True)
+        version = registry.register(bundle, name, annexes, origin=text)
         new = version.tags.get(ORIGIN) == text  # else another process registered it meanwhile
     else:
-        whole.verify()
+        bundle.verify()
     added, kept = [], []
     for annex in annexes:
         if annex.target not in version.annexes:
@@ -68,11 +68,11 @@ def push(
         elif version.annexes[annex.target] != annex.digest:
             kept.append(annex.target)
     signature: Literal["none", "carried", "kept"] = "none"
-    if (ours := whole.signature()) is not None:
-        theirs = bundle_files.read_signature(registry, version)
-        if theirs is None:
-            bundle_files.publish_signature(registry, version, whole.path / SIGNATURE)
-        signature = "carried" if theirs in (None, ours) else "kept"
+    if (own_signature := bundle.signature()) is not None:
+        stored_signature = bundle_files.read_signature(registry, version)
+        if stored_signature is None:
+            bundle_files.publish_signature(registry, version, bundle.path / SIGNATURE)
+        signature = "carried" if stored_signature in (None, own_signature) else "kept"
     return Pushed(version, new, tuple(added), tuple(kept), signature)
 
 

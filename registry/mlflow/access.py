@@ -280,9 +280,9 @@ def _ask_sqlite(path: Path, write: bool) -> None:
     """
     # SQLite opens a file that this user may only read for reading, also with `mode=rw`. Otherwise
     # it must be able to write: it undoes the half transaction of a killed writer before it reads.
-    where = f"file:{quote(str(path))}?mode=rw"
+    uri = f"file:{quote(str(path))}?mode=rw"
     with contextlib.closing(
-        sqlite3.connect(where, uri=True, timeout=LOCK_WAIT_S, isolation_level=None)
+        sqlite3.connect(uri, uri=True, timeout=LOCK_WAIT_S, isolation_level=None)
     ) as connection:
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if write:
@@ -451,14 +451,14 @@ def error_text(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.strerror}: {error.filename}"
     # `requests` nests the texts of four exceptions; only the innermost one is shown.
-    whole = " ".join(str(error).split())
-    if system := re.search(r"\[Errno -?\d+\] ([^'\")]+)", whole):
+    message = " ".join(str(error).split())
+    if system := re.search(r"\[Errno -?\d+\] ([^'\")]+)", message):
         return system[1]
-    if status := re.search(r"too many (\d+) error responses", whole):
+    if status := re.search(r"too many (\d+) error responses", message):
         return f"the server answers HTTP {status[1]}"
-    if "Read timed out" in whole:
+    if "Read timed out" in message:
         return "the server did not answer in time"
-    if "Connection aborted" in whole:
+    if "Connection aborted" in message:
         return "the server broke off"
     return _one_line(error)
 

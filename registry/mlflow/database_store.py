@@ -84,8 +84,8 @@ def open_tables(
     tables: MLflow's client would make them.
     """
     if sqlite is not None:
-        where = f"file:{quote(str(sqlite))}?mode=rw"  # creates no file; opens also a read-only one
-        connection = sqlite3.connect(where, uri=True, timeout=wait_s, isolation_level=None)
+        address = f"file:{quote(str(sqlite))}?mode=rw"  # never creates it; it may be read-only
+        connection = sqlite3.connect(address, uri=True, timeout=wait_s, isolation_level=None)
         with contextlib.closing(connection):
             yield _make_store(lambda query, values: connection.execute(query, dict(values)), shown)
         return
@@ -125,8 +125,8 @@ def _group_pairs(rows: Iterable[Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
     `(1, "a", 2), (1, "b", 3)` gives `(1,), {"a": 2, "b": 3}`.
     """
     groups: dict[Any, dict[str, Any]] = {}
-    for *head, key, value in rows:
-        pairs = groups.setdefault(tuple(head), {})
+    for *common, key, value in rows:
+        pairs = groups.setdefault(tuple(common), {})
         if key is not None:  # None: the LEFT JOIN found no tag or alias
             pairs[key] = value
     yield from groups.items()
@@ -181,10 +181,10 @@ class TableStore:
         if query.started is not None:
             conditions.append("r.start_time >= :since AND r.start_time < :before")
             values["since"], values["before"] = query.started
-        text = _RUNS.format(condition=" AND ".join(conditions), order=_ORDERS[query.order])
+        sql = _RUNS.format(condition=" AND ".join(conditions), order=_ORDERS[query.order])
         return [
             StoredRun(run, status, start, end, tags)
-            for (run, status, start, end), tags in _group_pairs(self._ask(text, values))
+            for (run, status, start, end), tags in _group_pairs(self._ask(sql, values))
         ]
 
     def _read_models(self, condition: str, **values: Any) -> list[StoredModel]:

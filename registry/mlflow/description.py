@@ -103,16 +103,16 @@ def markdown(bundle: Bundle) -> str:
         origin += f" from commit {provenance.git_commit}"
     if provenance.git_dirty:
         origin += " with uncommitted changes"
-    head = [_cell_text(manifest.description), ""] if manifest.description else []
+    lines = [_cell_text(manifest.description), ""] if manifest.description else []
     rule = f"|{' --- |' * len(_CANDIDATES)}"
-    head += [_cell_text(origin), "", *_table_lines([_CANDIDATES]), rule]
+    lines += [_cell_text(origin), "", *_table_lines([_CANDIDATES]), rule]
     rows = _table_lines(_candidate_rows(manifest.targets))
     shown = list(rows)
-    while shown and len("\n".join(head + shown)) > _DESCRIPTION_LIMIT - 40:  # room for "… and"
+    while shown and len("\n".join(lines + shown)) > _DESCRIPTION_LIMIT - 40:  # room for "… and"
         shown.pop()
     if len(shown) < len(rows):
         shown.append(f"\n… and {len(rows) - len(shown)} more rows")
-    return "\n".join(head + shown)[:_DESCRIPTION_LIMIT]
+    return "\n".join(lines + shown)[:_DESCRIPTION_LIMIT]
 
 
 def append_target(text: str, target: str, record: TargetRecord) -> str:

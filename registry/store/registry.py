@@ -255,23 +255,23 @@ class Registry(Reader):
         with self._model(name):
             pass  # raises for an unknown name before anything is written
         with self.writing(name) as writer:
-            current, back = writer.aliases.get(PRODUCTION), writer.aliases.get(PREVIOUS)
-            if back is None or current is None:
-                gap = PREVIOUS if back is None else PRODUCTION
-                raise NotFoundError(f"{name}: nothing to roll back to: no version is @{gap}")
-            if back == current:
+            in_production, previous = writer.aliases.get(PRODUCTION), writer.aliases.get(PREVIOUS)
+            if previous is None or in_production is None:
+                missing = PREVIOUS if previous is None else PRODUCTION
+                raise NotFoundError(f"{name}: nothing to roll back to: no version is @{missing}")
+            if previous == in_production:
                 raise RegistryError(
-                    f"{name}: @{PREVIOUS} is the version in production, {name}/{back}"
+                    f"{name}: @{PREVIOUS} is the version in production, {name}/{previous}"
                 )
-            target = self.find(Ref(name, back))
+            target = self.find(Ref(name, previous))
             try:
                 target.let_in(PRODUCTION, self.promotions(target, PRODUCTION))
             except NotPromotedError as error:
-                last = writer.find_way_back(current)
-                before = f"; {name}/{last} was in production before" if last else ""
+                earlier = writer.find_way_back(in_production)
+                advice = f"; {name}/{earlier} was in production before" if earlier else ""
                 raise NotPromotedError(
                     f"{name}: no rollback to @{PREVIOUS}, which is {target.ref}: {error}: promote "
-                    f"a version instead{before}"
+                    f"a version instead{advice}"
                 ) from error
             writer.apply(writer.new_event("rollback", target, PRODUCTION, reason=reason))
             return self._read_again(target)

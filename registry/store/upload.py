@@ -86,8 +86,8 @@ def _copy_to_store(client: MlflowClient, run: str, sealed: Bundle | Annex, place
     local = local_folder(uri)
     if local is None:
         for name in sealed_names(sealed):
-            into = f"{place}/{name}".rpartition("/")[0]
-            client.log_artifact(run, str(sealed.path / name), into)
+            subfolder = f"{place}/{name}".rpartition("/")[0]
+            client.log_artifact(run, str(sealed.path / name), subfolder)
     else:
         try:
             if not local.is_dir():

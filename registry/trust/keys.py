@@ -92,27 +92,27 @@ def read_trusted(path: str | Path) -> Trusted:
 
 
 def trusted_keys(
-    given: str | Path | Sequence[str | Path], asked: str = "trusted_keys"
+    paths: str | Path | Sequence[str | Path], setting: str = "trusted_keys"
 ) -> tuple[Trusted, ...]:
     """Read the keys and roots in files, and in the `*.pem` and `*.pub` files of folders.
 
     Raises TrustError if there is no key, so that a missing folder does not disable the check. An
     empty text is an error, too: it may be from a variable that is not set, and as a path it would
-    be the working folder. `asked`: the name of the setting, for the message.
+    be the working folder. `setting`: its name, for the message.
     """
     keys: list[Trusted] = []
-    for entry in [given] if isinstance(given, str | Path) else given:
+    for entry in [paths] if isinstance(paths, str | Path) else paths:
         if entry == "":
-            raise TrustError(f"{asked}: an empty path: name a file or a folder")
+            raise TrustError(f"{setting}: an empty path: name a file or a folder")
         path = Path(entry)
         files = [path]
         if path.is_dir():
             files = sorted(file for file in path.iterdir() if file.suffix in (".pem", ".pub"))
         if not files:
-            raise TrustError(f"{asked}: there is no *.pem and no *.pub in {path}")
+            raise TrustError(f"{setting}: there is no *.pem and no *.pub in {path}")
         keys += map(read_trusted, files)
     if not keys:
-        raise TrustError(f"{asked} names no key, so no signature could be trusted")
+        raise TrustError(f"{setting} names no key, so no signature could be trusted")
     return tuple(keys)
 
 

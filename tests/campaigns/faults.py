@@ -352,9 +352,9 @@ FAULTS = (
     ),
     Fault(
         "the gate passes an output that the shadow did not compare",
-        '        for output in opened.signature.outputs:\n            text = f"largest ',
+        '        for output in opened.signature.outputs:\n            quantity = f"largest ',
         "        for output in [o for o in opened.signature.outputs if o.name in by_output]:\n"
-        '            text = f"largest ',
+        '            quantity = f"largest ',
         ("test_an_output_that_was_not_compared_does_not_pass_the_gate",),
     ),
     Fault(
