@@ -1,4 +1,4 @@
-"""The errors between a session and a server. The message of each is one clear line."""
+"""The errors between a session and a server. Each message is one line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ServerError(ServingError):
 
 
 class RequestError(ServingError):
-    """In the server: one request that does not fit the model. Other requests are answered."""
+    """In the server: a request does not fit the model. Other requests are answered."""
 
     code = "request"
 
@@ -66,13 +66,13 @@ class VersionMismatchError(RemoteError):
 
 
 class AnswerError(RemoteError):
-    """An answer must be wrong: it has a wrong name, dtype or shape, or NaN from finite inputs."""
+    """An answer is wrong: it has another name, dtype or shape, or NaN from finite inputs."""
 
     code = "answer"
 
 
 class TooLargeError(RemoteError):
-    """A request or an answer that is larger than gRPC can send."""
+    """A request or an answer is larger than a message of gRPC may be."""
 
     code = "too-large"
 

@@ -8,12 +8,15 @@ import urllib.request
 from serving.errors import ServingError
 from soa.errors import needs_extra
 
-_LARGEST = 1 << 24  # bytes
+_LARGEST = 1 << 24  # bytes of a page that are read
 
 
 def read_page(url: str, within_s: float = 2.0) -> bytes:
-    """GET without a proxy; the rest of a page of more than 16 MiB is cut off. Raises OSError, also
-    for an error status. `within_s`: the longest wait for each part of the answer."""
+    """Read the page at a URL, without any web proxy. What is beyond 16 MiB is cut off.
+
+    `within_s`: the longest wait for each part of the answer. Raises OSError, also for an error
+    status.
+    """
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url, timeout=within_s) as reply:
@@ -23,8 +26,11 @@ def read_page(url: str, within_s: float = 2.0) -> bytes:
 
 
 def sum_metrics(text: str, **labels: str) -> dict[str, float]:
-    """By metric: the sum over its series with these labels. Raises ValueError if `text` is not in
-    Prometheus' format, and ServingError if the parser is not installed."""
+    """Add up each metric of a page over its series that have these labels; returns sums by metric.
+
+    Raises ValueError if `text` is not in Prometheus' format, and ServingError if the parser is not
+    installed.
+    """
     with needs_extra("serve", ServingError):
         from prometheus_client.parser import text_string_to_metric_families
     try:

@@ -54,7 +54,7 @@ PhysicalColumn = tuple[str, str, int]
 
 
 def library_of(values: Any) -> Any:
-    """The library, NumPy or torch, of an array or tensor."""
+    """Return the library of an array or tensor: the module numpy or torch."""
     return torch if isinstance(values, torch.Tensor) else np
 
 
@@ -82,13 +82,13 @@ class WireTensor:
     rows_last: bool = False
 
     def shape(self, n: int) -> tuple[int, ...]:
-        """The tensor's shape for `n` rows. A scalar has the same shape for every `n`."""
+        """Return the tensor's shape for `n` rows. A scalar has the same shape for every `n`."""
         if self.scalar:
             return self.dims
         return (*self.dims, n) if self.rows_last else (n, *self.dims)
 
     def rows_in(self, shape: Sequence[int]) -> int:
-        """The row count n in a tensor's shape; other extents are not checked. 0 for shape ()."""
+        """Return the row count in a tensor's shape: 0 for (). Other extents are not checked."""
         return shape[-1 if self.rows_last else 0] if shape else 0
 
     @property
@@ -108,7 +108,7 @@ class WireTensor:
         return numpy_dtype(self.column_dtype)
 
     def nbytes(self, n: int) -> int:
-        """The bytes of the tensor for `n` rows."""
+        """Return the bytes of the tensor for `n` rows."""
         return math.prod(self.shape(n)) * self.dtype.itemsize
 
     @cached_property
@@ -118,12 +118,15 @@ class WireTensor:
 
     @cached_property
     def in_order(self) -> bool:
-        """True if a row has its entries in the order of `components`."""
+        """Whether a row has its entries in the order of `components`."""
         return self.order == tuple(range(len(self.order)))
 
     def window(self, parts: Parts, at: int, n: int) -> Any:
-        """The `n` rows from row `at` on in the wire's shape, as a view of the memory. None if the
-        memory has another order. Each `reshape` here splits one extent, which never copies."""
+        """Return `n` rows from row `at` on in the wire's shape, as a view of the physical columns.
+
+        `parts`: the columns. None if their memory has another order. A scalar has no such view.
+        """
+        # Each `reshape` here splits one extent, which never copies.
         if self.scalar:
             return None
         if len(self.order) == 1:
@@ -134,8 +137,10 @@ class WireTensor:
         return None
 
     def gather(self, parts: Parts, at: int, n: int) -> Any:
-        """The `n` rows from row `at` on in the wire's shape: a view where `window` has one, else a
-        copy. For a scalar, `at` and `n` are ignored."""
+        """Return `n` rows from row `at` on in the wire's shape: the view of `window`, else a copy.
+
+        `parts`: the physical columns. For a scalar, `at` and `n` are ignored.
+        """
         library = library_of(parts[0])
         if self.scalar:
             values = library.concatenate([parts[index][:1] for index in self.order])
@@ -146,7 +151,7 @@ class WireTensor:
         return by_entry if self.rows_last else by_entry.T.reshape(self.shape(n))
 
     def scatter(self, parts: Parts, at: int, values: Any) -> None:
-        """Write values of the wire's shape into the physical columns, from row `at` on."""
+        """Write `values`, of the wire's shape, into the columns `parts` from row `at` on."""
         n = 1 if self.scalar else self.rows_in(values.shape)
         if (view := self.window(parts, at, n)) is not None:
             view[...] = values
@@ -165,10 +170,10 @@ class Wire:
 
     @classmethod
     def of(cls, signature: Signature, form: Form = "columns") -> Wire:
-        """The wire of a signature; ServingError if a block cannot be sent in this form."""
+        """Return the wire of a signature. Raises ServingError if a block cannot have this form."""
 
         def tensors(blocks: Sequence[BoundBlock]) -> tuple[WireTensor, ...]:
-            """The tensors for the blocks of one side."""
+            """Return the tensors for the blocks of the inputs, or of the outputs."""
             if form == "columns":
                 return _column_tensors(signature, blocks)
             return tuple(_block_tensor(signature, bound, blocks, form) for bound in blocks)
@@ -177,7 +182,7 @@ class Wire:
 
 
 def _column_tensors(signature: Signature, blocks: Sequence[BoundBlock]) -> tuple[WireTensor, ...]:
-    """A tensor for each column of the blocks; a column of several blocks has only one."""
+    """Make a tensor for each column of the blocks. A column of several blocks has only one."""
     tensors: dict[tuple[str, str], WireTensor] = {}
     for bound in blocks:
         collection = bound.block.collection
@@ -201,8 +206,11 @@ def _column_tensors(signature: Signature, blocks: Sequence[BoundBlock]) -> tuple
 def _block_tensor(
     signature: Signature, bound: BoundBlock, blocks: Sequence[BoundBlock], form: Form
 ) -> WireTensor:
-    """The tensor of `bound`, one of `blocks`. Raises ServingError if one tensor cannot hold it, or
-    if another of the blocks has one of its columns."""
+    """Make the tensor of a block. `form`: "rows" or "blocks".
+
+    `blocks`: all blocks of its side. Raises ServingError if one tensor cannot hold the block, or if
+    another one of `blocks` has one of its columns.
+    """
     collection, plan = bound.block.collection, bound.plan
     dtypes = sorted({signature.layouts[collection][name].dtype for name in bound.block.columns})
     if len(dtypes) > 1:
@@ -229,7 +237,7 @@ def _block_tensor(
 
 
 def _require_once(bound: BoundBlock, blocks: Sequence[BoundBlock]) -> None:
-    """Raise ServingError if two blocks share a column: it would be sent twice."""
+    """Raise ServingError if another block shares a column with `bound`: it would be sent twice."""
     collection = bound.block.collection
     for other in blocks:
         if other is bound or other.block.collection != collection:
@@ -242,7 +250,7 @@ def _require_once(bound: BoundBlock, blocks: Sequence[BoundBlock]) -> None:
 
 
 def _require_sendable(collection: str, column: str, dtype: str) -> None:
-    """Raise ServingError if Triton has no such dtype."""
+    """Raise ServingError if Triton has no dtype for a column."""
     if dtype not in TRITON_DTYPES:
         raise ServingError(
             f"column {collection}.{column} is {dtype}, which cannot be sent: serve a version "
@@ -251,7 +259,7 @@ def _require_sendable(collection: str, column: str, dtype: str) -> None:
 
 
 def mergeable(signature: Signature) -> bool:
-    """True if one run can have rows of several requests: one row dimension and no scalars.
+    """Whether one run can have rows of several requests: one row dimension, and no scalars.
 
     stages/capture/independence.py tests whether the answers stay the same.
     """
@@ -265,23 +273,29 @@ ArgumentPlace = tuple[int, int | None]
 
 @dataclass(frozen=True)
 class Location:
-    """The places of a tensor's physical columns in an artifact's arguments, in the order of the
-    tensor's `components`."""
+    """Where the physical columns of a tensor are among an artifact's arguments.
+
+    `places`: one for each of the tensor's `components`, in their order.
+    """
 
     places: tuple[ArgumentPlace, ...]
 
     @cached_property
     def _adjacent(self) -> tuple[int, slice] | None:
-        """The index of the argument, and the rows of it, if the columns are adjacent rows of one
-        matrix. Else None."""
-        index, first = self.places[0]
-        if first is None:
+        """The index of the matrix, and its rows, if the columns are adjacent rows of one matrix.
+
+        Else None.
+        """
+        index, first_row = self.places[0]
+        if first_row is None:
             return None
-        adjacent = tuple((index, first + i) for i in range(len(self.places)))
-        return (index, slice(first, first + len(adjacent))) if adjacent == self.places else None
+        adjacent = tuple((index, first_row + i) for i in range(len(self.places)))
+        if adjacent != self.places:
+            return None
+        return index, slice(first_row, first_row + len(adjacent))
 
     def parts(self, arguments: Sequence[Any]) -> Parts:
-        """The physical columns, as views of the arguments; these are arrays or tensors."""
+        """Return the physical columns as views of `arguments`, which are arrays or tensors."""
         if self._adjacent is not None:
             index, rows = self._adjacent
             return arguments[index][rows]
@@ -289,8 +303,10 @@ class Location:
 
 
 def argument_columns(signature: Signature) -> list[list[PhysicalColumn]]:
-    """The physical columns in each argument of an artifact, in order. A carrier has none: it only
-    carries a row count."""
+    """Return the physical columns in each argument of an artifact, in order.
+
+    A row carrier has none: only its shape counts, which says how many rows there are.
+    """
     plans = {bound.name: bound.plan for bound in (*signature.inputs, *signature.outputs)}
     columns = []
     for argument in signature.arguments:
@@ -306,8 +322,11 @@ def argument_columns(signature: Signature) -> list[list[PhysicalColumn]]:
 def locate_columns(
     signature: Signature, tensors: Sequence[WireTensor], role: str
 ) -> dict[str, Location]:
-    """By tensor name: the places of its columns in an artifact's arguments. `role`: that of the
-    arguments, "input" or "output". If several of them hold a column, the first one counts."""
+    """Find the columns of tensors in an artifact's arguments; returns locations by tensor name.
+
+    `role`: look only in arguments of this role, "input" or "output". If several of them have a
+    column, the first one counts.
+    """
     places: dict[PhysicalColumn, ArgumentPlace] = {}
     by_argument = argument_columns(signature)
     for index, (argument, columns) in enumerate(zip(signature.arguments, by_argument, strict=True)):

@@ -32,6 +32,7 @@ from serving.errors import (
 from soa.files import read_plain
 
 _FIRST_PAUSE_S = 0.05  # before the first retry; doubled for each further one
+_SHORTEST_S = 0.001  # the shortest time limit of an attempt; gRPC's must be above 0
 _COMPRESSION = {
     "none": grpc.Compression.NoCompression,
     "gzip": grpc.Compression.Gzip,
@@ -87,8 +88,10 @@ class Client:
 
     @contextlib.contextmanager
     def one_deadline(self) -> Iterator[None]:
-        """All calls of this thread in the `with` block share one deadline. If blocks are nested, it
-        is that of the outermost one."""
+        """Let all calls of this thread in the `with` block share one deadline.
+
+        If blocks are nested, the deadline of the outermost one counts.
+        """
         if self._thread.until < math.inf:
             yield
             return
@@ -110,14 +113,17 @@ class Client:
         return self._call(self._stub.ModelInfer, request, before_retry=before_retry)
 
     def too_large_error(self, size: int, what: str) -> TooLargeError:
-        """The error to raise for `what`, the subject of the sentence, with `size` bytes."""
+        """Return the error for a message that is too large.
+
+        `what`: what has `size` bytes, such as "a request".
+        """
         return TooLargeError(
             f"server {self.address}: {what} of {size} bytes is more than a message carries "
             f"({self.options.message_bytes}): send fewer rows at once, or use shared memory"
         )
 
     def model_config(self, name: str, version: str, within_s: float | None = None) -> Any:
-        """Triton's ModelConfig of a model in the server; raises RemoteError.
+        """Ask the server for Triton's ModelConfig of a model. Raises RemoteError.
 
         `version`: a number, or "" for any. `within_s` replaces the deadline of the options.
         """
@@ -125,16 +131,19 @@ class Client:
         return self._call(self._stub.ModelConfig, request, within_s).config
 
     def ready(self, name: str, version: str, within_s: float) -> bool:
-        """True if the server reports that the model is ready. Raises RemoteError.
+        """Ask the server whether the model is ready. Raises RemoteError.
 
-        The server itself is not asked: while it loads any model, and after any model failed to
-        load, it reports that it is not ready, but answers requests to the others.
+        It is not asked whether it is ready itself: while it loads any model, and after any model
+        failed to load, it says no, but answers requests to the others.
         """
         request = service_pb2.ModelReadyRequest(name=name, version=version)
         return bool(self._call(self._stub.ModelReady, request, within_s).ready)
 
     def versions(self, name: str) -> list[int]:
-        """The numbers of a model's versions that the server serves now; raises RemoteError."""
+        """Ask the server which versions of a model it serves now; returns their numbers, ascending.
+
+        The list is empty if it has no such model. Raises RemoteError for other failures.
+        """
         request = service_pb2.ModelMetadataRequest(name=name)
         try:
             numbers = self._call(self._stub.ModelMetadata, request).versions
@@ -147,10 +156,10 @@ class Client:
 
         If it serves the model already, it loads these versions beside the others, then changes over
         at once; requests that it has accepted are answered by the version that they were sent to.
-        Raises RemoteError if the load failed: then it serves what it served before. It is not sent
-        again: after an outage nobody knows whether the server has loaded it.
-
         `files`: by path in the model's folder.
+
+        Raises RemoteError if the load failed: then it serves what it served before. The request is
+        not sent again, since after an outage nobody knows whether the server has loaded the model.
         """
         from google.protobuf import json_format
 
@@ -181,8 +190,10 @@ class Client:
         )
 
     def unshare(self, name: str) -> Any:
-        """Tell the server to forget a region, without waiting. Returns gRPC's future of the answer,
-        or None if the connection is closed."""
+        """Ask the server to forget a region, without waiting for the answer.
+
+        Returns gRPC's future of the answer, or None if the connection is closed.
+        """
         request = service_pb2.SystemSharedMemoryUnregisterRequest(name=name)
         try:
             method = self._stub.SystemSharedMemoryUnregister
@@ -203,10 +214,11 @@ class Client:
         before_retry: Callable[[], object] | None = None,
         retries: int | None = None,
     ) -> Any:
-        """Call a method of the server, and call it again after an outage, within the deadline.
+        """Call a method of the server, and again after an outage, as long as the deadline allows.
 
-        `within_s` and `retries` replace those of the options; the deadline of `one_deadline` counts
-        too. `before_retry` is called before each retry. Raises RemoteError.
+        `method`: of the stub. `within_s` and `retries` replace those of the options; the deadline
+        of `one_deadline` counts, too. `before_retry` is called before each retry. Raises
+        RemoteError.
         """
         retries = self.options.retries if retries is None else retries
         within_s = self.options.deadline_s if within_s is None else within_s
@@ -216,14 +228,14 @@ class Client:
             try:
                 return method(
                     request,
-                    timeout=max(until - time.monotonic(), 0.001),  # gRPC's must be above 0
+                    timeout=max(until - time.monotonic(), _SHORTEST_S),
                     compression=_COMPRESSION[self.options.compression],
                 )
             except grpc.RpcError as error:
                 pause = _FIRST_PAUSE_S * 2**attempt
                 outage = error.code() is grpc.StatusCode.UNAVAILABLE
-                late = time.monotonic() + pause >= until
-                if not outage or attempt >= retries or late:
+                too_late = time.monotonic() + pause >= until
+                if not outage or attempt >= retries or too_late:
                     raise self._remote_error(error, attempt + 1, within_s) from None
             except ValueError as error:  # raised by gRPC for a closed channel
                 raise ServerGoneError(f"{self.address}: the session is closed ({error})") from None
@@ -233,7 +245,7 @@ class Client:
             time.sleep(pause)
 
     def _remote_error(self, error: Any, attempts: int, within_s: float) -> RemoteError:
-        """Our error for one of gRPC's, after `attempts` attempts with a limit of `within_s`."""
+        """Convert an error of gRPC to one of ours. `within_s`: the time limit, for the message."""
         code, details = error.code(), (error.details() or "").strip().split("\n")[0]
         where = f"server {self.address}"
         if "explicit model load / unload is not allowed" in details:
@@ -255,7 +267,7 @@ class Client:
 
 
 def _read_credentials(tls: Tls) -> Any:
-    """gRPC's credentials from the PEM files. Raises ServingError for a missing or bad file."""
+    """Read the PEM files, and return gRPC's credentials. Raises ServingError for a bad file."""
     files = (tls.root_certificates, tls.private_key, tls.certificate_chain)
     try:
         root, key, chain = (
@@ -268,10 +280,10 @@ def _read_credentials(tls: Tls) -> Any:
 
 
 def _check_pem(tls: Tls) -> None:
-    """Check the files with OpenSSL, which reports what is wrong. gRPC itself would use the system's
-    certificates for an empty file, and report other bad files as a failed handshake.
+    """Check the PEM files with OpenSSL. Raises ServingError, which says what is wrong.
 
-    Raises ServingError.
+    gRPC itself would use the system's certificates instead of an empty file, and report other bad
+    files as a failed handshake.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     files = str(tls.root_certificates)

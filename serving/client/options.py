@@ -22,8 +22,12 @@ HEADERS = 1 << 14
 
 @dataclass(frozen=True)
 class Tls:
-    """PEM files. Without `root_certificates`, the certificates of the system are used. A client
-    that must identify itself needs `private_key` and `certificate_chain`."""
+    """The PEM files of an encrypted connection.
+
+    Without `root_certificates`, the certificates of the system are used. A client that must
+    identify itself needs `private_key` and `certificate_chain`. Raises ServingError for only one of
+    these two.
+    """
 
     root_certificates: Path | None = None
     private_key: Path | None = None
@@ -50,7 +54,7 @@ _FIELD_KINDS = {
 
 @dataclass(frozen=True)
 class RemoteOptions:
-    """Settings of the communication with a server.
+    """Settings of the communication with a server. Raises ServingError for a value out of range.
 
     `deadline_s`: the time limit of a call with all its retries. `retries`: the number of further
     attempts if there is no connection, if it broke, or if the server's queue is full; running a
@@ -105,12 +109,16 @@ class RemoteOptions:
 
 
 def address_of(url: str) -> str:
-    """The `host:port` in `triton://host:port`; raises ServingError. `host` is a name, an IPv4
-    address, or an IPv6 address in brackets."""
+    """Return the `host:port` in `triton://host:port`. Raises ServingError for another form.
+
+    `host` is a name, an IPv4 address, or an IPv6 address in brackets.
+    """
     address = url.removeprefix(SCHEME)
     host, _, port = address.rpartition(":")
     plain_host = re.fullmatch(r"[^\s/:@?#\[\]]+|\[[0-9A-Fa-f:.]+\]", host)
-    digits = re.fullmatch(r"[0-9]{1,5}", port)  # int() takes also "+1", "1_0" and other scripts
+    digits = re.fullmatch(
+        r"[0-9]{1,5}", port
+    )  # int() also takes "+1", "1_0", and the digits of other scripts
     valid = plain_host and digits and 0 < int(port) < 1 << 16
     if not url.startswith(SCHEME) or not valid:
         raise ServingError(f"{url!r} is not the address of a server: write triton://HOST:PORT")

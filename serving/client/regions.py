@@ -23,15 +23,18 @@ from serving.client.calls import Client
 from serving.errors import RefusedError, ServingError
 
 _CLOSE_S = 1.0  # how long `close` waits for the server's answers; a dead server sends none
-_REMIND_S = 1.0  # the time between two requests to forget a region
+_ASK_AGAIN_S = 1.0  # the time between two requests to forget a region
 _POLL_S = 0.05  # the same, in `close`
 _SMALLEST = 1 << 16  # bytes of the smallest region
 
 
 @dataclass(eq=False)
 class Region:
-    """A region of `size` bytes, registered with the server as `name`. `memory`: all its bytes.
-    `handle`: that of tritonclient."""
+    """A region of `size` bytes of shared memory, which the server knows as `name`.
+
+    `memory`: all its bytes. `handle`: what tritonclient returned for it. `doubtful`: a late server
+    may still write into it, so no other request may use it.
+    """
 
     name: str
     size: int
@@ -40,14 +43,16 @@ class Region:
     doubtful: bool = False
 
     def doubt(self) -> None:
-        """Mark the region as unusable for other requests: a late server may still write into it."""
+        """Mark the region as doubtful, so that no other request uses it."""
         self.doubtful = True
 
 
 @dataclass(frozen=True)
 class _Leaving:
-    """A region that the server was asked to forget. `asked_at`: the time on the monotonic clock.
-    `answer`: gRPC's future."""
+    """A region that the server was asked to forget.
+
+    `answer`: gRPC's future of the answer. `asked_at`: the time on the monotonic clock.
+    """
 
     name: str
     answer: Any
@@ -55,7 +60,7 @@ class _Leaving:
 
 
 class Regions:
-    """A client's regions. Any number of threads may take one at once."""
+    """A client's regions of shared memory. Any number of threads may take one at once."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -66,7 +71,11 @@ class Regions:
 
     @contextlib.contextmanager
     def take(self, size: int) -> Iterator[Region]:
-        """A region of at least `size` bytes for one request. Raises RemoteError, ServingError."""
+        """Take a region of at least `size` bytes for one request, until the `with` block ends.
+
+        Afterwards another request may take it, unless the block raises or the region is doubtful.
+        Raises RemoteError or ServingError if there is no region and none can be made.
+        """
         self._ask_again()
         with self._lock:
             region = self._free.pop() if self._free else None
@@ -90,8 +99,10 @@ class Regions:
             self._give_up(region)
 
     def forget(self) -> None:
-        """Give up the regions that are not in use, for example because the server was restarted and
-        no longer knows them."""
+        """Give up the regions that are not in use.
+
+        For example the server was restarted, and no longer knows them.
+        """
         with self._lock:
             unused, self._free = self._free, []
         for region in unused:
@@ -116,7 +127,10 @@ class Regions:
                 time.sleep(_POLL_S)
 
     def _make_region(self, size: int) -> Region:
-        """A new region of shared memory that the server knows. Raises RemoteError, ServingError."""
+        """Make a region of `size` bytes, and register it with the server.
+
+        Raises RemoteError, or ServingError if this host has no memory for it.
+        """
         name = f"soa_{os.getpid()}_{uuid.uuid4().hex[:12]}"
         region = _allocate(name, size)
         try:
@@ -132,24 +146,26 @@ class Regions:
         return region
 
     def _give_up(self, region: Region) -> None:
-        """Give up a region; it is never used again. Our side is freed now; the server's when it
-        forgets the region."""
+        """Free our side of a region, and ask the server to forget it. It is never used again."""
         _release(region)
         self._ask_to_forget(region.name)
 
     def _ask_to_forget(self, name: str) -> None:
-        """Send the request, without waiting for the answer. The caller does not hold the lock."""
+        """Ask the server to forget a region, without waiting. The caller must not hold the lock."""
         answer = self._client.unshare(name)
         if answer is not None:  # else the connection is closed, so the server cannot answer
             with self._lock:
                 self._leaving[name] = _Leaving(name, answer, time.monotonic())
 
     def _ask_again(self, after_s: float | None = None) -> None:
-        """Ask the server again to forget the regions that it still knows, if it was asked at least
-        `after_s` seconds ago. The default is `_REMIND_S`."""
+        """Ask the server again to forget the regions that it has refused to forget.
+
+        This is done for regions for which it was asked at least `after_s` seconds ago; None means
+        `_ASK_AGAIN_S`.
+        """
         if not self._leaving:
             return
-        after_s = _REMIND_S if after_s is None else after_s
+        after_s = _ASK_AGAIN_S if after_s is None else after_s
         with self._lock:  # afterwards no other thread handles these regions
             answered = [leaving for leaving in self._leaving.values() if leaving.answer.done()]
             for leaving in answered:
@@ -165,7 +181,7 @@ class Regions:
 
 
 def _allocate(name: str, size: int) -> Region:
-    """A region of memory that the server does not know yet. Raises ServingError."""
+    """Allocate a region of shared memory. The server does not know it yet. Raises ServingError."""
     from tritonclient.utils import shared_memory
 
     try:
@@ -177,7 +193,7 @@ def _allocate(name: str, size: int) -> Region:
 
 
 def _release(region: Region) -> None:
-    """Unmap and remove our side of a region; its `memory` must not be used afterwards."""
+    """Unmap and remove our side of a region. Its `memory` must not be used afterwards."""
     from tritonclient.utils import shared_memory
 
     shared_memory.destroy_shared_memory_region(region.handle)

@@ -32,13 +32,13 @@ SERVER_OPTION = "--grpc-http2-max-ping-strikes=0"
 """An option of tritonserver. Without it the server closes the connection of a proxy that checks its
 health often."""
 
-_EXIT_S = 45  # time for requests in progress to end
+_EXIT_S = 45  # the time that requests in progress have to end
 # The chart's Prometheus asks every 5 s, and a rate over fewer than four samples is noise.
 _WINDOW_S = 30
 
 
 def helm_values(needs: Needs) -> Object:
-    """The values for the chart. Raises ServingError if jinja2 is missing."""
+    """Return the values for the chart. Raises ServingError if jinja2 is missing."""
     gpu = RESOURCES.get(needs.vendor)
     return _render(
         "values.yaml",
@@ -67,7 +67,7 @@ def helm_values(needs: Needs) -> Object:
 
 
 def remarks(needs: Needs) -> list[str]:
-    """Sentences about needs of this version that the chart cannot meet."""
+    """Return sentences about needs of this version that the chart does not meet."""
     if needs.shm_mib <= SHM_MIB:
         return []
     return [
@@ -83,7 +83,7 @@ def envoy_config(
     stats: Address,
     admin: Address = ("127.0.0.1", 9901),
 ) -> Object:
-    """Bootstrap configuration of a proxy in front of the servers.
+    """Return the bootstrap configuration of an Envoy proxy in front of the servers.
 
     The proxy listens at `grpc` for clients, at `stats` for probes and Prometheus, and at `admin`
     for its administrator. A name in `servers` may resolve to several hosts: each is a server.
@@ -100,18 +100,18 @@ def envoy_config(
 
 
 def _endpoints(addresses: Sequence[Address]) -> list[Object]:
-    """Envoy's list of the members of a cluster."""
+    """Return Envoy's list of the servers in a cluster."""
     return [{"endpoint": {"address": _socket(address)}} for address in addresses]
 
 
 def _socket(address: Address) -> Object:
-    """Envoy's description of an address."""
+    """Return Envoy's description of an address."""
     host, port = address
     return {"socket_address": {"address": host, "port_value": port}}
 
 
 def queue_query(model: str, release: str) -> str:
-    """PromQL: the mean wait of requests in the last half minute, in milliseconds.
+    """Return a PromQL query: the mean wait of requests in the last half minute, in milliseconds.
 
     The result is always a plain decimal number: 0 if there were no requests or no measurements. The
     chart's Lua filter cannot read NaN or `1e-07`, and would then refuse clients. So the divisor is
@@ -125,8 +125,7 @@ def queue_query(model: str, release: str) -> str:
 
 
 def _render(template: str, **values: Any) -> Object:
-    """Fill a template with values, by their names there; return the object that its YAML text
-    describes."""
+    """Fill a template with values, and return the object that its YAML text describes."""
     rendered: Object = yaml.safe_load(
         _make_environment().get_template(template).render(values)
     )  # ours
@@ -135,8 +134,10 @@ def _render(template: str, **values: Any) -> Object:
 
 @cache
 def _make_environment() -> Any:
-    """The environment of our templates: every value is written as JSON. Raises ServingError if
-    jinja2 is missing."""
+    """Make the jinja2 environment of our templates, in which every value is written as JSON.
+
+    Raises ServingError if jinja2 is missing.
+    """
     with needs_extra("cluster", ServingError):
         import jinja2
     return jinja2.Environment(

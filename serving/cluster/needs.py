@@ -34,9 +34,9 @@ _SERVER_GIB = 0.5
 _PROCESS_GIB: dict[Vendor, float] = {"cpu": 1.0, "nvidia": 4.0, "amd": 4.0}
 _COPIES = 4  # copies of the artifact's bytes: mapped, read, packed by the engine, work memory
 _QUEUED_RUNS = 4  # more servers are started if requests wait longer than this many full runs
-_QUEUE_MS = 100  # if no time was measured: the chart's default
+_DEFAULT_QUEUE_MS = 100  # the chart's default, if no time was measured
 _LEAST_QUEUE_MS = 5
-_NAME_LENGTH = 40  # objects' names add up to 20 letters to it, and Kubernetes allows 63
+_NAME_LENGTH = 40  # of `Needs.name`: objects add up to 20 letters, and Kubernetes allows 63
 
 
 @dataclass(frozen=True)
@@ -80,10 +80,11 @@ class ClusterOptions:
 
 @dataclass(frozen=True)
 class Storage:
-    """The volume with the model repository. `source`: the name of the claim, or of the host of a
-    network file system, whose `exported` folder is mounted.
+    """The volume with the model repository.
 
-    `mount`: the path of the volume in the server. `folder`: the path of the repository there.
+    `source`: the name of the claim, or the host of a network file system. `exported`: the folder of
+    that host which is mounted. `mount`: the path of the volume in the server. `folder`: the path of
+    the repository in the server.
     """
 
     kind: Literal["pvc", "nfs", "cvmfs"]
@@ -116,25 +117,31 @@ class Storage:
 
 
 def _require_plain_folder(text: str, folder: str) -> str:
-    """`folder` without a slash at its end. Raises ServingError, which names the whole option
-    `text`, unless it is an absolute path of plain names."""
+    """Return `folder` without a slash at its end.
+
+    Raises ServingError unless it is an absolute path of plain names. `text`: the whole option, for
+    the message.
+    """
     if not re.fullmatch(r"(/[\w.+@=-]+)+/?", folder) or ".." in folder.split("/"):
         raise ServingError(f"models at {text!r}: {folder!r} is not a plain absolute folder")
     return folder.rstrip("/")
 
 
 def prometheus_with_port(url: str | None) -> str | None:
-    """The URL with its port. Raises ServingError if it is not `http[s]://HOST[:PORT]`."""
+    """Return the URL of a Prometheus with its port, which may be the default; None for None.
+
+    Raises ServingError if the URL is not `http[s]://HOST[:PORT]`.
+    """
     if url is None:
         return None
-    wrong = ServingError(f"Prometheus at {url!r}: write http://HOST:PORT")
+    bad_url = ServingError(f"Prometheus at {url!r}: write http://HOST:PORT")
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 9090)
     except ValueError:  # raised for brackets that do not match, or a port that is no number
-        raise wrong from None
+        raise bad_url from None
     if parts.scheme not in ("http", "https") or not host or parts.path.strip("/"):
-        raise wrong
+        raise bad_url
     if ":" in host:  # an IPv6 address, of which urlsplit removed the brackets
         host = f"[{host}]"
     return f"{parts.scheme}://{host}:{port}"
@@ -142,9 +149,12 @@ def prometheus_with_port(url: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class Needs:
-    """The needs of a deployment. The names of all objects begin with `name`. `gpus`, `cpus`,
-    `memory_gib` and `shm_mib` are for one server. `shm_mib`: the size of its /dev/shm, through
-    which its processes exchange tensors."""
+    """The needs of a deployment.
+
+    `name`: the beginning of the names of all objects. `gpus`, `cpus`, `memory_gib` and `shm_mib`
+    are for one server. `shm_mib`: the size of its /dev/shm, through which its processes exchange
+    tensors.
+    """
 
     name: str
     model: str
@@ -175,13 +185,15 @@ class Needs:
 
     @property
     def scales(self) -> bool:
-        """True if the number of servers changes with the load."""
+        """Whether the number of servers changes with the load."""
         return self.options.max_servers > self.options.min_servers
 
     @property
     def resources(self) -> dict[str, int | str]:
-        """The resources of one server in Kubernetes' units; the limits are equal to the
-        requests."""
+        """The resources of one server, with Kubernetes' names and units.
+
+        They are both its requests and its limits.
+        """
         resources: dict[str, int | str] = {"cpu": self.cpus, "memory": f"{self.memory_gib}Gi"}
         if self.vendor in RESOURCES:
             resources[RESOURCES[self.vendor]] = self.gpus
@@ -204,7 +216,7 @@ class Needs:
 
 
 def needs_of(service: Service, bundle: Bundle, options: ClusterOptions) -> Needs:
-    """The needs of `service`, which `pipeline deploy` wrote from `bundle`.
+    """Compute the needs of `service`, which `pipeline deploy` wrote from `bundle`.
 
     Each instance is a process on its device. A process has the tensors of its largest request twice
     in its memory, and twice in /dev/shm, where it gets another MiB as a margin.
@@ -233,32 +245,34 @@ def needs_of(service: Service, bundle: Bundle, options: ClusterOptions) -> Needs
 
 
 def object_name(model: str) -> str:
-    """The model's name in a form valid for Kubernetes and Helm: lower case, digits, dashes, with a
-    letter first and no dash last."""
+    """Return the model's name in a form that is valid for Kubernetes and Helm.
+
+    It has lower-case letters, digits and dashes, with a letter first and no dash last.
+    """
     name = re.sub(r"[^a-z0-9]+", "-", model.lower())
     name = name if name[:1].isalpha() else f"m-{name}"
     return name[:_NAME_LENGTH].strip("-")
 
 
 def _artifact_bytes(bundle: Bundle, target: str) -> int:
-    """Bytes of all files of the engines that a session of the target runs."""
+    """Return the bytes of all files of the artifacts that a session of the target runs."""
     record = bundle.manifest.targets[target]
     names = {name for engine in record.engines() for name in record.candidates[engine].files}
     return sum(bundle.file(name).stat().st_size for name in names)
 
 
 def _tensor_bytes(service: Service) -> int:
-    """Bytes of all inputs and outputs of the largest request."""
+    """Return the bytes of all inputs and outputs of the largest request."""
     wire = Wire.of(service.signature)
     rows = {dim: limits.max for dim, limits in service.signature.ranges.items()}
     return sum(tensor.nbytes(rows[tensor.rows]) for tensor in (*wire.inputs, *wire.outputs))
 
 
 def _queue_ms(times: Mapping[int, float]) -> int:
-    """The time of `_QUEUED_RUNS` runs at the largest size that was timed, in milliseconds.
+    """Return the accepted mean wait: the time of `_QUEUED_RUNS` full runs, in milliseconds.
 
-    `times`: the time of a run in µs, by row count.
+    `times`: the time of a run in µs, by row count. The largest row count is a full run.
     """
     if not times:
-        return _QUEUE_MS
+        return _DEFAULT_QUEUE_MS
     return max(_LEAST_QUEUE_MS, math.ceil(_QUEUED_RUNS * times[max(times)] / 1000))

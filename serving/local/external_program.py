@@ -22,8 +22,9 @@ _POLL_S = 0.05
 
 
 class LocalProgram(ABC):
-    """A program for a `with` block. It is ready when the block begins; when the block ends, all its
-    processes have ended.
+    """A program that runs during a `with` block.
+
+    It is ready when the block begins. When the block ends, all its processes have ended.
 
     It runs in a new process group and a new working folder. If it does not start, its processes are
     killed and the folder is removed. `ready_s`: the time limit for the start. `stop_s`: the time
@@ -41,14 +42,14 @@ class LocalProgram(ABC):
 
     @abstractmethod
     def _command(self, folder: Path) -> Sequence[str | Path]:
-        """The command line; called once for each start. `folder`: the working folder."""
+        """Return the command line, once for each start. `folder`: the working folder."""
 
     @abstractmethod
     def _ready_urls(self) -> Sequence[str]:
-        """The URLs that all answer once the program is ready."""
+        """Return the URLs that all answer once the program is ready."""
 
     def _environment(self) -> Mapping[str, str] | None:
-        """The environment of the program; None: that of this process."""
+        """Return the environment of the program; None means that of this process."""
         return None
 
     def _clean(self) -> None:
@@ -86,7 +87,7 @@ class LocalProgram(ABC):
         return self._started_process().pid
 
     def alive(self) -> bool:
-        """True if the program was started and has not ended."""
+        """Whether the program was started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
     def check(self) -> None:
@@ -100,12 +101,14 @@ class LocalProgram(ABC):
         self.check()  # raises
 
     def log(self) -> str:
-        """The output of the program so far; "" if it is not running."""
+        """Return the output of the program so far; "" if it is not running."""
         return (self._folder / "log").read_text(errors="replace") if self._folder else ""  # ours
 
     def stop(self) -> None:
-        """Ask the program to end, and kill it after `stop_s`, with all processes of its group. May
-        be called again."""
+        """Ask the program to end, and kill it and all its processes after `stop_s`.
+
+        Does nothing if it is not running.
+        """
         if self._process is not None:
             try:
                 self._process.terminate()
@@ -122,21 +125,23 @@ class LocalProgram(ABC):
             self._folder = None
 
     def _read_metrics(self, url: str, **labels: str) -> dict[str, float]:
-        """By metric: the sum of its values with these labels, see serving/metrics_reader.py. Raises
-        ServerError if the page cannot be read."""
+        """Read the page of metrics at a URL, and return their sums as `sum_metrics` does.
+
+        Raises ServerError if the page cannot be read.
+        """
         try:
             return sum_metrics(read_page(url).decode("utf-8", "replace"), **labels)
         except (OSError, ValueError) as error:
             raise ServerError(f"{self.name}: its metrics cannot be read: {error}") from None
 
     def _started_process(self) -> subprocess.Popen[bytes]:
-        """The started process, which may have ended. Raises ServerError if there is none."""
+        """Return the process, which may have ended. Raises ServerError if it was not started."""
         if self._process is None:
             raise ServerError(f"{self.name} is not running")
         return self._process
 
     def _wait_until_ready(self) -> None:
-        """Wait until all URLs answer. Raises ServerError if the program ends, or takes too long."""
+        """Wait until the program is ready. Raises ServerError if it ends, or takes too long."""
         until = time.monotonic() + self.ready_s
         while time.monotonic() < until:
             self.check()
@@ -148,7 +153,7 @@ class LocalProgram(ABC):
         )
 
     def _is_ready(self) -> bool:
-        """True if all URLs answer now."""
+        """Whether all URLs of `_ready_urls` answer now."""
         try:
             for url in self._ready_urls():
                 read_page(url)
@@ -157,7 +162,7 @@ class LocalProgram(ABC):
         return True
 
     def _find_reason(self) -> str:
-        """The last line of the log, which usually gives the reason."""
+        """Return the last line of the log, which usually says why the program has failed."""
         lines = [line.strip() for line in self.log().splitlines() if line.strip()]
         return lines[-1] if lines else "it said nothing"
 
@@ -165,11 +170,11 @@ class LocalProgram(ABC):
 def find_program(
     name: str, variable: str, bundled: Path | None, advice: str, named: str | Path | None = None
 ) -> Path:
-    """The program's path: `named`, else the value of the environment variable, else `bundled` if
-    that exists, else the one on PATH.
+    """Find a program, and return its path.
 
-    Raises ServerError if there is none, or if the named file is not executable. `advice`: how to
-    get the program; in the message, the name of the variable follows it.
+    The path is `named`, else the value of the environment variable, else `bundled` if that exists,
+    else that of `name` on PATH. Raises ServerError if there is none, or if the named file is not
+    executable. `advice`: how to get the program; in the message, the variable's name follows it.
     """
     named = named or os.environ.get(variable)
     if named:
@@ -185,8 +190,11 @@ def find_program(
 
 
 def free_ports(host: str, *wanted: int) -> list[int]:
-    """The wanted ports, and a free one for each 0, in order. Raises ServerError if a port is in
-    use. Another program may take a port before the caller does."""
+    """Return the wanted ports, with a free port in place of each 0.
+
+    Raises ServerError if a wanted port is in use. Another program may take a port before the caller
+    does.
+    """
     ports = []
     with contextlib.ExitStack() as sockets:  # all stay open, so no port is found twice
         for port in wanted:

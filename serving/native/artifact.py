@@ -30,43 +30,47 @@ from soa.signature import Signature
 Backend = Literal["python", "onnxruntime", "pytorch"]
 
 _ENGINES: dict[Backend, str] = {"onnxruntime": "onnxruntime", "pytorch": "torchscript"}
-"""The engine whose artifact each of Triton's own backends runs."""
+"""By one of Triton's own backends: the engine whose artifact it runs."""
 
 FILES: dict[Backend, str] = {
     "python": "model.py",
     "onnxruntime": "model.onnx",
     "pytorch": "model.pt",
 }
+"""By backend: the name of the file that it loads."""
 
 
 @dataclass(frozen=True)
 class Native:
-    """The file to serve, and the program that runs it in this process."""
+    """A file for one of Triton's own backends, and the program that runs it in this process."""
 
     file: Path
     program: Program
 
 
 def engine_for(backend: Backend, bundle: Bundle, target: str) -> str:
-    """The engine whose artifact a backend gets; `backend` is one of Triton's own. Raises
-    ServingError if this engine has no valid artifact for the target."""
+    """Return the engine whose artifact `backend`, one of Triton's own, can run.
+
+    Raises ServingError if this engine has no valid artifact for the target.
+    """
     engine = _ENGINES[backend]
     candidates = {
         name: record.candidates[engine]
         for name, record in bundle.manifest.targets.items()
         if engine in record.candidates
     }
-    valid = [
+    valid_targets = [
         name
         for name, candidate in candidates.items()
         if candidate.status == "valid" and candidate.files
     ]
-    if target in valid:
+    if target in valid_targets:
         return engine
     reason = "it was built without it"
     if target in candidates:
         reason = candidates[target].reason or candidates[target].status
-    elsewhere = f"; {valid[0]} has one: --target {valid[0]}" if valid else ""
+    other = next(iter(valid_targets), None)
+    elsewhere = f"; {other} has one: --target {other}" if other else ""
     raise ServingError(
         f"{bundle.manifest.name} has no valid artifact of {engine} for {target}, which Triton's "
         f"{backend} backend needs: {reason}{elsewhere}"
@@ -96,7 +100,7 @@ def make_native(
 
 
 class ProgramExecutable(Executable):
-    """A program with the interface of an opened artifact, so that it can be validated like one."""
+    """Gives a program the interface of an opened artifact, so that it can be validated like one."""
 
     def __init__(self, signature: Signature, wire: Wire, program: Program) -> None:
         self._wire, self._program = wire, program
@@ -105,8 +109,11 @@ class ProgramExecutable(Executable):
         self._outputs = locate_columns(signature, wire.outputs, "output")
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
-        """Run the program on an artifact's arguments, CPU tensors of which the first carry the row
-        counts. Raises RunError for an answer of another dtype or shape."""
+        """Run the program on an artifact's arguments, and write its answers into the outputs.
+
+        `arguments`: CPU tensors; the shapes of the first ones give the row counts. Raises RunError
+        for an answer of another dtype or shape.
+        """
         rows = {dim: arguments[i].shape[0] for i, dim in enumerate(self._dims)}
         memory = [argument.numpy() for argument in arguments]
         inputs = []
@@ -114,7 +121,7 @@ class ProgramExecutable(Executable):
             n = rows[tensor.rows]
             gathered = tensor.gather(self._inputs[tensor.name].parts(memory), 0, n)
             contiguous = np.ascontiguousarray(gathered)  # as Triton passes them
-            inputs.append(contiguous.reshape(tensor.shape(n)))  # of a shape () it has made (1,)
+            inputs.append(contiguous.reshape(tensor.shape(n)))  # a copy of shape () became (1,)
         answers = self._program(inputs)
         for tensor, values in zip(self._wire.outputs, answers, strict=True):
             wanted = (tensor.dtype, tensor.shape(rows[tensor.rows]))

@@ -12,14 +12,17 @@ from serving.wire import Array, Program, Wire, WireTensor, argument_columns
 from soa.errors import needs_extra
 from soa.signature import Signature
 
-_INNER = "artifact/"  # prefix for the artifact's names, because a block may have the same names
+_INNER = "artifact/"  # a prefix for the artifact's names, because a block may have such a name
 _FLOAT32 = 1  # onnx.TensorProto.FLOAT, of which onnx is imported only where it is needed
 _LARGEST = 2**31 - 1
 """The largest protobuf message in bytes: an ONNX file with its weights inside is one message."""
 
 
 def write_onnx(artifact: Path, signature: Signature, wire: Wire, file: Path) -> None:
-    """Write `file`: the artifact in a shell, with its weights inside. Raises EngineError."""
+    """Write an ONNX file that contains the artifact in a shell, with its weights inside.
+
+    Raises EngineError if onnx is missing, if the file would be too large, or if it is not valid.
+    """
     with needs_extra("onnx", EngineError):
         import onnx
         import onnx.compose
@@ -35,7 +38,7 @@ def write_onnx(artifact: Path, signature: Signature, wire: Wire, file: Path) -> 
 
 
 def open_onnx(file: Path, wire: Wire) -> Program:
-    """Open the file with the ONNX Runtime of this process. Raises EngineError."""
+    """Open an ONNX file with the ONNX Runtime of this process. Raises EngineError."""
     import onnxruntime
 
     try:
@@ -46,7 +49,7 @@ def open_onnx(file: Path, wire: Wire) -> Program:
     output_names = [tensor.name for tensor in wire.outputs]
 
     def run(inputs: Sequence[Array]) -> Sequence[Array]:
-        """The answers to inputs, both in the order of the wire."""
+        """Answer one request. Inputs and answers are in the order of the wire."""
         answers: Sequence[Array] = session.run(
             output_names, dict(zip(input_names, inputs, strict=True))
         )
@@ -56,8 +59,10 @@ def open_onnx(file: Path, wire: Wire) -> Program:
 
 
 def _add_shell(model: Any, signature: Signature, wire: Wire) -> None:
-    """Add nodes before and after the graph, and replace its inputs and outputs by those of `wire`.
-    `model` is changed in place."""
+    """Change `model` so that it takes the tensors of a request and returns those of an answer.
+
+    Nodes are added before and after its graph, and its inputs and outputs become those of `wire`.
+    """
     from onnx import helper
 
     graph = model.graph
@@ -76,8 +81,10 @@ def _add_shell(model: Any, signature: Signature, wire: Wire) -> None:
 
 
 def _nodes_before(graph: Any, signature: Signature, wire: Wire) -> _Nodes:
-    """The nodes from the inputs of a request to the inputs of the graph. Raises EngineError if no
-    input has the rows that a carrier of the graph needs."""
+    """Make the nodes that turn the inputs of a request into the inputs of the graph.
+
+    Raises EngineError if the graph needs a row count, and no input of the request has such rows.
+    """
     before = _Nodes(graph, "before")
     flat = {tensor.name: _add_flattening(before, tensor) for tensor in wire.inputs}
     places = {
@@ -85,7 +92,7 @@ def _nodes_before(graph: Any, signature: Signature, wire: Wire) -> _Nodes:
         for tensor in wire.inputs
         for i, entry in enumerate(tensor.entries)
     }
-    # By dimension: its first input, which has the row count.
+    # By dimension: its first input, which has the row count. Reversed, so that the first one stays.
     inputs = reversed(wire.inputs)
     with_rows = {tensor.rows: flat[tensor.name] for tensor in inputs if not tensor.scalar}
     dtypes = {entry.name: entry.type.tensor_type.elem_type for entry in graph.input}
@@ -116,7 +123,7 @@ def _nodes_before(graph: Any, signature: Signature, wire: Wire) -> _Nodes:
 
 
 def _nodes_after(graph: Any, signature: Signature, wire: Wire, outputs: Sequence[Output]) -> _Nodes:
-    """The nodes from the outputs of the graph to those of an answer."""
+    """Make the nodes that turn the outputs of the graph into the tensors of an answer."""
     after, columns_of = _Nodes(graph, "after"), argument_columns(signature)
     names = {columns_of[out.argument][out.component]: _INNER + out.name for out in outputs}
     for tensor in wire.outputs:
@@ -133,8 +140,10 @@ def _nodes_after(graph: Any, signature: Signature, wire: Wire, outputs: Sequence
 
 
 def _add_flattening(before: _Nodes, tensor: WireTensor) -> str:
-    """Add the node that makes of an input rows of entries, (n, F); return the name of its result.
-    A scalar has one row."""
+    """Add a node that brings an input into the shape (n, F); return the name of its result.
+
+    n is the number of rows, which is 1 for a scalar, and F the number of entries of a row.
+    """
     if tensor.scalar:
         return before.add("Reshape", [tensor.name, before.ints([1, -1])])
     if tensor.rows_last:
@@ -143,15 +152,17 @@ def _add_flattening(before: _Nodes, tensor: WireTensor) -> str:
 
 
 class _Nodes:
-    """Nodes that will be added to a graph. Their constants are added to it immediately. `name` is
-    part of the names of the nodes, so it must be unique in the graph."""
+    """Collects nodes for a graph. Their constants are added to the graph immediately.
+
+    `name`: a part of the nodes' names, so it must be unique in the graph.
+    """
 
     def __init__(self, graph: Any, name: str) -> None:
         self.nodes: list[Any] = []
         self._graph, self._name = graph, name
 
     def add(self, op: str, inputs: list[str], into: str = "", **attributes: Any) -> str:
-        """Add a node and return the name of its result: `into`, or a new name."""
+        """Add a node, and return the name of its result: `into` if given, else a new name."""
         from onnx import helper
 
         result = into or f"shell/{self._name}_{len(self.nodes)}"
@@ -159,7 +170,7 @@ class _Nodes:
         return result
 
     def ints(self, values: list[int]) -> str:
-        """Add a constant, an int64 vector, to the graph; return its name."""
+        """Add a constant vector of int64 to the graph, and return its name."""
         from onnx import TensorProto, helper
 
         name = f"shell/constant_{len(self._graph.initializer)}"

@@ -30,7 +30,7 @@ class _Shell(torch.nn.Module):
         self._signature, self._wire = signature, wire
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """`inputs`: a tensor for each input of the wire, in its order and its shape."""
+        """Answer one request: take the inputs and return the outputs, in the order of the wire."""
         read: dict[PhysicalColumn, torch.Tensor] = {}
         carriers: dict[str, torch.Tensor] = {}
         for spec, values in zip(self._wire.inputs, inputs, strict=True):
@@ -60,7 +60,7 @@ class _Shell(torch.nn.Module):
 
 
 def _flat(spec: WireTensor, given: torch.Tensor) -> torch.Tensor:
-    """An input as rows of entries, (n, F). A scalar has one row."""
+    """Return an input in the shape (n, F): n rows, 1 for a scalar, of F entries each."""
     if spec.scalar:
         return given.reshape(1, len(spec.order))
     if spec.rows_last:
@@ -69,7 +69,7 @@ def _flat(spec: WireTensor, given: torch.Tensor) -> torch.Tensor:
 
 
 def _answer(spec: WireTensor, columns: list[torch.Tensor]) -> torch.Tensor:
-    """The tensor of an answer in the wire's shape, from the physical columns of its entries."""
+    """Make a tensor of the answer from the physical columns of its entries, in the wire's shape."""
     if spec.rows_last:
         return torch.stack(columns)
     if spec.scalar:
@@ -78,7 +78,7 @@ def _answer(spec: WireTensor, columns: list[torch.Tensor]) -> torch.Tensor:
 
 
 def write_script(artifact: Path, signature: Signature, wire: Wire, file: Path) -> None:
-    """Trace the shell around the script `artifact` and write it to `file`.
+    """Trace a shell around the TorchScript file `artifact`, and write the result to `file`.
 
     Raises EngineError for a dtype that Triton's backend lacks, if no input has rows of a dimension,
     or if the script cannot be loaded or traced.
@@ -104,12 +104,15 @@ def write_script(artifact: Path, signature: Signature, wire: Wire, file: Path) -
 
 
 def open_script(file: Path) -> Program:
-    """Open the file with this process's libtorch, without the optimiser, as in config.pbtxt."""
+    """Open a TorchScript file with this process's libtorch.
+
+    It runs without torch's optimiser, as config.pbtxt demands of Triton.
+    """
     with quiet_torch():
         module = torch.jit.load(file)
 
     def run(inputs: Sequence[Array]) -> Sequence[Array]:
-        """The answers to inputs, both in the order of the wire."""
+        """Answer one request. Inputs and answers are in the order of the wire."""
         with torch.no_grad(), optimized_execution(False):
             answers = module(*map(torch.from_numpy, inputs))
         return [values.numpy() for values in answers]

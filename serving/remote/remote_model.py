@@ -1,4 +1,4 @@
-"""The executable of a remote session: one server, and the form in which it takes requests."""
+"""The executable of a remote session: it knows one server, and the form of its requests."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RemoteModel(Executable):
         return "" if self.opened.number is None else str(self.opened.number)
 
     def ready(self, within_s: float) -> bool:
-        """True if the server reports that the model is ready. Raises RemoteError.
+        """Ask the server whether the model is ready. Raises RemoteError.
 
         `within_s`: the time limit in seconds.
         """
@@ -70,8 +70,11 @@ class RemoteModel(Executable):
             self._codec = Codec(self._signature, form, merge)
 
     def _find_form(self, config: Any) -> Form:
-        """The form of requests in the server's ModelConfig. Raises VersionMismatchError if it is
-        not that of our bundle, or if we cannot send such requests."""
+        """Read the form of requests from the server's ModelConfig.
+
+        Raises VersionMismatchError if the server has another bundle than ours, or takes requests
+        that we cannot send.
+        """
         digest = self.opened.bundle.digest
         its_model = f"server {self.client.address}: its {self.opened.label}"
         served = read_fact(config, DIGEST, self._version)
@@ -107,7 +110,9 @@ class RemoteModel(Executable):
             progress.write()
 
     def ask(self, progress: Progress) -> None:
-        """Get answers for the rows that are left, or for as many of them as fit in a message.
+        """Send one message with the rows that have no answer yet, or as many of them as fit.
+
+        The answer is added to `progress`.
 
         Raises RemoteError; earlier answers of the request are kept.
         """
@@ -137,8 +142,11 @@ class RemoteModel(Executable):
         self.client.close()
 
     def _rows_that_fit(self, codec: Codec, left: Mapping[str, int]) -> Mapping[str, int]:
-        """The row counts of the next message. Raises TooLargeError if the rows do not fit and must
-        not be split, or the parts would have too few rows for the model."""
+        """Return the row counts of the next message. `left`: the rows without an answer.
+
+        Raises TooLargeError if the rows do not fit and must not be split, or if the parts would
+        have too few rows for the model.
+        """
         rows = codec.rows_that_fit(left, self.client.options.message_bytes - HEADERS)
         if rows is None:
             size = codec.nbytes(left) + HEADERS
@@ -146,7 +154,7 @@ class RemoteModel(Executable):
         return rows
 
     def _request(self, codec: Codec, rows: Mapping[str, int]) -> Any:
-        """A ModelInferRequest for these row counts, without data."""
+        """Make a ModelInferRequest for these row counts, without the arrays."""
         from tritonclient.grpc import service_pb2
 
         name = self.opened.name
@@ -164,8 +172,10 @@ class RemoteModel(Executable):
     def _ask_inline(
         self, codec: Codec, inputs: Mapping[str, Any], rows: Mapping[str, int]
     ) -> dict[str, Any]:
-        """Send the inputs in the request itself. Returns the outputs by name, as read-only views of
-        the answer."""
+        """Send the inputs in the request itself.
+
+        Returns the outputs by name, as read-only views of the answer. Raises RemoteError.
+        """
         request = self._request(codec, rows)
         for tensor in codec.wire.inputs:
             request.raw_input_contents.append(inputs[tensor.name].tobytes())
@@ -188,12 +198,16 @@ class RemoteModel(Executable):
     def _ask_shared(
         self, codec: Codec, inputs: Mapping[str, Any], rows: Mapping[str, int], regions: Regions
     ) -> dict[str, Any]:
-        """Ask through shared memory, and again with new regions if the server does not know the
-        old ones."""
+        """Send the inputs through shared memory, and return copies of the outputs by name.
+
+        If the server does not know the region, it is asked again with a new one.
+        """
         try:
             return self._ask_in_region(codec, inputs, rows, regions)
         except (RefusedError, VersionMismatchError) as error:
-            if "shared memory region" not in str(error):  # only the text tells it from others
+            if "shared memory region" not in str(
+                error
+            ):  # only the text tells this error from others
                 raise
             regions.forget()
             return self._ask_in_region(codec, inputs, rows, regions)
@@ -201,16 +215,16 @@ class RemoteModel(Executable):
     def _ask_in_region(
         self, codec: Codec, inputs: Mapping[str, Any], rows: Mapping[str, int], regions: Regions
     ) -> dict[str, Any]:
-        """Send the inputs through shared memory; returns copies of the outputs."""
+        """Send the inputs through one region, and return copies of the outputs by name."""
         request = self._request(codec, rows)
         slices, size = codec.lay_out_region(rows)
         with regions.take(size) as region:
             for described in (*request.inputs, *request.outputs):
-                bytes_of = slices[described.name]
+                place = slices[described.name]
                 parameters = described.parameters
                 parameters["shared_memory_region"].string_param = region.name
-                parameters["shared_memory_offset"].int64_param = bytes_of.start
-                parameters["shared_memory_byte_size"].int64_param = bytes_of.stop - bytes_of.start
+                parameters["shared_memory_offset"].int64_param = place.start
+                parameters["shared_memory_byte_size"].int64_param = place.stop - place.start
             arrays = {}
             for tensor in codec.tensors:
                 values = region.memory[slices[tensor.name]].view(tensor.dtype)
@@ -224,7 +238,10 @@ class RemoteModel(Executable):
             return {name: np.array(arrays[name], order="C") for name in codec.outputs}
 
     def _check_shapes(self, codec: Codec, answer: Any, rows: Mapping[str, int]) -> None:
-        """Raise AnswerError if the answer's outputs have other names, types or shapes."""
+        """Raise AnswerError if the answer has other outputs than the model, or of other shapes.
+
+        `rows`: the row counts of the request.
+        """
         names = [described.name for described in answer.outputs]
         if sorted(names) != sorted(codec.outputs):
             raise AnswerError(
@@ -244,7 +261,7 @@ class RemoteModel(Executable):
     def _check_values(
         self, codec: Codec, answers: Mapping[str, Any], inputs: Mapping[str, Any], at: int
     ) -> None:
-        """Raise AnswerError if an output has a NaN, unless an input has a NaN or an infinity.
+        """Raise AnswerError if an output has a NaN, and all inputs are finite.
 
         `at`: the row of the request where `inputs` and `answers` begin.
         """
@@ -268,8 +285,10 @@ class RemoteModel(Executable):
 
 
 def open_model(opened: Opened, address: str, options: RemoteOptions) -> RemoteModel:
-    """A connection to `address` (`host:port`). No request is sent yet. Raises ServingError if
-    tritonclient or a certificate is missing."""
+    """Make the executable that runs a version in the server at `address`, a `host:port`.
+
+    No request is sent yet. Raises ServingError if tritonclient or a certificate is missing.
+    """
     with needs_extra("serve", ServingError):
         from serving.client import Client, Regions
     client = Client(address, options)

@@ -1,4 +1,4 @@
-"""A session whose model runs in a Triton server: SoA in, SoA out, like a local session.
+"""A session whose model runs in a Triton server. Its memory is SoA, as that of a local session.
 
 The server replaces an opened artifact. When memory is bound, all checks of a local session are made
 here too. Test mode compares the server's answers with the reference.
@@ -46,7 +46,8 @@ class RemoteSession(Session):
         in_flight: int,
         origin: Origin | None = None,
     ) -> None:
-        super().__init__(signature, executable, "cpu", origin, any_start=True)  # rows are copied
+        # Windows may begin at any row, because the rows are copied.
+        super().__init__(signature, executable, "cpu", origin, any_start=True)
         self._pool = ThreadPoolExecutor(in_flight, "soa-remote")
         self._process = OwnProcess()
 
@@ -71,8 +72,10 @@ class RemoteSession(Session):
     def run_many(
         self, bindings: Sequence[Binding], threads: int = 1, *, stream: Any = None
     ) -> None:
-        """Send all requests, at most `in_flight` at a time, and wait for them. Raises the first
-        error."""
+        """Send the requests of all bindings, at most `in_flight` at a time, and wait for them.
+
+        `threads` is ignored. Raises the first error.
+        """
         if stream is not None:
             raw_stream(stream, self.device)  # raises: a CPU has no streams
         sent: list[Future[Mapping[str, Collection]]] = []
@@ -94,7 +97,7 @@ class RemoteSession(Session):
             super().close()
 
     def send(self, binding: Binding, **options: Any) -> Future[Mapping[str, Collection]]:
-        """As `run_async`, with bound memory. `options` are passed to the binding's call."""
+        """Send a binding's request as `run_async` does. `options`: those of the binding's call."""
         self._process.require()
         try:
             return self._pool.submit(_run_binding, binding, options)
@@ -103,13 +106,13 @@ class RemoteSession(Session):
 
 
 def _run_binding(binding: Binding, options: Mapping[str, Any]) -> Mapping[str, Collection]:
-    """Run a binding in a thread of the pool; return its output collections."""
+    """Run a binding, and return its output collections. A thread of the pool calls this."""
     binding(**options)
     return binding.outputs
 
 
 def connect(opened: Opened, address: str, options: RemoteOptions) -> RemoteSession | CheckedSession:
-    """A session of an opened version that runs in the server at `address`, a host and a port.
+    """Open a session of a version that runs in the server at `address`, a `host:port`.
 
     The server must have the model with the registry's name, number and bundle. This is checked now,
     and by the server for every request. `mode="test"` gives a session that also runs the reference

@@ -18,13 +18,14 @@ _ALIGNMENT = 64  # of each array in shared memory, in bytes
 
 
 class Codec:
-    """The tensors of one server's requests and answers.
+    """Converts between the artifact's arguments and the tensors of one server.
 
-    `merge`: rows are independent, so rows that do not fit into one message are sent in several.
+    `form`: the form of the server's requests. `merge`: rows are independent of each other, so rows
+    that do not fit into one message are sent in several. Raises ServingError for a signature that
+    cannot be sent in this form.
     """
 
     def __init__(self, signature: Signature, form: Form, merge: bool) -> None:
-        """Raises ServingError for a signature that cannot be sent in this form."""
         self.form, self.merge = form, merge
         self.wire = Wire.of(signature, form)
         self.tensors = (*self.wire.inputs, *self.wire.outputs)
@@ -38,9 +39,9 @@ class Codec:
     def encode(
         self, arguments: Sequence[torch.Tensor], at: int, rows: Mapping[str, int]
     ) -> dict[str, Any]:
-        """By tensor name: the inputs from row `at` on, as views of `arguments` if possible.
+        """Return the input arrays of a message by tensor name, as views of `arguments` if possible.
 
-        `arguments`: CPU tensors. `rows`: row counts by dimension.
+        `arguments`: CPU tensors. `at`: the first row. `rows`: how many, by dimension.
         """
         memory = [argument.numpy() for argument in arguments]
         inputs = {}
@@ -58,10 +59,11 @@ class Codec:
             tensor.scatter(self._columns[tensor.name].parts(memory), at, answers[tensor.name])
 
     def rows_that_fit(self, left: Mapping[str, int], room: int) -> Mapping[str, int] | None:
-        """The row counts of the next message, whose arrays may have `room` bytes.
+        """Return the row counts of the next message, whose arrays may have `room` bytes.
 
-        It is `left` if all rows fit. Else the rows are spread evenly over several messages. None if
-        they must not be split, or the parts would have too few rows for the model.
+        They are `left`, those of all rows without an answer, if these fit. Else these rows are
+        spread evenly over several messages. None if they must not be split, or if the parts would
+        have too few rows for the model.
         """
         needed = self.nbytes(left)
         if needed <= room:
@@ -69,23 +71,26 @@ class Codec:
         if not self.merge:
             return None
         ((dim, n),) = left.items()  # mergeable models have one dimension and no scalars
-        most = room // (needed // n)  # rows of a message: the bytes are proportional to the rows
-        if most == 0:
+        limit = room // (needed // n)  # rows of a message: the bytes are proportional to the rows
+        if limit == 0:
             return None
-        messages = -(-n // most)
+        messages = -(-n // limit)  # rounded up
         if n // messages < self._least:  # the smallest message would be too small
             return None
         return {dim: -(-n // messages)}
 
     def nbytes(self, rows: Mapping[str, int]) -> int:
-        """Bytes of the arrays of a request or of its answer, whichever is larger."""
+        """Return the bytes of the arrays of a request, or of its answer if that is larger."""
         request = sum(tensor.nbytes(rows[tensor.rows]) for tensor in self.wire.inputs)
         answer = sum(tensor.nbytes(rows[tensor.rows]) for tensor in self.wire.outputs)
         return max(request, answer)
 
     def lay_out_region(self, rows: Mapping[str, int]) -> tuple[dict[str, slice], int]:
-        """By tensor name: the bytes of each array of a request and its answer in one region of
-        shared memory; and the size of the region in bytes. The region itself is page-aligned."""
+        """Place the arrays of a request and of its answer in one region of shared memory.
+
+        Returns by tensor name which bytes of the region its array has, and the size of the region.
+        The region itself is page-aligned.
+        """
         slices: dict[str, slice] = {}
         size = 0
         for tensor in self.tensors:
@@ -108,23 +113,27 @@ class Progress:
         self._answers: list[tuple[Codec, int, Mapping[str, Any]]] = []
 
     def left(self, dims: Sequence[str]) -> dict[str, int]:
-        """The number of rows without an answer, by dimension, from the shapes of the first
-        arguments."""
+        """Return the number of rows without an answer, by dimension.
+
+        The shapes of the first arguments, the row carriers, give the number of all rows.
+        """
         return {dim: self.arguments[i].shape[0] - self.at for i, dim in enumerate(dims)}
 
     def add(self, codec: Codec, rows: int | None, answers: Mapping[str, Any]) -> None:
-        """Keep the answer of `codec`'s server to the next `rows` rows. None: to all rows that were
-        left, so the request is done."""
+        """Keep the answer to the next `rows` rows; it has the form of `codec`.
+
+        `rows`: None if the answer is for all rows that were left, so that the request is done.
+        """
         self._answers.append((codec, self.at, answers))
         self.at += rows or 0
         self.done = rows is None
 
     def discard_answers(self) -> None:
-        """Forget the answers: the whole request was run elsewhere, and its outputs are written."""
+        """Forget the answers, because a local device has run the whole request and written it."""
         self._answers.clear()
         self.done = True
 
     def write(self) -> None:
-        """Write all answers into the outputs. This is the last step of a request."""
+        """Write all answers into the output arguments. This is the last step of a request."""
         for codec, at, answers in self._answers:
             codec.decode(self.arguments, at, answers)

@@ -1,4 +1,4 @@
-"""The health checks: one thread for each place checks its health and the wait in its queue.
+"""The health checks of a site: a thread for each place checks its health and its queue.
 
 A server is healthy if it and the model are ready, and it has the registry's bundle. The same check
 finds the form of its requests. The wait in the queue is the mean wait of requests between two
@@ -22,8 +22,8 @@ from serving.site.options import SitePolicy
 from serving.site.place import Place
 
 _FIRST_PAUSE_S = 0.1
-_LONGEST = 4  # times the interval of checks, while the place is bad
-_SPREAD = 0.2  # random part of the interval, so that many clients do not check at once
+_LONGEST = 4  # the longest pause while the place is bad, as a multiple of the interval of checks
+_SPREAD = 0.2  # the random part of a pause, so that many clients do not check at once
 
 _WAITED = "nv_inference_queue_duration_us"
 _ANSWERED = "nv_inference_request_success"
@@ -37,13 +37,15 @@ class _Reading(NamedTuple):
     metrics: Mapping[str, float]
 
     def value(self, metric: str) -> float:
-        """The value of a metric; 0 if the page does not have it."""
+        """Return the value of a metric; 0 if the page does not have it."""
         return self.metrics.get(metric, 0.0)
 
 
 class HealthCheck:
-    """Checks one place. `tell` is called with the problem or None, and with the wait of requests in
-    its queue in µs, or None if that is not known.
+    """Checks the health of one place.
+
+    `tell` is called after each check, with the problem or None, and with the wait of requests in
+    the place's queue in µs, or None if that is not known.
 
     A device of this host has no server, so it is always healthy. After a failure it gets requests
     again when its penalty is over.
@@ -69,7 +71,7 @@ class HealthCheck:
         self._thread.start()
 
     def wake(self) -> None:
-        """Check now, because the place has failed."""
+        """Let the thread check now, because the place has failed."""
         self._woken.set()
 
     def stop(self) -> None:
@@ -78,35 +80,39 @@ class HealthCheck:
         self._woken.set()
 
     def join(self) -> None:
-        """Wait until the thread has ended. It need not have been started."""
+        """Wait until the thread has ended. If it was never started, return at once."""
         if self._thread.ident is not None:
             self._thread.join()
 
     def check_now(self) -> None:
-        """Check once, now, and tell the result."""
+        """Check once, in this thread, and tell the result."""
         problem = self._find_problem()
         self._tell(problem, None if problem else self._measure_queue_us())
 
     def _run(self) -> None:
-        """Look at the place again and again: while it is bad, after growing pauses. These begin
-        anew when a failure wakes this thread."""
+        """Check the place repeatedly, until `stop`; the thread runs this.
+
+        While the place is bad, the pauses grow. A failure that wakes the thread makes them short
+        again.
+        """
         pause = self._every_s if self._place.rest_s() is None else _FIRST_PAUSE_S
         longest = _LONGEST * self._every_s
         while True:
             self._woken.wait(pause * self._random.uniform(1 - _SPREAD, 1 + _SPREAD))
             if self._ended:
                 return
-            woken = self._woken.is_set()
+            woken_by_failure = self._woken.is_set()
             self._woken.clear()
             self.check_now()
             rest_s = self._place.rest_s()
             if rest_s is None:
                 pause = self._every_s
             else:
-                pause = max(min(_FIRST_PAUSE_S if woken else 2 * pause, longest), rest_s)
+                next_pause = _FIRST_PAUSE_S if woken_by_failure else 2 * pause
+                pause = max(min(next_pause, longest), rest_s)
 
     def _find_problem(self) -> str | None:
-        """Why the place does not answer; None if it does."""
+        """Ask whether the model can be used at this place; return why not, or None if it can."""
         if self._model is None:
             return None
         client = self._model.client
@@ -127,8 +133,10 @@ class HealthCheck:
         return None
 
     def _measure_queue_us(self) -> float | None:
-        """The mean wait of requests in µs since the last check; None if the metrics do not give
-        it."""
+        """Measure the mean wait of requests in the queue since the last check, in µs.
+
+        None if the metrics do not give it.
+        """
         before = self._before
         if before is None:  # the first check, or the metrics were missing: read them twice now
             before = self._read_metrics()
@@ -144,13 +152,15 @@ class HealthCheck:
             return None
         if answered:
             return waited_us / answered
-        # No request was answered. If requests were pending at both checks, take the time between.
+        # No request was answered. If some were pending at both checks, they waited all the time.
         stuck = latest.value(_PENDING) and before.value(_PENDING)
         return (latest.at - before.at) * 1e6 if stuck else 0.0
 
     def _read_metrics(self) -> _Reading | None:
-        """The model's metrics on the server's page; None if it has no page, or if the page cannot
-        be read."""
+        """Read the model's metrics on the server's page.
+
+        None if the server has no such page, or if the page cannot be read.
+        """
         page = self._place.metrics
         if page is None or self._model is None:
             return None

@@ -35,7 +35,7 @@ class SiteTls(_Part):
 
     @model_validator(mode="after")
     def _key_with_certificate(self) -> SiteTls:
-        """A key is of no use without its certificate, nor the other way round."""
+        """Refuse a key without its certificate, and a certificate without its key."""
         if (self.private_key is None) != (self.certificate_chain is None):
             raise ValueError(
                 "found one of private_key and certificate_chain; name both, or neither"
@@ -62,7 +62,7 @@ class SiteServer(_Part):
     @field_validator("url")
     @classmethod
     def _has_address(cls, url: str) -> str:
-        """The URL must be `triton://HOST:PORT`."""
+        """Refuse a URL that is not `triton://HOST:PORT`."""
         try:
             address_of(url)
         except ServingError as error:
@@ -72,7 +72,7 @@ class SiteServer(_Part):
     @field_validator("metrics")
     @classmethod
     def _is_page(cls, metrics: str | None) -> str | None:
-        """The URL must be of HTTP, with a host."""
+        """Refuse a URL of the metrics that is not of HTTP, or has no host."""
         if metrics is None:
             return None
         try:
@@ -90,9 +90,9 @@ class SiteServer(_Part):
         return address_of(self.url)
 
     def options(self, policy: SitePolicy, folder: Path) -> RemoteOptions:
-        """The options of one attempt. There are no retries: the session tries another place.
+        """Return the options of one attempt. There are no retries: the session tries another place.
 
-        `folder`: that of the site file, for relative paths.
+        `folder`: the site file's folder, to which paths are relative.
         """
         tls = None
         if self.tls is not None:
@@ -111,7 +111,7 @@ class SiteServer(_Part):
 
 
 class SiteLocal(_Part):
-    """The devices of this host. `devices` are used like the servers.
+    """The use of this host. `devices`: the devices that are used in the same way as servers.
 
     `fall_back`: the local CPU runs requests that no other place answers.
     """
@@ -122,8 +122,10 @@ class SiteLocal(_Part):
 
 
 class SitePolicy(_Part):
-    """`attempt_s`: the time limit for one request at one place. `deadline_s`: the time limit for
-    all attempts; no attempt begins that could end later. `health_s`: the time between two checks of
+    """The limits by which a session chooses places.
+
+    `attempt_s`: the time limit for one request at one place. `deadline_s`: the time limit for all
+    attempts; no attempt begins that could end later. `health_s`: the time between two checks of
     a server. `queue_us`: if requests wait longer than this in a server's queue, the server is busy.
     It gets no more requests until the wait is at most half of this.
     """
@@ -137,7 +139,7 @@ class SitePolicy(_Part):
 
     @model_validator(mode="after")
     def _attempt_within_deadline(self) -> SitePolicy:
-        """One attempt may not take longer than all of them."""
+        """Refuse a limit of one attempt that is longer than the limit of all attempts."""
         if self.attempt_s > self.deadline_s:
             raise ValueError(
                 f"found attempt_s {self.attempt_s:g} above deadline_s {self.deadline_s:g}; an "
@@ -147,7 +149,10 @@ class SitePolicy(_Part):
 
 
 class ModelRule(_Part):
-    """Rules for one model: the site's servers that it may use, and its value of `fall_back`."""
+    """The rules for one model, each None where it has no rule of its own.
+
+    `servers`: the names of the servers that it may use. `fall_back`: replaces that of `SiteLocal`.
+    """
 
     servers: Texts | None = None
     fall_back: bool | None = None
@@ -165,15 +170,18 @@ class Site(_Part):
     @field_validator("servers")
     @classmethod
     def _unique_servers(cls, servers: tuple[SiteServer, ...]) -> tuple[SiteServer, ...]:
-        """No two servers may have the same name or the same URL."""
+        """Refuse two servers with the same name or the same URL."""
         _require_unique("name", [server.name for server in servers])
         _require_unique("url", [server.url for server in servers])
         return servers
 
     @model_validator(mode="after")
     def _consistent(self) -> Site:
-        """Devices may not have a server's name, rules must name servers of the site, and there must
-        be a place for requests."""
+        """Refuse a site whose parts do not fit together.
+
+        Devices may not have a server's name, rules must name servers of the site, and there must be
+        a place for requests.
+        """
         known = [server.name for server in self.servers]
         _require_unique("name", [*known, *self.local.devices])
         for model, rule in self.models.items():
@@ -188,14 +196,14 @@ class Site(_Part):
         return self
 
     def servers_for(self, model: str) -> tuple[SiteServer, ...]:
-        """The servers that a model may use, in the order of the site file."""
+        """Return the servers that a model may use, in the order of the site file."""
         rule = self.models.get(model)
         if rule is None or rule.servers is None:
             return self.servers
         return tuple(server for server in self.servers if server.name in rule.servers)
 
     def falls_back(self, model: str) -> bool:
-        """True if the local CPU runs a model's requests that no other place answers."""
+        """Whether the local CPU runs requests of a model that no other place answers."""
         rule = self.models.get(model)
         if rule is None or rule.fall_back is None:
             return self.local.fall_back
@@ -204,5 +212,7 @@ class Site(_Part):
 
 def _require_unique(field: str, values: Sequence[str]) -> None:
     """Raise ValueError if a value of this field occurs more than once."""
-    if twice := repeated(values):
-        raise ValueError(f"found the {field} {twice[0]!r} twice; give each server one of its own")
+    if duplicates := repeated(values):
+        raise ValueError(
+            f"found the {field} {duplicates[0]!r} twice; give each server one of its own"
+        )

@@ -12,12 +12,12 @@ from runtime.devices import Workload
 from serving.errors import ServingError
 
 State = Literal["unknown", "good", "trial", "busy", "bad"]
-"""`trial`: the place was bad and is healthy again; it gets one request at a time until a request
-succeeds. `busy`: requests wait too long in its queue."""
+"""`unknown`: not checked yet. `trial`: the place was bad and is healthy again; it gets one request
+at a time until a request succeeds. `busy`: requests wait too long in its queue."""
 
 OPEN: tuple[State, ...] = ("good", "trial")
 """The states in which a place takes requests."""
-_MOST_PENALTY_S = 60.0
+_LONGEST_PENALTY_S = 60.0
 
 
 @dataclass(eq=False)
@@ -40,24 +40,27 @@ class Place(Workload):
     penalty_s: float = 0.0
     """How long the place last had to rest after a failure."""
     not_before: float = 0.0
-    """The end of this rest, on the monotonic clock."""
+    """The end of that rest, on the monotonic clock."""
     answered: int = 0
     answered_s: float = 0.0
-    """The sum of the times of the answered requests. `seconds` is the router's estimate for the
+    """The sum of the times of the `answered` requests. `seconds` is the router's estimate for the
     next one, which decays."""
     failed: Counter[str] = field(default_factory=Counter)
+    """The number of failed requests by name of the error."""
     finished: int = 0
     """The number of requests since the last check of the place."""
 
     def admits(self, tried: int | None) -> bool:
-        """True if the place takes one more request now. `tried`: the generation in which this
-        request has tried the place, None if it has not."""
+        """Whether the place takes one more request now.
+
+        `tried`: the generation in which this request has tried the place; None if it has not.
+        """
         if tried == self.generation:
             return False
         return self.state == "good" or (self.state == "trial" and not self.running)
 
     def delay(self, unmeasured: float) -> tuple[int, float, int]:
-        """The sort key of a place: the place with the smallest key is chosen.
+        """Return the sort key of the place: the place with the smallest key is chosen.
 
         First its preference counts, then the expected seconds to an answer, then its load.
         `unmeasured`: the seconds to assume for a request if none was measured here.
@@ -68,15 +71,15 @@ class Place(Workload):
     def punish(self, least_s: float) -> None:
         """Send no requests to the place for a while, at least for `least_s` seconds. This time
         doubles with each failure until a request succeeds there."""
-        self.penalty_s = min(max(2 * self.penalty_s, least_s), _MOST_PENALTY_S)
+        self.penalty_s = min(max(2 * self.penalty_s, least_s), _LONGEST_PENALTY_S)
         self.not_before = time.monotonic() + self.penalty_s
 
     def rest_s(self) -> float | None:
-        """Seconds until a bad place may be checked again; None if it is not bad."""
+        """Return the seconds until a bad place may get requests again; None if it is not bad."""
         return self.not_before - time.monotonic() if self.state == "bad" else None
 
     def report(self) -> PlaceReport:
-        """A copy of the numbers of the place. The caller holds the router's lock."""
+        """Copy the state and the numbers of the place. The caller holds the router's lock."""
         return PlaceReport(
             self.name, self.state, self.reason, running=self.running, answered=self.answered,
             failed=dict(self.failed),
@@ -87,8 +90,11 @@ class Place(Workload):
 
 @dataclass(frozen=True)
 class PlaceReport:
-    """`failed`: the number of failed requests by name of the error. `mean_us`: the mean time of
-    all answered requests; None if there was none."""
+    """The state of one place, and its numbers of requests.
+
+    `failed`: the number of failed requests by name of the error. `mean_us`: the mean time of all
+    answered requests; None if there was none.
+    """
 
     name: str
     state: State
@@ -102,9 +108,12 @@ class PlaceReport:
 
 @dataclass(frozen=True)
 class SiteReport:
-    """`fell_back`: the number of requests that ran on the local CPU because no place answered.
-    `retried`: that of attempts after a failed one. `nowhere`: that of requests without an answer.
-    If a request is sent in several messages, `answered` of a place counts the messages."""
+    """The states of all places of a site, and the numbers of requests.
+
+    `fell_back`: the number of requests that ran on the local CPU because no place answered.
+    `retried`: the number of attempts after a failed one. `nowhere`: the number of requests without
+    an answer. If a request is sent in several messages, `answered` of a place counts the messages.
+    """
 
     places: tuple[PlaceReport, ...]
     fell_back: int
@@ -117,7 +126,7 @@ class SiteReport:
         return self.fell_back + sum(place.answered for place in self.places)
 
     def place(self, name: str) -> PlaceReport:
-        """The report of one place. Raises ServingError for an unknown name."""
+        """Return the report of one place. Raises ServingError for an unknown name."""
         for place in self.places:
             if place.name == name:
                 return place

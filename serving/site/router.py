@@ -40,13 +40,15 @@ from soa.text import logger
 
 log = logger("soa_pipeline.site")
 
+_UNMEASURED_S = 1e-3  # the assumed time of a request if no place has run one yet
 _STRIKES = 3  # consecutive errors after which a place is bad; one error may be due to the event
 
 
 class Router(Executable):
-    """The executable of a site's session. Any number of threads may call it at once.
+    """The executable of a site's session: it sends each request to the best place.
 
-    `label` names the model in messages; `fall_back` runs requests that no place answers.
+    Any number of threads may call it at once. `label`: the model's name in messages. `fall_back`:
+    runs requests that no place answers; None: they fail.
     """
 
     def __init__(
@@ -56,7 +58,8 @@ class Router(Executable):
         self.fall_back = fall_back
         self.policy = policy
         self.open: tuple[Place, ...] = ()
-        """The usable places. The tuple is replaced and never changed, so no lock is needed."""
+        """The places that take requests. The tuple is replaced, never changed, so reading it needs
+        no lock."""
         self._checks = {
             place: HealthCheck(place, policy, partial(self.judge, place)) for place in self.places
         }
@@ -76,14 +79,14 @@ class Router(Executable):
         return Call(self, arguments)
 
     def report(self) -> SiteReport:
-        """The states of the places, and the numbers of requests up to now."""
+        """Return the states of the places, and the numbers of requests up to now."""
         self.process.require()
         with self._changed, self.counting:
             places = tuple(place.report() for place in self.places)
             return SiteReport(places, self.fell_back, self._retried, self._nowhere)
 
     def close(self) -> None:
-        """End health checks and connections; a call that is in progress ends."""
+        """End the health checks, and close all places. Calls in progress end."""
         if not self.process.here():
             return  # in the child of a fork everything belongs to the parent
         with self._changed:
@@ -99,8 +102,11 @@ class Router(Executable):
             check.join()
 
     def start(self) -> None:
-        """Check every place now, and begin the repeated checks. Raises NowhereError if there is no
-        fall-back and no place becomes usable within the policy's deadline."""
+        """Check every place now, and begin the repeated checks.
+
+        Without a fall-back it waits until a place is usable, and raises NowhereError after the
+        policy's deadline.
+        """
         with ThreadPoolExecutor(max(1, len(self._checks))) as pool:
             list(pool.map(lambda check: check.check_now(), self._checks.values()))
         for check in self._checks.values():
@@ -118,7 +124,10 @@ class Router(Executable):
     # -- a request -------------------------------------------------------------------------------
 
     def run(self, call: Call) -> None:
-        """Run a request. Raises NowhereError if no place answers and there is no fall-back."""
+        """Run a request at one place after the other, and at last in the fall-back.
+
+        Raises NowhereError if no place answers and there is no fall-back.
+        """
         begun = time.monotonic()
         latest_start = begun + self.policy.deadline_s - self.policy.attempt_s
         progress = Progress(call.arguments)
@@ -147,8 +156,11 @@ class Router(Executable):
         call.run_here()
 
     def _attempt(self, place: Place, generation: int, progress: Progress) -> Exception | None:
-        """Try one message at a server, or the whole request on a device of this host. `generation`:
-        that of the place when it was taken. Returns the error, None after an answer."""
+        """Send one message to a server, or run the whole request on a device of this host.
+
+        `generation`: the generation of the place when it was taken. Returns the error, or None
+        after an answer.
+        """
         begun = time.perf_counter()
         error: Exception | None = None
         try:
@@ -176,19 +188,19 @@ class Router(Executable):
     def _take_place(
         self, tried: dict[Place, int], latest_start: float, first: bool
     ) -> Place | None:
-        """Choose the best place for an attempt, and count the attempt as running there. The caller
-        must make it. None if there is no such place.
+        """Choose the best place for an attempt, which the caller must then make.
 
-        `tried`: by place, the generation in which the request has tried it; the place is added.
-        Without a fall-back, waits for a place until `latest_start`. `first`: True for the first
-        attempt, which may begin even later. Raises RunError if the session is closed.
+        The attempt is counted as running there. Returns None if no place takes the request;
+        without a fall-back only after `latest_start`. `tried`: by place, the generation in which
+        the request has tried it; the chosen place is added. `first`: this is the first attempt,
+        which may begin even later. Raises RunError if the session is closed.
         """
         with self._changed:
             while True:
                 if self._closed:
                     raise RunError(f"{self._label}: the session is closed")
                 measured = [place.seconds for place in self.open if place.seconds]
-                unmeasured = min(measured, default=1e-3)  # new places are tried early
+                unmeasured = min(measured, default=_UNMEASURED_S)  # new places are tried early
                 free = [place for place in self.open if place.admits(tried.get(place))]
                 remaining_s = latest_start - time.monotonic()
                 if free and (first or remaining_s > 0):
@@ -203,22 +215,23 @@ class Router(Executable):
     def _no_answer_text(
         self, failures: Mapping[str, str], seconds: float, answered: int = 0
     ) -> str:
-        """The text of the error if no place answered. `failures`: the errors of attempts, by name
-        of the place; the others have their states as reasons."""
+        """Return the message for a request that no place answered.
+
+        `failures`: the errors of attempts, by name of the place. For other places the message has
+        the state. `answered`: how many of the request's rows were answered.
+        """
         with self._changed:
-            reasons = [
-                f"{place.name}: {failures.get(place.name) or f'{place.state}, {place.reason}'}"
-                for place in self.places
-            ]
+            states = {place.name: f"{place.state}, {place.reason}" for place in self.places}
+        reasons = [f"{name}: {failures.get(name) or state}" for name, state in states.items()]
         if answered:
             reasons.append(f"its first {answered} rows were answered, and are not written")
-        why = "; ".join(reasons) or "the site names no place for it"
-        return f"{self._label}: no answer anywhere within {seconds:.1f} s, no fall-back: {why}"
+        listed = "; ".join(reasons) or "the site names no place for it"
+        return f"{self._label}: no answer anywhere within {seconds:.1f} s, no fall-back: {listed}"
 
     # -- the state of places; private functions need the lock ------------------------------------
 
     def _note_success(self, place: Place, seconds: float) -> None:
-        """Note an answer of a place; one on trial is good again."""
+        """Note that a place has answered a message in `seconds`. A place on trial is good again."""
         place.add_time(seconds)
         place.finished += 1
         place.answered += 1
@@ -229,8 +242,12 @@ class Router(Executable):
             self._set_state(place, "good", "answers")
 
     def _note_failure(self, place: Place, generation: int, error: Exception) -> None:
-        """Note a failed request. The place is busy if its queue is full. It is bad after an outage,
-        or after several errors that may be due to the requests."""
+        """Note that a place has failed, and change its state if necessary.
+
+        It becomes busy if its queue is full. It becomes bad after an outage, or after several
+        errors in a row that may also be due to the requests. `generation`: the generation of the
+        place when the request was sent to it.
+        """
         place.failed[type(error).__name__] += 1
         if isinstance(error, TooLargeError) or generation != place.generation:
             return  # the request is too large, or the place has recovered since it was chosen
@@ -253,14 +270,16 @@ class Router(Executable):
         self._checks[place].wake()
 
     def judge(self, place: Place, problem: str | None, queue_us: float | None) -> None:
-        """Set the state of a place after a check.
+        """Set the state of a place after a health check.
 
-        `problem`: why it does not answer, or None. `queue_us`: the mean wait in its queue, None if
+        `problem`: why it does not answer, or None. `queue_us`: the mean wait in its queue; None if
         it is not known.
         """
         with self._changed:
             if not place.finished:
-                place.seconds *= 0.5  # the effect of a slow request must decay
+                place.seconds *= (
+                    0.5  # no request since the last check: the effect of a slow one decays
+                )
             place.finished = 0
             place.queue_us = queue_us
             if problem is not None:
@@ -275,13 +294,15 @@ class Router(Executable):
             self._changed.notify_all()
 
     def _waits_too_long(self, place: Place) -> bool:
-        """True if requests wait too long in a place's queue. A busy place has half the limit, so
-        that it does not change its state at every check."""
+        """Whether requests wait too long in a place's queue.
+
+        A busy place has half the limit, so that its state does not change at every check.
+        """
         limit = self.policy.queue_us * (0.5 if place.state == "busy" else 1.0)
         return place.queue_us is not None and place.queue_us > limit
 
     def _set_state(self, place: Place, state: State, reason: str) -> None:
-        """Change the state of a place, log it, and list the places that take requests."""
+        """Change the state of a place, log that, and update `open`. The reason is kept, too."""
         place.reason = reason
         if place.state == state or self._closed:
             return
@@ -296,9 +317,9 @@ class Router(Executable):
 
 
 class Call(Prepared):
-    """The arguments of a binding, prepared for a router. One thread at a time may run it.
+    """The request of a binding, prepared for a router. One thread at a time may run it.
 
-    `arguments`: a tensor for each span, over its memory.
+    `arguments`: the arguments' memory as tensors.
     """
 
     def __init__(self, router: Router, arguments: Sequence[Span]) -> None:
@@ -317,7 +338,7 @@ class Call(Prepared):
             self.run_here()
 
     def run_here(self) -> None:
-        """Run on the local CPU, and count that. There must be a fall-back."""
+        """Run on the local CPU, and count that. The router must have a fall-back."""
         if self._local is None:
             fall_back = self._router.fall_back
             assert fall_back is not None
@@ -334,7 +355,7 @@ class Call(Prepared):
 
 
 class OnDevice(Executable):
-    """An artifact on another device than the arguments: copies them there, runs, and copies back.
+    """Runs an artifact on another device: copies the arguments there, runs, and copies back.
 
     The outputs are copied back after the whole run, so a failure does not change them.
     """

@@ -41,11 +41,12 @@ class SiteSession(RemoteSession):
 
 
 def connect_site(opened: Opened, site: Site, folder: Path) -> SiteSession | CheckedSession:
-    """A session of an opened version over a site. Paths in the site are relative to `folder`.
+    """Open a session of a version that runs at the places of a site.
 
-    It is no error if a server does not answer, is busy or has another bundle: it is used as soon as
-    it is healthy. But without a fall-back, NowhereError is raised if no place is usable within the
-    deadline. Also raises the errors of opening the artifacts for local devices.
+    `folder`: paths in the site are relative to it. A server that does not answer, is busy or has
+    another bundle is no error: it is used as soon as it is healthy. Without a fall-back, raises
+    NowhereError if no place is usable within the deadline. Also raises the errors of opening the
+    artifacts for local devices.
     """
     executables: list[Executable] = []
     try:
@@ -67,11 +68,14 @@ def connect_site(opened: Opened, site: Site, folder: Path) -> SiteSession | Chec
 
 
 def _open_router(opened: Opened, site: Site, folder: Path, executables: list[Executable]) -> Router:
-    """Open all places. Each opened executable is added to `executables`, so that the caller can
-    close it after a failure; later the router closes them."""
+    """Open all places of the site, and return the router that chooses among them.
+
+    Each executable is added to `executables` when it is open, so that the caller can close it after
+    a failure. The router closes them later.
+    """
 
     def open_local(name: str) -> Executable:
-        """The executable on a device of this host."""
+        """Open the version on a device of this host, and return its executable."""
         if name == AUTO:
             raise LoadError(f"device {name!r} in a site: use 'cpu', 'cuda' or 'cuda:1'")
         executable = open_session(opened, find_device(name)).executable

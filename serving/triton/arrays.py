@@ -13,32 +13,32 @@ from soa.dtypes import torch_dtype
 
 
 class Arrays:
-    """NumPy arrays over CPU memory."""
+    """The operations on arrays that the backend needs, here for NumPy arrays on the CPU."""
 
     library: Any = np
 
     def views(self, arguments: Sequence[torch.Tensor]) -> list[Any]:
-        """The arguments of an artifact as arrays that share their memory."""
+        """Return the arguments of an artifact as arrays that share their memory."""
         return [argument.numpy() for argument in arguments]
 
     def on_device(self, values: Any) -> Any:
-        """The values as an array on this device; a copy only if they are on another one."""
+        """Return the values on this device. They are copied only if they are on another one."""
         return values
 
     def dtype(self, tensor: WireTensor) -> Any:
-        """The library's dtype of a tensor."""
+        """Return the dtype of a tensor, as the library has it."""
         return tensor.dtype
 
     def copy(self, values: Any) -> Any:
-        """A contiguous copy in new memory."""
+        """Return a contiguous copy in new memory."""
         return np.array(values, order="C")
 
     def wait(self) -> None:
-        """Wait until another process can read the written arrays."""
+        """Wait until another process can read what was written. On a CPU it can at once."""
 
 
 class Tensors(Arrays):
-    """Torch tensors on one device, which may be the CPU.
+    """The same operations for torch tensors on one device, which may be the CPU.
 
     Copies are made in the order of the current stream. Triton cannot wait for that stream, so call
     `wait` before it gets an answer.

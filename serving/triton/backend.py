@@ -27,7 +27,7 @@ from soa.memory import Collection, argument_tensors
 Values = Any
 """A NumPy array or a torch tensor."""
 
-_SMALLEST = 16  # rows in the smallest buffers
+_SMALLEST = 16  # the capacity of the smallest buffers, in rows
 _FAILURES = (SoaPipelineError, RuntimeError, ValueError, MemoryError)
 _SHAPES = 1024  # the number of request shapes for which the check's result is kept
 
@@ -36,9 +36,12 @@ Shapes = tuple[tuple[Any, tuple[int, ...]], ...]
 
 
 class Request(NamedTuple):
-    """`inputs`: arrays by tensor name. `digest` and `form`: the bundle and the form that the client
-    expects, if it sends them. The form must be checked, because `rows` and `blocks` have the same
-    tensor names, and may have the same shapes."""
+    """A request of a client. `inputs`: arrays by tensor name.
+
+    `digest` and `form`: the bundle and the form that the client expects, if it sends them. The form
+    must be checked, because `rows` and `blocks` have the same tensor names, and may have the same
+    shapes.
+    """
 
     inputs: Mapping[str, Values]
     digest: str | None = None
@@ -47,8 +50,11 @@ class Request(NamedTuple):
 
 @dataclass(slots=True)
 class _Job:
-    """A request that passed the checks: its row counts by dimension, and its answer, in parts if
-    the request is cut. If `error` is set, it is the answer."""
+    """A request that passed the checks.
+
+    `rows`: its row counts by dimension. `answers`: its outputs; if the request is cut, those of
+    each piece. `error`: if it is set, it is the answer instead.
+    """
 
     request: Request
     rows: Mapping[str, int]
@@ -57,7 +63,7 @@ class _Job:
 
 
 class _Piece(NamedTuple):
-    """The `rows` rows of a job from row `start` on."""
+    """A part of a job: `rows` rows from row `start` on."""
 
     job: _Job
     start: int
@@ -66,7 +72,7 @@ class _Piece(NamedTuple):
 
 @dataclass(slots=True)
 class _Run:
-    """The pieces of jobs for one run of the artifact, and the sum of their rows."""
+    """The pieces of jobs that one run of the artifact computes. `rows`: the sum of their rows."""
 
     pieces: list[_Piece] = field(default_factory=list)
     rows: int = 0
@@ -113,21 +119,23 @@ class Core:
         """By the capacities of the dimensions: the columns by tensor name, and their binding."""
 
     def answer(self, requests: Sequence[Request]) -> list[dict[str, Values] | RequestError]:
-        """One entry per request, in order: its outputs by tensor name, or the error of the
-        request."""
+        """Answer requests; returns one entry for each, in order.
+
+        An entry is the outputs by tensor name, or the error of the request.
+        """
         if not isinstance(self._arrays, Tensors):
             return self._answer(requests)
         answers = self._answer([_with_tensors(request) for request in requests])
         for i, (request, answer) in enumerate(zip(requests, answers, strict=True)):
-            in_arrays = not any(
+            has_arrays = not any(
                 isinstance(array, torch.Tensor) for array in request.inputs.values()
             )
-            if in_arrays and isinstance(answer, dict):
+            if has_arrays and isinstance(answer, dict):
                 answers[i] = {name: values.cpu().numpy() for name, values in answer.items()}
         return answers
 
     def _answer(self, requests: Sequence[Request]) -> list[dict[str, Values] | RequestError]:
-        """Answer requests: in common runs if they may be merged, else one by one."""
+        """Answer requests: in common runs if rows may be merged, else one by one."""
         checked = [self._make_job(request) for request in requests]
         jobs = [job for job in checked if isinstance(job, _Job)]
         if self._merge:
@@ -139,7 +147,7 @@ class Core:
         return [job if isinstance(job, RequestError) else self._job_result(job) for job in checked]
 
     def _job_result(self, job: _Job) -> dict[str, Values] | RequestError:
-        """The outputs of a job by tensor name, joined if the request was cut, or its error."""
+        """Return a job's outputs by tensor name, joined if the request was cut, or its error."""
         if job.error is not None:
             return job.error
         if len(job.answers) == 1:
@@ -148,7 +156,7 @@ class Core:
         return {name: join([part[name] for part in job.answers]) for name in job.answers[0]}
 
     def _make_job(self, request: Request) -> _Job | RequestError:
-        """The job of a request, or the error that it gets for an answer."""
+        """Check a request. Returns its job, or the error that the client gets for an answer."""
         if request.digest is not None and request.digest != self._digest:
             return WrongVersionError(
                 f"asked for bundle {request.digest[:12]}, this server runs "
@@ -165,13 +173,16 @@ class Core:
             return RequestError(f"the request has an unknown {min(extra)}")
         arrays = [inputs[name] for name in self._input_names]
         try:
-            rows = self._rows_of(tuple([(array.dtype, array.shape) for array in arrays]))
-            return _Job(request, rows)
+            shapes = tuple([(array.dtype, array.shape) for array in arrays])
+            return _Job(request, self._rows_of(shapes))
         except RequestError as error:
             return error
 
     def _rows_by_shapes(self, shapes: Shapes) -> Mapping[str, int]:
-        """Row counts by dimension. Raises RequestError if these dtypes or shapes do not fit."""
+        """Return the row counts by dimension of a request with inputs of these dtypes and shapes.
+
+        Raises RequestError if they do not fit the model.
+        """
         rows: dict[str, int] = {}
         for tensor, (dtype, shape) in zip(self.wire.inputs, shapes, strict=True):
             if dtype != (wanted := self._arrays.dtype(tensor)):
@@ -192,21 +203,25 @@ class Core:
         return rows
 
     def _check_range(self, dim: str, rows: Mapping[str, int]) -> None:
-        """Raise RequestError if the row count is missing or outside the compiled range. A request
-        that may be cut has this range for each of its pieces."""
+        """Raise RequestError if the row count of `dim` is missing, or outside the compiled range.
+
+        If a request may be cut, each of its pieces must be within the range.
+        """
         limits = self._session.signature.ranges[dim]
         if dim not in rows:
             raise RequestError(f"no input has rows of {dim!r}: its count is not known")
         n = rows[dim]
-        pieces = max(1, -(-n // limits.max)) if self._merge else 1
+        pieces = max(1, -(-n // limits.max)) if self._merge else 1  # the division is rounded up
         if not limits.min * pieces <= n <= limits.max * pieces:
             raise RequestError(
                 f"{dim} = {n} is outside the compiled range {limits.min} … {limits.max}"
             )
 
     def _plan_runs(self, jobs: Sequence[_Job]) -> list[_Run]:
-        """Distribute the requests over runs, in order. Only a request with more rows than the
-        compiled maximum is cut, into even pieces. The model has only one dimension."""
+        """Distribute the requests over runs, in order. The model has only one row dimension.
+
+        Only a request with more rows than the compiled maximum is cut, into even pieces.
+        """
         (dim,) = self._session.signature.dims
         limit = self._session.signature.ranges[dim].max
         runs: list[_Run] = []
@@ -220,7 +235,7 @@ class Core:
         return runs
 
     def _run_merged(self, run: _Run) -> None:
-        """Run pieces of several requests as one, and give each its rows of the answer."""
+        """Run the pieces of several requests at once, and give each job its rows of the answer."""
         (dim,) = self._session.signature.dims
         try:
             inputs = {name: _views_of_rows(name, run.pieces) for name in self._input_names}
@@ -236,7 +251,7 @@ class Core:
             start = stop
 
     def _run_alone(self, job: _Job) -> None:
-        """Run one request, and give it the answer, or the error of the run."""
+        """Run one request by itself, and give its job the answer, or the error of the run."""
         try:
             inputs = {name: [values] for name, values in job.request.inputs.items()}
             job.answers.append(self._run(inputs, job.rows))
@@ -246,8 +261,11 @@ class Core:
     def _run(
         self, inputs: Mapping[str, Sequence[Values]], rows: Mapping[str, int]
     ) -> dict[str, Values]:
-        """Run the artifact; the answer is in new memory. `inputs`: by tensor name, arrays to be
-        joined. `rows`: by dimension, the sums of their rows."""
+        """Run the artifact once, and return the outputs by tensor name, in new memory.
+
+        `inputs`: by tensor name, the arrays whose rows are joined. `rows`: by dimension, how many
+        rows these have together.
+        """
         columns, binding = self._bind_buffers(rows)
         for tensor in self.wire.inputs:
             values = [self._arrays.on_device(array) for array in inputs[tensor.name]]
@@ -261,8 +279,11 @@ class Core:
         return answers
 
     def _bind_buffers(self, rows: Mapping[str, int]) -> tuple[dict[str, Parts], Binding]:
-        """The physical columns by tensor name, in collections with room for the rows, and their
-        binding. They are kept for later calls."""
+        """Return buffers with room for the rows, and the binding to them.
+
+        The buffers are the physical columns by tensor name. They are made if no earlier run of this
+        size has made them.
+        """
         signature = self._session.signature
         capacity = {}
         for dim in signature.dims:
@@ -285,7 +306,7 @@ class Core:
 
 
 def _with_tensors(request: Request) -> Request:
-    """The request with tensors: arrays are copied into tensors, tensors stay the same."""
+    """Return the request with each array copied into a tensor. Tensors stay the same."""
     inputs = {
         name: array if isinstance(array, torch.Tensor) else torch.tensor(array)
         for name, array in request.inputs.items()
@@ -294,15 +315,18 @@ def _with_tensors(request: Request) -> Request:
 
 
 def _even_cuts(n: int, limit: int) -> Iterable[tuple[int, int]]:
-    """(start, stop) of each part of n rows: as few parts as the limit allows, of even size."""
+    """Cut n rows into as few parts as the limit allows, of even size.
+
+    Returns (start, stop) of each: for 7 rows and limit 3, (0, 2), (2, 4), (4, 7).
+    """
     if n <= limit:
         return ((0, n),)
-    parts = -(-n // limit)
+    parts = -(-n // limit)  # rounded up
     return pairwise([n * i // parts for i in range(parts + 1)])
 
 
 def _views_of_rows(name: str, pieces: Sequence[_Piece]) -> list[Values]:
-    """The rows of the input `name` for one run, as views of the requests' arrays."""
+    """Return the pieces' rows of the input `name`, as views of the requests' arrays."""
     views = []
     for job, start, rows in pieces:
         values = job.request.inputs[name]
@@ -311,8 +335,11 @@ def _views_of_rows(name: str, pieces: Sequence[_Piece]) -> list[Values]:
 
 
 def _write_joined(tensor: WireTensor, columns: Parts, values: Sequence[Values], n: int) -> None:
-    """Write the arrays `values`, of `n` rows together, one after the other into the columns, with
-    one copy if these are adjacent in memory."""
+    """Write the rows of several arrays, one after the other, into the columns of a tensor.
+
+    `n`: how many rows they have together. Each value is copied only once if the columns are
+    adjacent in memory, or if there is only one array.
+    """
     if len(values) == 1:
         tensor.scatter(columns, 0, values[0])
     elif (view := tensor.window(columns, 0, n)) is not None:
@@ -322,6 +349,6 @@ def _write_joined(tensor: WireTensor, columns: Parts, values: Sequence[Values], 
 
 
 def _request_error(error: Exception) -> RequestError:
-    """The error of a run as an answer: the first line of its text, else the name of its type."""
+    """Convert an error of a run to an answer: the first line of its text, or its type's name."""
     lines = str(error).strip().splitlines()
     return RequestError(lines[0] if lines else type(error).__name__)

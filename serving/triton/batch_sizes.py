@@ -1,6 +1,6 @@
-"""Decide from the version's benchmark if joined requests are faster, and at which row counts.
+"""Decide from the version's benchmark whether joined requests are faster, and at which row counts.
 
-stages/capture/independence.py decides if rows of several requests may share a run at all.
+stages/capture/independence.py decides whether rows of several requests may share a run at all.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _NOISE = 0.9  # a rate of at least this part of another is as good: benchmarks h
 
 
 def preferred_sizes(manifest: Manifest, target: str) -> tuple[int, ...]:
-    """The batch sizes with the most rows per second, from the version's benchmark.
+    """Return the batch sizes with the most rows per second, by the version's benchmark, ascending.
 
-    The rate uses the time of the engines that a session of this target runs, plus the server's time
-    for a call. Empty if no size of at least 2 rows was timed.
+    The time of a batch is that of the engines that a session of this target runs, plus the server's
+    time for a call. Empty if no size of at least 2 rows was timed.
     """
     times = run_times(manifest, target)
     rates = {rows: rows / (us + _CALL_US) for rows, us in times.items() if rows >= 2}
@@ -30,7 +30,7 @@ def preferred_sizes(manifest: Manifest, target: str) -> tuple[int, ...]:
 
 
 def why_merging_does_not_pay(manifest: Manifest, target: str) -> str | None:
-    """A sentence with the reason; None if merging may be faster, or if the times are missing.
+    """Return a sentence with the reason; None if merging may be faster, or if times are missing.
 
     Merging helps most for requests of one row. Let c be the time of a call, q that of each further
     request in it, and t(n) the time of the artifact for n rows. Single requests give
@@ -46,7 +46,7 @@ def why_merging_does_not_pay(manifest: Manifest, target: str) -> str | None:
         for n, us in times.items()
         if n >= 2
     }
-    n = max(gains, key=gains.__getitem__)
+    n = max(gains, key=gains.__getitem__)  # the rows of a run that gain most
     if _NOISE * gains[n] > 1:
         return None
     return (
@@ -57,8 +57,10 @@ def why_merging_does_not_pay(manifest: Manifest, target: str) -> str | None:
 
 
 def run_times(manifest: Manifest, target: str) -> Mapping[int, float]:
-    """By row count: the time of a run in microseconds, with the fastest of the engines that a
-    session of the target runs."""
+    """Return the median times of runs in microseconds, by row count.
+
+    At each row count it is the time of the fastest engine that a session of the target runs.
+    """
     record = manifest.targets[target]
     times: dict[int, float] = {}
     for engine in record.engines():

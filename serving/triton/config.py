@@ -31,7 +31,7 @@ _LARGEST = 2**31 - 1  # the largest number in Triton's message
 
 @dataclass(frozen=True)
 class Service:
-    """The version to serve, and the settings for it.
+    """A version to serve, and the settings for it. Raises ServingError for settings that conflict.
 
     `devices`: "cpu", "cuda:0", ...; each gets `instances` instances. `merge`: rows of several
     requests may share a run, and a client may cut a long request. `batching`: Triton's batcher
@@ -100,10 +100,10 @@ class Service:
 
 
 def config_text(service: Service, checksums: Mapping[str, str] | None = None) -> str:
-    """The text of config.pbtxt. Raises ServingError if tritonclient is missing.
+    """Return the text of config.pbtxt. Raises ServingError if tritonclient is missing.
 
-    `checksums`: MD5 by file, relative to the model's folder. Triton's agent `checksum` checks them
-    at loading, and CMSSW's client compares them with its own.
+    `checksums`: the MD5 of each file, by its path in the model's folder. Triton's agent `checksum`
+    checks them at loading, and CMSSW's client compares them with its own.
     """
     from google.protobuf import text_format
 
@@ -112,7 +112,7 @@ def config_text(service: Service, checksums: Mapping[str, str] | None = None) ->
 
 
 def config_message(service: Service, checksums: Mapping[str, str] | None = None) -> Any:
-    """Triton's `ModelConfig` message. `checksums`: see `config_text`."""
+    """Make Triton's `ModelConfig` message for a service. `checksums`: as in `config_text`."""
     schema = _import_schema()
     wire = service.wire
     config = schema.ModelConfig(
@@ -150,7 +150,7 @@ _SETTINGS: dict[Backend, dict[str, str]] = {
 
 
 def _parameters(service: Service) -> dict[str, str]:
-    """The parameters in the configuration: facts about the version, and a backend's settings."""
+    """Return the parameters of the configuration: facts about the version, and settings."""
     parameters = {
         DIGEST: service.digest,
         VERSION: f"{service.name}/{service.number}",
@@ -164,19 +164,22 @@ def _parameters(service: Service) -> dict[str, str]:
 
 
 def tensor_names(backend: Backend, tensors: Sequence[WireTensor]) -> list[str]:
-    """The names of tensors. Triton's PyTorch backend needs the index at the end of each name."""
+    """Return the names that tensors have in Triton.
+
+    Triton's PyTorch backend needs the index of the tensor at the end of the name.
+    """
     if backend == "pytorch":
         return [f"{tensor.name}__{i}" for i, tensor in enumerate(tensors)]
     return [tensor.name for tensor in tensors]
 
 
 def _dims(tensor: WireTensor, merge: bool) -> tuple[int, ...]:
-    """The shape for config.pbtxt. If rows may be merged, Triton itself adds the row dimension."""
+    """Return the shape for config.pbtxt. If rows may be merged, Triton adds the row dimension."""
     return tensor.dims if merge else tensor.shape(-1)
 
 
 def _add_instances(config: Any, service: Service, schema: Any) -> None:
-    """Add the instances of a model on each device."""
+    """Add the instances on each device to `config`."""
     group = schema.ModelInstanceGroup
     for device in service.devices:
         if device == "cpu":
@@ -189,8 +192,10 @@ def _add_instances(config: Any, service: Service, schema: Any) -> None:
 
 
 def _add_warmup(config: Any, service: Service, wire: Wire, schema: Any) -> None:
-    """Let Triton run zeros with the row counts of `_warmup_rows` before it reports that the model
-    is ready."""
+    """Let Triton run the model on zeros before it reports that the model is ready.
+
+    It runs once for each of `_warmup_rows`.
+    """
     names = tensor_names(service.backend, wire.inputs)
     for rows in _warmup_rows(service):
         label = ",".join(f"{dim}={n}" for dim, n in rows.items())
@@ -205,8 +210,11 @@ def _add_warmup(config: Any, service: Service, wire: Wire, schema: Any) -> None:
 
 
 def _warmup_rows(service: Service) -> list[Mapping[str, int]]:
-    """Row counts by dimension for each warm-up run: the smallest, and if Triton joins requests,
-    the largest preferred one."""
+    """Return the row counts by dimension of each warm-up run.
+
+    There is one with the fewest rows, and, if Triton joins requests, one with the largest preferred
+    number of rows.
+    """
     ranges = service.signature.ranges
     smallest = {dim: max(1, ranges[dim].min) for dim in service.signature.dims}
     if not (service.merge and service.batching and service.preferred):
@@ -217,7 +225,7 @@ def _warmup_rows(service: Service) -> list[Mapping[str, int]]:
 
 
 def _import_schema() -> Any:
-    """Triton's protobuf messages of a configuration. Raises ServingError without tritonclient."""
+    """Import Triton's protobuf messages of a configuration. Raises ServingError if it cannot."""
     with needs_extra("serve", ServingError):
         from tritonclient.grpc import model_config_pb2
     return model_config_pb2

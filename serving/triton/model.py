@@ -38,12 +38,17 @@ from serving.triton.backend import Core, Request, Values  # noqa: E402
 
 
 class TritonPythonModel:
-    """One instance of the model. Triton runs each in a separate process, and calls one method of it
-    at a time."""
+    """One instance of the model.
+
+    Triton runs each instance in a separate process, and calls one method at a time.
+    """
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Load the bundle beside this file. Triton passes its configuration, as JSON, and the
-        device of this instance. Raises TritonModelException for another bundle."""
+        """Load the bundle beside this file.
+
+        `args`: Triton's configuration of the model, as JSON, and the device of this instance.
+        Raises TritonModelException if the bundle is not the one in the configuration.
+        """
         config = json.loads(args["model_config"])  # ours
         folder = Path(__file__).resolve().parent / ".bundle"
         on_gpu = args["model_instance_kind"] == "GPU"
@@ -67,18 +72,20 @@ class TritonPythonModel:
         )
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """The responses to requests that Triton gives at once, in order."""
+        """Answer the requests that Triton passes at once; returns the responses in their order."""
         answers = self._core.answer([_read_request(request) for request in requests])
         return [_make_response(answer) for answer in answers]
 
     def finalize(self) -> None:
-        """Triton calls this before it ends the process."""
+        """Close the session; Triton calls this before it ends the process."""
         self._session.close()
 
 
 def _read_request(request: Any) -> Request:
-    """The request with NumPy arrays, or with torch tensors if any input is on a GPU. Both share the
-    memory of the request."""
+    """Read a request of Triton without copying its arrays.
+
+    They become NumPy arrays, or torch tensors if any input is on a GPU.
+    """
     tensors = request.inputs()
     if all(tensor.is_cpu() for tensor in tensors):
         inputs: dict[str, Values] = {
@@ -91,8 +98,11 @@ def _read_request(request: Any) -> Request:
 
 
 class _InputTensor:
-    """A tensor of a request with the methods that NumPy calls. The stub's own method raises an
-    error for NumPy's arguments, and NumPy must then call it again for every tensor."""
+    """A tensor of a request with the methods that NumPy calls.
+
+    The stub's own method raises an error for NumPy's arguments, and NumPy then has to call it a
+    second time, for every tensor.
+    """
 
     __slots__ = ("_tensor",)
 
@@ -100,7 +110,7 @@ class _InputTensor:
         self._tensor = tensor
 
     def __dlpack__(self, **options: object) -> Any:
-        """A capsule of the tensor. The options, such as a stream, mean nothing on a CPU."""
+        """Return a capsule of the tensor. The options, such as a stream, mean nothing on a CPU."""
         return self._tensor.to_dlpack()
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -110,15 +120,17 @@ class _InputTensor:
 
 @functools.lru_cache(maxsize=64)
 def _digest_and_form(parameters: str) -> tuple[str | None, str | None]:
-    """The bundle's digest and the form that a request names, each None if it does not.
-    `parameters`: those of the request, as JSON. Cached, because most requests have the same."""
+    """Return the bundle's digest and the form that a request asks for; None if it asks for none.
+
+    `parameters`: the request's parameters, as JSON. Cached, because most requests have the same.
+    """
     named: dict[str, object] = json.loads(parameters or "{}")  # ours
     digest, form = named.get("digest"), named.get("requests")
     return None if digest is None else str(digest), None if form is None else str(form)
 
 
 def _make_response(answer: dict[str, Any] | RequestError) -> Any:
-    """The answer, or the error, as a response of Triton's Python backend."""
+    """Convert an answer, or an error, to a response of Triton's Python backend."""
     if isinstance(answer, RequestError):
         code = pb_utils.TritonError.INVALID_ARG
         if isinstance(answer, WrongVersionError):
@@ -133,8 +145,11 @@ def _make_response(answer: dict[str, Any] | RequestError) -> Any:
 
 
 def _make_capsule(values: Values) -> Any:
-    """A DLPack capsule, without a copy. An empty array gets the strides that Triton expects: those
-    of a contiguous array of its shape, without torch's minimum of 1 for each extent."""
+    """Return a DLPack capsule of an array, without copying it.
+
+    An empty array gets the strides that Triton expects: those of a contiguous array of its shape.
+    torch would count each extent as at least 1.
+    """
     tensor = values if isinstance(values, Tensor) else from_numpy(values)
     if not tensor.numel():
         strides = [math.prod(values.shape[i + 1 :]) for i in range(values.ndim)]

@@ -26,8 +26,8 @@ def write_repository(
 ) -> Path:
     """Write `out/<name>/` completely or not at all; return that folder.
 
-    `place` copies the promoted bundle into the given new folder. The result may be moved and
-    copied. Raises ServingError if the folder exists already, unless `replace`, if its path has
+    `place` copies the promoted bundle into the new folder that it is given. The result may be moved
+    and copied. Raises ServingError if the folder exists already, unless `replace`, if its path has
     characters that a shell changes, or if the bundle is not that of `service`.
     """
     if odd := re.search(r"[^\w/.,:+@=%-]", str(out.absolute() / service.name)):
@@ -38,15 +38,17 @@ def write_repository(
         )
 
     def fill(version: Path) -> None:
-        """Write the files of the version."""
+        """Write the files of the version into its folder."""
         write_version(version, place(version / BUNDLE), service.digest)
 
     return _write_model(out, service, fill, replace)
 
 
 def write_version(folder: Path, bundle: Bundle, digest: str) -> None:
-    """Write the model.py into a version's folder, which has the bundle already. Raises ServingError
-    for a bundle with another digest."""
+    """Write model.py into a version's folder, which has the bundle already.
+
+    Raises ServingError if the bundle's digest is not `digest`.
+    """
     if bundle.digest != digest:
         raise ServingError(f"{bundle.path}: bundle {bundle.digest[:12]} instead of {digest[:12]}")
     shutil.copyfile(Path(__file__).with_name(_MODEL), folder / _MODEL)
@@ -55,7 +57,10 @@ def write_version(folder: Path, bundle: Bundle, digest: str) -> None:
 def write_native_repository(
     out: Path, service: Service, file: Path, *, replace: bool = False
 ) -> Path:
-    """Write the folder for one of Triton's own backends, with only the file that it loads."""
+    """Write `out/<name>/` for one of Triton's own backends, which loads only `file`.
+
+    Returns that folder. Raises ServingError as `write_repository` does.
+    """
     return _write_model(
         out, service, lambda version: shutil.copyfile(file, version / file.name), replace
     )
@@ -64,8 +69,11 @@ def write_native_repository(
 def _write_model(
     out: Path, service: Service, fill: Callable[[Path], object], replace: bool
 ) -> Path:
-    """Write the folder of a served model, whole or not at all; return it. `fill` writes the files
-    of the version into a new folder. Raises ServingError."""
+    """Write the folder of a model, completely or not at all, and return it.
+
+    `fill` writes the files of the version into the new folder that it is given. Raises ServingError
+    for a folder that exists already, unless `replace`, or that is no model.
+    """
     folder = out / service.name
     if folder.exists() and not replace:
         raise ServingError(f"{folder} exists already: remove it, or replace it with --replace")
@@ -81,8 +89,10 @@ def _write_model(
 
 
 def _checksums(model: Path) -> dict[str, str]:
-    """By path in the model's folder: the MD5 of each file. Of a bundle only `SHA256SUMS` is
-    included, which has the digests of the other files."""
+    """Return the MD5 of each file by its path in the model's folder.
+
+    Of a bundle only `SHA256SUMS` is included, which has the digests of the other files.
+    """
     checksums = {}
     for file in model.rglob("*"):
         path = file.relative_to(model)

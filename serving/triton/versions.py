@@ -1,7 +1,7 @@
 """Several versions of a model in one server, which gives them one configuration.
 
-The parameters of that configuration describe the version that was there first. If there are
-several, those of version 4 are also there as `digest:4` and `target:4`.
+Its parameters `digest` and `target` describe the version that was there first. If there are
+several, those of version 4, for example, are also there as `digest:4` and `target:4`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from typing import Any
 from serving.triton.config import DIGEST, REQUESTS, TARGET
 
 _PER_VERSION = (DIGEST, TARGET)
-"""The parameters that versions in one configuration may have of their own."""
+"""The parameters that each version in one configuration may have of its own."""
 
 
 def read_fact(config: Any, key: str, number: int | str | None = None) -> str:
-    """A parameter of a `ModelConfig`; "" if it is not there. With a `number`, that version's own,
-    if it has one."""
+    """Return a parameter of a `ModelConfig`; "" if it is not there.
+
+    `number`: return the parameter of this version if it has one of its own.
+    """
     for name in (f"{key}:{number}", key):
         if name in config.parameters:
             return str(config.parameters[name].string_value)
@@ -26,7 +28,10 @@ def read_fact(config: Any, key: str, number: int | str | None = None) -> str:
 
 
 def difference_of_requests(served: Any, new: Any) -> str | None:
-    """In what the requests to two `ModelConfig`s of a model differ; None: one may serve both."""
+    """Return in what the requests to two `ModelConfig`s of a model differ, as part of a message.
+
+    None if they do not differ, so that one configuration can serve both.
+    """
     new_requests = _requests(new)
     for name, value in _requests(served).items():
         if value != new_requests[name]:
@@ -35,9 +40,10 @@ def difference_of_requests(served: Any, new: Any) -> str | None:
 
 
 def config_with_version(served: Any, others: Sequence[int], new: Any) -> Any:
-    """The `ModelConfig` that serves the one version of `new` beside at least one other.
+    """Make the `ModelConfig` that serves a new version beside versions that are served already.
 
-    `others`: the numbers of these, which `served` describes. `new` and `served` are not changed.
+    `new`: the configuration of the new version alone. `others`: the numbers of the other versions,
+    at least one, which `served` describes. `new` and `served` are not changed.
     """
     (number,) = new.version_policy.specific.versions
     config = _copy(new)
@@ -53,8 +59,10 @@ def config_with_version(served: Any, others: Sequence[int], new: Any) -> Any:
 
 
 def config_without_version(served: Any, left: Sequence[int], number: int) -> Any:
-    """The `ModelConfig` that serves the versions `left` of `served`, at least one, and `number` no
-    longer. `served` is not changed."""
+    """Make the `ModelConfig` that no longer serves the version `number` of `served`.
+
+    `left`: the numbers of the versions that it still serves, at least one. `served` is not changed.
+    """
     config = _copy(served)
     config.version_policy.specific.versions[:] = left
     for key in _PER_VERSION:
@@ -64,13 +72,13 @@ def config_without_version(served: Any, left: Sequence[int], number: int) -> Any
 
 
 def version_files(model: Path, numbers: Sequence[int]) -> dict[str, Path]:
-    """The files of versions in a model's folder, by their paths there."""
+    """Return the files of versions in a model's folder, by their paths there."""
     files = (file for number in numbers for file in (model / str(number)).rglob("*"))
     return {str(file.relative_to(model)): file for file in files if file.is_file()}
 
 
 def _requests(config: Any) -> dict[str, object]:
-    """What the form of a request depends on, by its name in a message."""
+    """Return all that the requests to a model depend on, by the names for a message."""
     inputs, outputs = (
         [(tensor.name, tensor.data_type, tuple(tensor.dims)) for tensor in tensors]
         for tensors in (config.input, config.output)
@@ -84,7 +92,7 @@ def _requests(config: Any) -> dict[str, object]:
 
 
 def _copy(message: Any) -> Any:
-    """A copy of a protobuf message."""
+    """Return a copy of a protobuf message."""
     copied = type(message)()
     copied.CopyFrom(message)
     return copied
