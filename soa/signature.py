@@ -214,7 +214,7 @@ class Signature:
         columns of an output have different dtypes that are not all floating-point ones.
         """
         read = {(bound.block.collection, c) for bound in self.inputs for c in bound.block.columns}
-        written: dict[tuple[str, str], str] = {}
+        written: dict[tuple[str, str], str] = {}  # by collection and column: the output
         for out in self.outputs:
             if out.block.broadcast:
                 raise SignatureError(f"output {out.name!r} has broadcast, which is for inputs")
@@ -371,7 +371,7 @@ def _require_identifiers(
     """Raise SignatureError for a name that is no identifier in C++."""
     names_of = {
         "collection": layouts,
-        "column": [c.name for layout in layouts.values() for c in layout.columns],
+        "column": [column.name for layout in layouts.values() for column in layout.columns],
         "block": [block.name for block in blocks],
         "row dimension": dims,
     }

@@ -15,7 +15,7 @@ from .graph import with_model_lines as with_model_lines
 from .leaves import descend_trees as descend_trees
 from .parts import decompositions as decompositions
 from .parts import name_of as name_of
-from .parts import trace_graph as trace_graph
+from .parts import trace_call as trace_call
 from .parts import writes_in_place as writes_in_place
 from .row_dependence import Dependence as Dependence
 from .row_dependence import find_dependence as find_dependence

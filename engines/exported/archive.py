@@ -52,8 +52,9 @@ _SYNTAX = (
     ast.Expression, ast.Call, ast.Name, ast.Load, ast.Constant, ast.keyword, ast.UnaryOp, ast.USub,
 )  # fmt: skip
 _POWERS = ("Pow", "PowByNatural", "FloatPow", "LShift")
-# A size has 63 bits. sympy is slow with larger numbers and with products of many sums.
+# sympy is slow with numbers that are much larger than a size, and with products of many sums.
 _MOST_BITS = 1024
+_SYMBOL_BITS = 64  # those of a size
 _MOST_CHARACTERS = 4000
 
 
@@ -186,15 +187,16 @@ def _is_allowed(node: ast.AST, allowed: frozenset[str]) -> bool:
 def _most_bits(node: ast.expr) -> float:
     """Return an upper bound for the number of bits that an expression's value has.
 
-    The value of a symbol has 64 bits. The bits of a product add up. A sum has at most one bit more
-    for each of its terms. So has any other function: its result is no larger than its arguments.
+    A symbol, and a number that is written as text, counts as 64 bits. The bits of a product add up.
+    A sum has at most one bit more for each of its terms; so has any other function, since its
+    result is no larger than its arguments.
     """
-    if isinstance(node, ast.Constant):
-        return math.log2(abs(node.value) + 1) if isinstance(node.value, int | float) else 64
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        return math.log2(abs(node.value) + 1)
     if isinstance(node, ast.UnaryOp):
         return _most_bits(node.operand)
     if not isinstance(node, ast.Call):
-        return 64
+        return _SYMBOL_BITS
     bits = [_most_bits(argument) for argument in node.args]
     # `precision` in `Float(…, precision=53)` is a number of bits. Other keywords are booleans.
     precisions = [keyword.value for keyword in node.keywords if keyword.arg == "precision"]
@@ -203,7 +205,8 @@ def _most_bits(node: ast.expr) -> float:
     if name in _POWERS:
         if len(node.args) != 2:
             return math.inf
-        return bits[0] * 2 ** min(bits[1], 64)  # the exponent's value is below 2 ** its bits
+        # The exponent's value is below 2 ** its bits. (64 is enough to be more than `_MOST_BITS`.)
+        return bits[0] * 2 ** min(bits[1], 64)
     if name == "Mul":
         return sum(bits)
     return max(bits, default=0) + len(bits)

@@ -12,10 +12,10 @@ from torch.fx import Node
 from engines.exported.graph import sizes, sizes_of
 from engines.exported.row_places import Rows, Value, common_rows
 
-Answer = Value | tuple[Value, ...]
+Facts = Value | tuple[Value, ...]
 """The facts of what an operator returns: of one tensor, or of each tensor of a tuple."""
-Rule = Callable[["Call"], Answer]
-"""Finds where the rows of an operator's answers lie, or raises Mixed."""
+Rule = Callable[["Call"], Facts]
+"""Follows the rows through a call: gives the facts of what it returns, or raises Mixed."""
 
 # Arguments that are sizes. The number of rows is allowed there, since it is not used as a value.
 _SIZES = frozenset(["size", "sizes", "shape", "repeats", "split_sizes"])
@@ -31,14 +31,14 @@ class Call:
     """
 
     def __init__(
-        self, node: Node, values: Mapping[Node, Answer], reads: set[tuple[Any, Any]]
+        self, node: Node, values: Mapping[Node, Facts], reads: set[tuple[Any, Any]]
     ) -> None:
         self.node, self.values, self.reads = node, values, reads
         schema = getattr(node.target, "_schema", None)
         parameters = schema.arguments if schema is not None else ()
-        self.arguments: dict[str, Any] = {each.name: each.default_value for each in parameters}
+        self.arguments: dict[str, Any] = {item.name: item.default_value for item in parameters}
         self.arguments |= dict(zip(self.arguments, node.args, strict=False)) | node.kwargs
-        self.returns: list[str] = [each.name for each in schema.returns] if schema else []
+        self.returns: list[str] = [item.name for item in schema.returns] if schema else []
 
     @property
     def name(self) -> str:
@@ -133,7 +133,7 @@ class Call:
         for name, argument in self.arguments.items():
             if name not in are_sizes:
                 torch.fx.node.map_arg(argument, lambda node: numbers.append(number(node)))
-        return [each for each in numbers if not isinstance(each, Node | int | float)]
+        return [value for value in numbers if not isinstance(value, Node | int | float)]
 
 
 def shapes_of(node: Node) -> list[tuple[Any, ...]]:

@@ -63,9 +63,7 @@ def _composite_operators() -> Iterator[OpOverload]:
             yield getattr(getattr(getattr(torch.ops, space), packet), overload or "default")
 
 
-def trace_graph(
-    run: Callable[..., Any], fakes: Sequence[Any], table: Decompositions
-) -> GraphModule:
+def trace_call(run: Callable[..., Any], fakes: Sequence[Any], table: Decompositions) -> GraphModule:
     """Run a function on fake tensors (`fakes`) and return the graph of the operators it calls.
 
     Operators in `table` are taken apart. Writes in place are replaced where torch can do this.
@@ -98,7 +96,7 @@ def decompose_call(node: Node, table: Decompositions) -> GraphModule | None:
 
     try:
         with quiet_torch(), mode, shapes.suppress_guards():
-            graph = trace_graph(run, values, table)
+            graph = trace_call(run, values, table)
     except Exception:  # torch has no exception type for failures of tracing
         return None
     graph.graph.eliminate_dead_code()

@@ -20,7 +20,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule, Node
 
-from engines.exported.calls import Answer, Call, Rule, shapes_of
+from engines.exported.calls import Call, Facts, Rule, shapes_of
 from engines.exported.graph import sizes, with_model_lines
 from engines.exported.parts import Decompositions, decompose_call, decompositions
 from engines.exported.row_places import (
@@ -73,7 +73,7 @@ class _Analysis:
             getattr(spec.arg, "name", ""): spec for spec in program.graph_signature.input_specs
         }
         self.table = _decompositions_without_rule(frozenset(rules))
-        self.values: dict[Node, Answer] = {}
+        self.values: dict[Node, Facts] = {}
         self.counts: set[Any] = set()
         """The symbols of the numbers of rows."""
         self.reads: set[tuple[Any, Any]] = set()
@@ -100,7 +100,7 @@ class _Analysis:
         if node.op == "placeholder":
             self.values[node] = self.facts_of_input(node)
         elif node.op == "output":
-            self.require_answers(node)
+            self.require_outputs(node)
         elif node.target is operator.getitem:
             source, number = node.args
             self.values[node] = self.values[source][number]  # type: ignore[index]
@@ -205,25 +205,25 @@ class _Analysis:
             if not fits:
                 raise Mixed("gives a shape in which rows are not found")
 
-    def require_answers(self, node: Node) -> None:
+    def require_outputs(self, node: Node) -> None:
         """Raise Mixed unless each output has one result for each row.
 
         All outputs, and the rows that read items, must be of one row dimension.
         """
-        answered: set[Any] = set()  # the symbols of the numbers of rows of the outputs
-        written: Any = node.args[0]
-        for spec, output in zip(self.program.graph_signature.output_specs, written, strict=True):
-            answer = self.values[output]
-            if spec.kind is not OutputKind.USER_INPUT_MUTATION or not isinstance(answer, Value):
+        row_counts: set[Any] = set()  # the symbols of the numbers of rows of the outputs
+        outputs: Any = node.args[0]
+        for spec, output in zip(self.program.graph_signature.output_specs, outputs, strict=True):
+            facts = self.values[output]
+            if spec.kind is not OutputKind.USER_INPUT_MUTATION or not isinstance(facts, Value):
                 raise Mixed("the program is not in the calling convention")
-            if answer.numbered:
+            if facts.numbered:
                 raise Mixed("an answer is the number of its row")
-            rows = answer.rows
-            if rows is not None and rows != Rows(rows.n, 1 if answer.padded else 0):
+            rows = facts.rows
+            if rows is not None and rows != Rows(rows.n, 1 if facts.padded else 0):
                 raise Mixed("an output does not have one answer for each row")
             if rows is not None:
-                answered.add(rows.n)
-        if len(answered) > 1 or any(reader not in answered for reader, _ in self.reads):
+                row_counts.add(rows.n)
+        if len(row_counts) > 1 or any(reader not in row_counts for reader, _ in self.reads):
             raise Mixed(_DIMENSIONS)
 
 

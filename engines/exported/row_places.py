@@ -208,12 +208,12 @@ def follow_indexing(
     """
     dims = sorted(indices)
     adjacent = dims[-1] - dims[0] == len(dims) - 1
-    first = dims[0] if adjacent else 0  # of the dimensions of the index tensors, in the result
+    index_dim = dims[0] if adjacent else 0  # where the dimensions of the index tensors begin
     if into is not None:
-        into = into.moved(first)
+        into = into.moved(index_dim)
     rows = tensor.rows
-    others = [index for dim, index in indices.items() if rows is None or dim != rows.dim]
-    if tensor.numbered or any(index.numbered for index in others):
+    other_indices = [index for dim, index in indices.items() if rows is None or dim != rows.dim]
+    if tensor.numbered or any(index.numbered for index in other_indices):
         raise Mixed(NUMBER)
     if rows is None:
         return Value(into)
@@ -222,18 +222,18 @@ def follow_indexing(
         return Value(into)
     kept_dims = [dim for dim in range(rank) if dim not in indices]
     new_dim = kept_dims.index(rows.dim)
-    if new_dim >= first:  # behind the dimensions of the index tensors
+    if new_dim >= index_dim:  # behind the dimensions of the index tensors
         new_dim += index_rank
     return Value(common_rows([rows.at(new_dim), into]))
 
 
 def _require_own_places(rows: Rows, index: Value) -> None:
     """Raise Mixed unless an index along `rows` picks only places, or items, of its own row."""
-    own = False
+    is_own = False
     if index.rows is not None and not index.rows.tail:
         if index.rows.n == rows.n:
-            own = index.numbers is not None and index.numbers.stay_in_their_row(rows)
+            is_own = index.numbers is not None and index.numbers.stay_in_their_row(rows)
         else:
-            own = index.own == rows.n and (rows.outer, rows.inner) == (1, 1)
-    if not own:
+            is_own = index.own == rows.n and (rows.outer, rows.inner) == (1, 1)
+    if not is_own:
         raise Mixed("picks rows by an index")

@@ -16,7 +16,7 @@ import torch
 from torch.fx import Node
 
 from engines.exported import shape_rules
-from engines.exported.calls import Answer, Call, Rule
+from engines.exported.calls import Call, Facts, Rule
 from engines.exported.graph import sizes
 from engines.exported.row_places import (
     ACROSS,
@@ -48,8 +48,8 @@ def facts_of_returned(call: Call, rules: Mapping[str, Rule]) -> tuple[Value, ...
     padded = any(value.padded for value in tensors)
     if padded and rule not in (shape_rules.follow_slice, shape_rules.follow_slice_scatter):
         raise Mixed("reads behind the rows")
-    answer = rule(call)
-    returned = answer if isinstance(answer, tuple) else (answer,) * len(call.shapes)
+    facts = rule(call)
+    returned = facts if isinstance(facts, tuple) else (facts,) * len(call.shapes)
     keeps_rows = rule is shape_rules.follow_fill or any(value.rows for value in returned)
     if not keeps_rows and any(value.rows for value in tensors):
         raise Mixed(ACROSS)
@@ -207,7 +207,7 @@ def refuse_rows(call: Call) -> Value:
 # -- along dimensions ------------------------------------------------------------------------------
 
 
-def follow_along_dims(call: Call) -> Answer:
+def follow_along_dims(call: Call) -> Facts:
     """Follow rows through an operator along dimensions, such as a sum or a softmax.
 
     Its results keep these dimensions or lose them. Raises Mixed if rows lie along one of them.
@@ -220,12 +220,12 @@ def follow_along_dims(call: Call) -> Answer:
     return _follow_indices(call, rows, dims)
 
 
-def follow_max(call: Call) -> Answer:
+def follow_max(call: Call) -> Facts:
     """Follow rows through `max` and `min`, of two tensors or along a dimension of one."""
     return follow_pointwise(call) if "other" in call.arguments else follow_along_dims(call)
 
 
-def _follow_indices(call: Call, rows: Rows | None, dims: list[int]) -> Answer:
+def _follow_indices(call: Call, rows: Rows | None, dims: list[int]) -> Facts:
     """Return the facts of what an operator along `dims` returns, with `rows` in each tensor.
 
     If the last tensor holds indices along a single dimension, as that of `max` and `sort` does, its
@@ -287,22 +287,22 @@ def follow_product(call: Call, transposed: bool = False) -> Value:
     """
     *added, left, right = [name for name, node in call.arguments.items() if _is_tensor(node)]
     rank, vector = len(call.shape), call.rank(right) == 1
-    places = [call.value(name).moved_rows(rank - call.rank(name)) for name in added]
+    rows_in_result = [call.value(name).moved_rows(rank - call.rank(name)) for name in added]
     # `behind`: how many dimensions follow that of the rows.
     if rows := call.rows(left):
         behind = call.rank(left) - 1 - rows.dim
         if behind == 0:  # the sum is over the rows
             raise Mixed(ACROSS)
         # A vector on the right takes away the last dimension.
-        places.append(rows.at(rank - 1 - behind + vector))
+        rows_in_result.append(rows.at(rank - 1 - behind + vector))
     if rows := call.rows(right):
         behind = call.rank(right) - 1 - rows.dim
         if behind == (0 if transposed or vector else 1):
             raise Mixed(ACROSS)
         if behind == 1:  # the other dimension of a transposed matrix: the last one of the result
             behind = 0
-        places.append(rows.at(rank - 1 - behind))
-    return Value(common_rows(places))
+        rows_in_result.append(rows.at(rank - 1 - behind))
+    return Value(common_rows(rows_in_result))
 
 
 def follow_distances(call: Call) -> Value:
@@ -332,7 +332,7 @@ def follow_convolution(call: Call) -> Value:
     return Value(rows)
 
 
-def follow_batch_norm(call: Call) -> Answer:
+def follow_batch_norm(call: Call) -> Facts:
     """Follow rows through batch normalisation, which uses the statistics of the training.
 
     There is one statistic for each channel, dimension 1: rows must not lie there.
@@ -343,7 +343,7 @@ def follow_batch_norm(call: Call) -> Answer:
     return (Value(rows), *[Value()] * (len(call.shapes) - 1))
 
 
-def follow_recurrent(call: Call) -> Answer:
+def follow_recurrent(call: Call) -> Facts:
     """Follow rows through LSTM, GRU and RNN.
 
     All steps belong to one row. The states have shape (layers, rows, width).
@@ -353,8 +353,8 @@ def follow_recurrent(call: Call) -> Answer:
         raise Mixed(ACROSS)
     if call.arguments["train"] and call.arguments["dropout"]:
         raise Mixed("is random")
-    _, *others = call.tensors.values()
-    if any(value.rows not in (None, rows.at(1)) for value in others):
+    _, *other_tensors = call.tensors.values()
+    if any(value.rows not in (None, rows.at(1)) for value in other_tensors):
         raise Mixed(WITH_OTHERS)
     # Before torch 2.12 the shapes of an LSTM's states have one dimension too many, at the front.
     return (Value(rows), *[Value(rows.at(len(shape) - 2)) for shape in call.shapes[1:]])
@@ -381,22 +381,22 @@ def follow_index(call: Call) -> Value:
     return _follow_store(call, elements, call.rank() - len(nodes) + rank)
 
 
-def _follow_store(call: Call, places: Value, rank: int) -> Value:
+def _follow_store(call: Call, chosen: Value, rank: int) -> Value:
     """Follow rows through `index_put`; raise Mixed if a row stores into places of another row.
 
-    `places` are the facts of the chosen elements, which have `rank` dimensions.
+    `chosen` are the facts of the chosen elements, which have `rank` dimensions.
     """
     stored = call.value("values")
     if stored.numbered:
         raise Mixed(NUMBER)
     # This raises Mixed if the rows differ.
-    common_rows([places.rows, stored.moved_rows(rank - call.rank("values"))])
-    if places.rows is not None and call.rows() is None:
+    common_rows([chosen.rows, stored.moved_rows(rank - call.rank("values"))])
+    if chosen.rows is not None and call.rows() is None:
         raise Mixed(ACROSS)
     return Value(call.rows())
 
 
-def _follow_mask(call: Call, mask: Node, *others: Node) -> Value:
+def _follow_mask(call: Call, mask: Node, *other_indices: Node) -> Value:
     """Follow rows through `x[mask]` and `x[mask] = values`.
 
     How many elements a mask chooses is no number of a single row. So this raises Mixed, unless the
@@ -405,12 +405,12 @@ def _follow_mask(call: Call, mask: Node, *others: Node) -> Value:
     truth, value, rows = call.values[mask], call.arguments.get("values"), call.rows()
     first_dim, rank = call.arguments["indices"].index(mask), len(sizes(mask))
     masks_rows = rows is not None and first_dim <= rows.dim < first_dim + rank
-    if value is not None and truth == Value() and not masks_rows and not others:
+    if value is not None and truth == Value() and not masks_rows and not other_indices:
         # The chosen elements have one dimension in place of the mask's.
         if rows is not None and rows.dim >= first_dim:
             rows = rows.at(rows.dim - rank + 1)
         return _follow_store(call, Value(rows), call.rank() - rank + 1)
-    is_number = isinstance(value, Node) and value.meta["val"].numel() == 1 and not others
+    is_number = isinstance(value, Node) and value.meta["val"].numel() == 1 and not other_indices
     if call.value().numbered:
         raise Mixed(NUMBER)
     if not is_number or call.rows("values") or not isinstance(truth, Value):

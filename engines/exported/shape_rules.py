@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engines.exported.calls import Answer, Call, number
+from engines.exported.calls import Call, Facts, number
 from engines.exported.row_places import (
     ACROSS,
     COUNT,
@@ -128,14 +128,14 @@ def follow_slice(call: Call) -> Value:
     raise Mixed(SOME)
 
 
-def follow_select(call: Call) -> Answer:
+def follow_select(call: Call) -> Facts:
     """Follow rows through `select`, and `unbind`, which returns a tensor for each index."""
     value = call.value()
     rows = None if value.rows is None else value.rows.without([call.dim()])
     return (value.with_rows(rows),) * len(call.shapes)
 
 
-def follow_split(call: Call) -> Answer:
+def follow_split(call: Call) -> Facts:
     """Follow rows through `split`, `chunk` and `unbind`; raise Mixed if they cut along the rows."""
     value = call.value()
     if call.name == "unbind":
@@ -176,11 +176,11 @@ def follow_join(call: Call) -> Value:
     rows = common_rows(value.rows for value in values)
     if rows is None or call.dim(rank=len(call.shape)) != rows.dim:
         return Value(rows)
-    first, *others = values
-    if rows.outer > 1 or first.rows is None or any(value.rows for value in others):
+    first_part, *other_parts = values
+    if rows.outer > 1 or first_part.rows is None or any(value.rows for value in other_parts):
         raise Mixed(WITH_OTHERS)
-    length_of_others = call.shape[rows.dim] - rows.extent
-    return first.with_rows(replace(rows, tail=rows.tail + int(length_of_others)))
+    length_of_other_parts = call.shape[rows.dim] - rows.extent
+    return first_part.with_rows(replace(rows, tail=rows.tail + int(length_of_other_parts)))
 
 
 def _follow_stack(call: Call) -> Value:

@@ -217,16 +217,16 @@ def _element_type(column: Column) -> str:
     return _CXX_TYPES.get(column.dtype, f"std::{column.dtype}_t")
 
 
-def cxx_names(scope: Iterable[str], others: Iterable[str] = ()) -> dict[str, str]:
+def cxx_names(scope: Iterable[str], forbidden: Iterable[str] = ()) -> dict[str, str]:
     """Return a C++ name for each of the names in `scope`, a struct or a namespace.
 
     A name is not changed unless it is a keyword, a macro of a standard header, used by the header
-    itself, or in `others`. Then it gets a `_` at the end, or `_2_`, `_3_`, ... if that is the name
+    itself, or `forbidden`. Then it gets a `_` at the end, or `_2_`, `_3_`, ... if that is the name
     of another one. No macro ends in `_`.
     """
-    names, others = list(scope), frozenset(others)
-    chosen = {name: name for name in names if not _is_taken(name) and name not in others}
-    used = {*chosen, *others}
+    names, forbidden = list(scope), frozenset(forbidden)
+    chosen = {name: name for name in names if not _is_taken(name) and name not in forbidden}
+    used = {*chosen, *forbidden}
     for name in names:
         if name not in chosen:
             changed = _changed_names(name)

@@ -71,7 +71,7 @@ class Collection:
             buffer = allocate(layout.nbytes(capacity), layout.alignment, device)
             self._set_memory(layout, n, capacity, split_buffer(layout, capacity, buffer), buffer)
             return
-        self._set_memory(layout, n, capacity, allocate_columns(layout, capacity, device), None)
+        self._set_memory(layout, n, capacity, allocate_columns(layout, capacity, device))
 
     @classmethod
     def _from_spans(
@@ -80,7 +80,7 @@ class Collection:
         n: int,
         capacity: int,
         columns: dict[str, list[Span]],
-        buffer: Span | None,
+        buffer: Span | None = None,
     ) -> Self:
         """Make a collection over memory that exists; the arguments are those of `_set_memory`."""
         collection = cls.__new__(cls)
@@ -93,7 +93,7 @@ class Collection:
         n: int,
         capacity: int,
         columns: dict[str, list[Span]],
-        buffer: Span | None,
+        buffer: Span | None = None,
     ) -> None:
         """Set all attributes.
 
@@ -169,13 +169,13 @@ class Collection:
                 f"the memory holds {foreign.dtype}, the layout's columns are {listed(dtypes)}: "
                 "give it as raw bytes (uint8), if they are laid out as this layout says"
             )
-        need = layout.nbytes(capacity)
-        if foreign.bytes.nbytes < need:
+        needed_bytes = layout.nbytes(capacity)
+        if foreign.bytes.nbytes < needed_bytes:
             raise CollectionError(
                 f"memory of {foreign.bytes.nbytes} bytes is too small: {capacity} elements of this "
-                f"layout take {need} bytes"
+                f"layout take {needed_bytes} bytes"
             )
-        buffer = foreign.bytes.first(need)
+        buffer = foreign.bytes.first(needed_bytes)
         if readonly is not None:
             buffer = buffer._replace(readonly=readonly)
         check_alignment(buffer, layout.alignment, "the buffer")
@@ -218,10 +218,10 @@ class Collection:
         all_spans = [span for spans in spans_of.values() for span in spans]
         if len({span.device for span in all_spans}) > 1:
             raise CollectionError("the columns lie on different devices")
-        locked = any(span.readonly for span in all_spans) if readonly is None else readonly
+        is_readonly = any(span.readonly for span in all_spans) if readonly is None else readonly
         for name, spans in spans_of.items():
-            spans_of[name] = [span._replace(readonly=locked) for span in spans]
-        return cls._from_spans(layout, capacity if n is None else n, capacity, spans_of, None)
+            spans_of[name] = [span._replace(readonly=is_readonly) for span in spans]
+        return cls._from_spans(layout, capacity if n is None else n, capacity, spans_of)
 
     @classmethod
     @takes(CollectionError, layout=LAYOUT, arrays=BY_NAME)
@@ -282,11 +282,9 @@ class Collection:
             rows = as_opaque(member, numbers)[:n]
             self.span(name).first(n).raw().store(rows.view(np.uint8))
             return
-        used = numbers
         try:
-            if member.kind != "scalar":
-                used = numbers[:n]
-            flat = used.reshape(n, member.components)
+            rows = numbers if member.kind == "scalar" else numbers[:n]
+            flat = rows.reshape(n, member.components)
         except (IndexError, ValueError, RuntimeError):
             needed = () if member.kind == "scalar" else (n, *member.shape)
             raise shape_error(member, numbers, needed) from None
@@ -571,13 +569,13 @@ class Collection:
         >>> Collection(layout, 100).to("cpu", separate).layout.storage
         'columns'
         """
-        other = Collection(layout or self.layout, self.n, device, capacity=self.capacity)
-        sources, copies = self._physical_columns(), other._physical_columns()
+        moved = Collection(layout or self.layout, self.n, device, capacity=self.capacity)
+        sources, copies = self._physical_columns(), moved._physical_columns()
         if layout is None and self._parent is None:
-            sources, copies = self.spans(), other.spans()
+            sources, copies = self.spans(), moved.spans()
         for source, copy in zip(sources, copies, strict=True):
             copy.copy_from(source)
-        return other
+        return moved
 
     def __repr__(self) -> str:
         """Describe the collection in a line, and then each column with its first values."""

@@ -286,9 +286,9 @@ def check_dtype(member: Column, dtype: str, label: str) -> None:
     `label` names the column in the message.
     """
     if dtype != member.dtype:
-        other = f", or write dtype: {dtype} in the model's config" if dtype in DTYPES else ""
+        advice = f", or write dtype: {dtype} in the model's config" if dtype in DTYPES else ""
         raise CollectionError(
-            f"column {label} is {dtype}, the layout says {member.dtype}: convert it first{other}"
+            f"column {label} is {dtype}, the layout says {member.dtype}: convert it first{advice}"
         )
 
 

@@ -83,8 +83,8 @@ def as_collection(
         if is_opaque(member.dtype) and not np.may_share_memory(views[0], values):
             copied.add(member.name)
         columns[member.name] = components if member.kind == "eigen" else components[0]
-    locked = bool(copied) or any(column.locked for column in values_of.values())
-    collection = Collection.from_columns(separate, columns, readonly=locked or None)
+    readonly = bool(copied) or any(column.locked for column in values_of.values())
+    collection = Collection.from_columns(separate, columns, readonly=readonly or None)
     if layout is not separate:
         collection, copied = collection.to(collection.device, layout).locked(), set(columns)
     collection.copied = tuple(name for name in columns if name in copied)

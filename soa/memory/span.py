@@ -32,6 +32,7 @@ class Device(str):
     __slots__ = ()
 
     def __new__(cls, name: str | torch.device = "cpu") -> Device:
+        """Make a device of a name. CollectionError if it has another form than "cuda:1"."""
         if isinstance(name, Device):
             return name
         text = str(name)
