@@ -28,6 +28,8 @@ _PACKAGE, _COLUMNS = "tensorrt.pt2", "columns.json"
 
 
 class TensorRtEngine(Engine, engine="tensorrt", order=70, default=False):
+    """Compiles by torch-tensorrt into an AOTInductor package for CUDA GPUs."""
+
     def compile(
         self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
     ) -> list[str]:
@@ -65,6 +67,7 @@ class TensorRtEngine(Engine, engine="tensorrt", order=70, default=False):
     def open(
         self, file: Path, device: torch.device, threads: int = 1, instances: int | None = None
     ) -> Executable:
+        """Open a package on a CUDA device, with the description of its columns beside it."""
         if device.type != "cuda":
             raise EngineError(f"{file.name}: tensorrt runs on a CUDA device; found {device}")
         with needs_extra("cuda", EngineError):
@@ -97,6 +100,7 @@ class _TensorRt(Executable):
         self._columns = columns
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
+        """Run once, and copy the returned tensors into the output columns."""
         inputs = []
         for i, largest in zip(self._columns.inputs, self._columns.largest, strict=True):
             argument = arguments[i]

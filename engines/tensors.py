@@ -24,6 +24,7 @@ class TensorCall:
         self._tensors = [span.tensor() for span in arguments]
 
     def run(self, stream: int = 0, /) -> None:
+        """Run once; on a GPU, in the stream with the handle `stream`."""
         if self._device.type == "cpu":
             self._executable(self._tensors)
             return
@@ -31,6 +32,7 @@ class TensorCall:
             self._executable(self._tensors)
 
     def replace(self, changes: Mapping[int, Span]) -> None:
+        """Replace the memory of some arguments, given by their index."""
         for i, span in changes.items():
             self._tensors[i] = span.tensor()
 

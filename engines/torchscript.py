@@ -32,12 +32,16 @@ class _Script(Executable):
 
 
 class TorchScriptEngine(Engine, engine="torchscript", order=40, options=False):
+    """Freezes the scripted or traced model, and runs it in TorchScript's interpreter."""
+
     anywhere = True
     in_place_of = "lanes"
 
     def compile(
         self, source: Portable, target: Target, options: Mapping[str, Any], out: Path
     ) -> list[str]:
+        """Freeze the module for a CPU. Returns no file for a GPU, and `open` takes the portable
+        one. Raises NotApplicableError if the model could neither be scripted nor traced."""
         if source.torchscript is None:
             raise NotApplicableError(
                 "the model neither scripts nor traces: there is no TorchScript file"
@@ -56,6 +60,7 @@ class TorchScriptEngine(Engine, engine="torchscript", order=40, options=False):
     def open(
         self, file: Path, device: torch.device, threads: int = 1, instances: int | None = None
     ) -> Executable:
+        """Load a module onto `device`. Raises EngineError if the file is not TorchScript."""
         with quiet_torch():
             try:
                 return _Script(torch.jit.load(file, map_location=device))

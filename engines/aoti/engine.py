@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 
 class AotiEngine(Engine, engine="aoti", order=10):
+    """Compiles by AOTInductor, torch's own compiler, and runs the native code."""
+
     imports = ("torch._inductor.compile_fx", "torch._inductor.package")
     in_place_of = "lanes"
     for_heavy_rows = True
@@ -98,6 +100,7 @@ class _TorchRunner(Executable):
         self._run = runner.run
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
+        """Run once, on torch's number of threads."""
         import torch
 
         require_openmp(torch.get_num_threads())

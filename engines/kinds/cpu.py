@@ -30,6 +30,8 @@ class Cpu(
     arch=r"x86-64-v[234]|aarch64|armv8\.2-a",
     said="cpu, cpu/x86-64-v2, cpu/x86-64-v3, cpu/x86-64-v4, cpu/aarch64, cpu/armv8.2-a",
 ):
+    """CPUs, by the levels that this host can run."""
+
     torch_device = "cpu"
 
     def here(self, index: int = 0) -> tuple[str, ...]:

@@ -12,6 +12,8 @@ from soa.memory import torch_drives_gpus
 
 
 class Cuda(Kind, kind="cuda", order=1, arch="sm_[0-9]+[a-z]?", said="cuda/sm_<NN>"):
+    """NVIDIA's GPUs."""
+
     torch_device = "cuda"
 
     def here(self, index: int = 0) -> tuple[str, ...]:
@@ -49,6 +51,7 @@ class Cuda(Kind, kind="cuda", order=1, arch="sm_[0-9]+[a-z]?", said="cuda/sm_<NN
         return torch_drives_gpus()
 
     def why_not(self, arch: str) -> str:
+        """Say why this host cannot run `arch`: by its GPU, or by the lack of one."""
         try:
             return f"its GPU is {', '.join(self.here()) or 'of another kind'}"
         except TargetError:
@@ -57,4 +60,4 @@ class Cuda(Kind, kind="cuda", order=1, arch="sm_[0-9]+[a-z]?", said="cuda/sm_<NN
 
 
 class Rocm(Cuda, kind="rocm", order=2, arch="gfx[0-9a-f]+", said="rocm/gfx<...>"):
-    pass
+    """AMD's GPUs, which torch calls `cuda`, too."""

@@ -16,6 +16,8 @@ class SourceText(
     arch="cpp|cuda|hip",
     said="source/cpp, source/cuda, source/hip",
 ):
+    """C++ headers: for CPUs, for CUDA and for HIP. Any host makes them."""
+
     torch_device = "cpu"
     engines = ("lanes",)
     for_sessions = False

@@ -41,6 +41,8 @@ _MEMORY_OF_EMPTY_OUTPUTS = torch.zeros(16)
 
 
 class OnnxRuntimeEngine(Engine, engine="onnxruntime", order=50):
+    """Exports to ONNX, and runs the graph by ONNX Runtime."""
+
     anywhere = True
     imports = ("torch.onnx", "onnxscript")
     in_place_of = "lanes"
@@ -63,6 +65,7 @@ class OnnxRuntimeEngine(Engine, engine="onnxruntime", order=50):
     def open(
         self, file: Path, device: torch.device, threads: int = 1, instances: int | None = None
     ) -> Executable:
+        """Open an ONNX file. Raises EngineError also if another tool made it."""
         session = open_session(file, device, threads)
         if OUTPUTS not in session.get_modelmeta().custom_metadata_map:
             raise EngineError(

@@ -127,6 +127,7 @@ def compile_library(source: Path, include: Path, target: Target, out: Path, part
         return
 
     def compile_part(part: int) -> str:
+        """Compile a part. Returns the name of its object file."""
         object_file = folder / f"part{part}.o"
         options = [f"-DPART={part}", "-c", "-o", object_file.name, source.name]
         run_compiler([*command, *options], folder, object_file)

@@ -167,10 +167,10 @@ def _unrolled_steps(step: Step) -> int:
 def load_nvrtc() -> ctypes.CDLL:
     """Load NVRTC from NVIDIA's wheel, or else from the CUDA toolkit. Raises EngineError if there is
     neither; the message says how to install it."""
-    of_wheels: list[Path] = []
+    in_wheels: list[Path] = []
     for packages in sys.path:
-        of_wheels += sorted(Path(packages).glob("nvidia/*/lib/libnvrtc.so.*"), reverse=True)
-    for name in (*map(str, of_wheels), "libnvrtc.so.13", "libnvrtc.so.12"):
+        in_wheels += sorted(Path(packages).glob("nvidia/*/lib/libnvrtc.so.*"), reverse=True)
+    for name in (*map(str, in_wheels), "libnvrtc.so.13", "libnvrtc.so.12"):
         try:
             return ctypes.CDLL(name)
         except OSError:
@@ -238,8 +238,8 @@ def compile_cuda(text: bytes, arch: str, include: Path, fmad: bool = False) -> I
         log = _fetch(library, program, "ProgramLog").decode(errors="replace")
         if status:
             errors = [line for line in log.splitlines() if "error" in line]
-            first = errors[0].strip() if errors else f"code {status}"
-            raise EngineError(f"NVRTC failed: {first}")
+            message = errors[0].strip() if errors else f"code {status}"
+            raise EngineError(f"NVRTC failed: {message}")
         return Image(_fetch(library, program, "CUBIN"), _fetch(library, program, "PTX"), log)
     finally:
         library.nvrtcDestroyProgram(ctypes.byref(program))

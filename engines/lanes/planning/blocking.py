@@ -156,12 +156,12 @@ class Blocked:
             most = Sums(1, few_sums)
         else:  # all vectors of rows use the same weights, but each has a right operand of its own
             most = _fastest_block(loops, registers, 1 if data is None else vectors)
-        rest = _terms_in(left_at, loops.outer)
-        left = Operand(loops.left.tensor, rest, by_m=left_at.factor(loops.m) or 0)
+        left_rest = _terms_in(left_at, loops.outer)
+        left = Operand(loops.left.tensor, left_rest, by_m=left_at.factor(loops.m) or 0)
         right, weights = None, None
         if data is None:
-            rest = _terms_in(right_at, loops.outer)
-            right = Operand(loops.right.tensor, rest, by_j=right_at.factor(loops.j) or 0)
+            right_rest = _terms_in(right_at, loops.outer)
+            right = Operand(loops.right.tensor, right_rest, by_j=right_at.factor(loops.j) or 0)
         else:
             zeros = -loops.j.extent % most.j if tile is not None or few_sums else 0
             width = most.j if tile is None else loops.j.extent + zeros  # tiles share one block

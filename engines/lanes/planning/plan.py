@@ -463,8 +463,8 @@ def _place_in_arena(steps: Sequence[Step], elements: Elements) -> tuple[dict[Ten
     for tensor in sorted(lives, key=lambda tensor: (-slots_of(tensor), lives[tensor].start)):
         taken = [slots[other] for other in slots if _ranges_overlap(lives[other], lives[tensor])]
         slots[tensor] = _first_gap(taken, slots_of(tensor))
-    places = {tensor: own.start for tensor, own in slots.items()}
-    return places, max((own.stop for own in slots.values()), default=0)
+    places = {tensor: numbers.start for tensor, numbers in slots.items()}
+    return places, max((numbers.stop for numbers in slots.values()), default=0)
 
 
 def _first_gap(taken: Iterable[range], size: int) -> range:

@@ -87,12 +87,12 @@ class Constants:
         in the model, if `values` are rearranged (None: that of `values`)."""
         raw = values.contiguous().numpy().tobytes()
         if raw not in self.places:
-            self.data += bytes(-len(self.data) % 64)
+            self.data += bytes(-len(self.data) % 64)  # zeros up to a multiple of 64 bytes
             self.places[raw] = len(self.data)
             self.data += raw
             dtype = str(values.dtype).removeprefix("torch.")
-            own = tuple(values.shape) if shape is None else shape
-            self.segments.append(Segment(self.places[raw], dtype, values.numel(), own, line))
+            shape = tuple(values.shape) if shape is None else shape
+            self.segments.append(Segment(self.places[raw], dtype, values.numel(), shape, line))
         return self.places[raw] // values.itemsize
 
     def add_table(self, entries: tuple[int, ...]) -> str:
@@ -257,10 +257,10 @@ class Writer:
         inner = kernel.inner
         assert isinstance(inner, Reduction)
         loops = loops_of(inner.steps())
-        parts = min(loops[-1].extent, _MOST_PARTS) if loops else 1  # independent of each other
+        part_count = min(loops[-1].extent, _MOST_PARTS) if loops else 1
         result = "~sum.found()" if inner.kind == "all" else "sum.found()"
         body = [
-            f"{_REDUCTIONS[inner.kind]}<{carrier(inner.source.dtype)}, {parts}> sum;",
+            f"{_REDUCTIONS[inner.kind]}<{carrier(inner.source.dtype)}, {part_count}> sum;",
             *self.write_terms(inner, kernel.inner_at, loops),
             f"const {carrier(inner.dtype)} result = {result};",
             *self.write_value(kernel, Names(self, {inner: "result"})),
@@ -370,17 +370,17 @@ class Writer:
     def write_sort(self, step: Sorted) -> list[str]:
         """Return the lines that sort along one dimension, in loops over the others."""
         dim, source, places = step.dim, step.source, step.places
-        first = tuple(Index() if d == dim else i for d, i in enumerate(step.variables()))
-        read = self.at(source, first)
+        first_index = tuple(Index() if d == dim else i for d, i in enumerate(step.variables()))
+        read = self.at(source, first_index)
         assert isinstance(read, Read)
         sizes = f"{source.shape[dim]}, {step.shape[dim]}, {bool_text(step.descending)}"
         arguments = (
             f"&{self.element(read.tensor, read.index)}, {self.stride(source, dim)}",
-            f"&{self.element(step, first)}, {step.strides[dim]}",
-            f"&{self.element(places, first)}, {places.strides[dim]}",
+            f"&{self.element(step, first_index)}, {step.strides[dim]}",
+            f"&{self.element(places, first_index)}, {places.strides[dim]}",
         )
         call = f"sorted<{sizes}>({', '.join(arguments)});"
-        return self.loop_over_elements(loops_of(first), [call])
+        return self.loop_over_elements(loops_of(first_index), [call])
 
     def stride(self, source: Tensor, dim: int) -> int | None:
         """The distance in memory between neighbours along a dimension, in elements. 0 if there is
@@ -473,13 +473,13 @@ class Writer:
         others = loops_of(i for d, i in enumerate(index) if d != step.dim)
         names = Names(self)
         term = names.text(self.at(step.source, index))
-        number = along[0].name if along else "0"
+        step_number = along[0].name if along else "0"
         next_sum = f"{_SCANS[step.kind]}(sum, {term})"
         if step.kind != "sum":  # a sum begins with 0: that of -0.0 is 0.0, as in eager torch
-            next_sum = f"{number} == 0 ? {term} : {next_sum}"
+            next_sum = f"{step_number} == 0 ? {term} : {next_sum}"
         body = [*names.lines, f"sum = {next_sum};", f"{self.element(step, index)} = sum;"]
-        begin = f"{carrier(step.dtype)} sum{{}};"
-        return self.loop_over_elements(others, [begin, *self.nest(along, body)])
+        declaration = f"{carrier(step.dtype)} sum{{}};"
+        return self.loop_over_elements(others, [declaration, *self.nest(along, body)])
 
     def write_scatter(self, step: Scattered) -> list[str]:
         """Return a loop over the elements that a scatter puts into its tensor.
@@ -501,8 +501,8 @@ class Writer:
             inside.append(f"ge({picked}, splat((int64_t)0)) & lt({picked}, splat((int64_t){size}))")
         mask = " & ".join(inside) or "splat(-1)"
         adds = bool_text(step.how == "sum")
-        put = f"put_row<{adds}>({self.names[step]} + r, {place}, {mask}, {value});"
-        loops, body = loops_of(index), [*names.lines, put]
+        call = f"put_row<{adds}>({self.names[step]} + r, {place}, {mask}, {value});"
+        loops, body = loops_of(index), [*names.lines, call]
         if self.threads:  # each thread takes all elements of a row
             return self.loop_over_elements((), self.nest(loops, body))
         return self.nest(loops, self.loop_over_vectors(body))
@@ -531,8 +531,8 @@ class Names:
         for inner in inner_values:
             if inner not in self._texts:
                 text = self._expression(inner)
-                shared = self._uses[inner] > 1 and not isinstance(inner, Literal)
-                is_named = (shared or len(text) > _LONGEST) and not text.isidentifier()
+                is_shared = self._uses[inner] > 1 and not isinstance(inner, Literal)
+                is_named = (is_shared or len(text) > _LONGEST) and not text.isidentifier()
                 self._texts[inner] = self._give_name(inner, text) if is_named else text
         return self._texts[value]
 
@@ -594,19 +594,19 @@ class Names:
         """The text that reads an element whose index differs between rows."""
         constants = self.writer.constants
         if isinstance(tensor, Argument):
-            column, place = self.writer.column(tensor, index), self._place(index[-1], "Q")
+            column, place = self.writer.column(tensor, index), self._index_vector(index[-1], "Q")
             items = f"items_at<{itemsize(tensor.dtype)}>({column}, {place}, items[{tensor.items}])"
             return f"load_{tensor.dtype}({items}.bytes, 0)"
-        address = self._place(tensor.address(index), "I")
+        address = self._index_vector(tensor.address(index), "I")
         if isinstance(tensor, Constant):
             first = constants.add(widen(tensor.data), tensor.line)
             return f"pick(({scalar(tensor.dtype)} const *)weights + {first}, {address})"
         return f"pick_row({self.writer.names[tensor]}, {address}, r)"
 
-    def _place(self, index: Index, kind: str) -> str:
+    def _index_vector(self, index: Index, kind: str) -> str:
         """The text of an index that differs between rows, as a vector of int32 (`kind` "I") or
         int64 ("Q")."""
-        number = _SCALARS[kind]
+        ctype = _SCALARS[kind]
         same_for_rows: list[tuple[Atom, int]] = []
         summands = []
         for atom, factor in index.terms:
@@ -615,11 +615,11 @@ class Names:
                 continue
             value = self._texts[atom.value] if kind == "Q" else self._int32(atom.value)
             if factor != 1:
-                value = f"{in_brackets(value)} * splat(({number}){factor})"
+                value = f"{in_brackets(value)} * splat(({ctype}){factor})"
             summands.append(value)
         if same_for_rows or index.constant or not summands:
             rest = formula(Index(tuple(same_for_rows), index.constant), self.writer.constants)
-            summands.append(f"splat(({number})({rest}))")
+            summands.append(f"splat(({ctype})({rest}))")
         return " + ".join(summands)
 
     def _int32(self, value: Value) -> str:

@@ -28,7 +28,7 @@ from engines.exported import (
     load_program,
     name_of,
     quiet_torch,
-    trace_graph,
+    trace_call,
     writes_in_place,
 )
 from engines.lanes.operators import LOWERINGS, ROWS, Operator, agrees, lower_call, shape_of
@@ -169,6 +169,7 @@ def trace_at_one_row(captured: ExportedProgram, arguments: Sequence[Given]) -> O
     ]
 
     def run(*values: torch.Tensor) -> list[torch.Tensor]:
+        """Run the captured program. Returns the new contents of the arguments that it writes."""
         remaining = iter(values)
         inputs = [
             next(remaining) if spec.kind.name == "USER_INPUT" else tensors[spec.target]
@@ -199,7 +200,7 @@ def trace_operators(
     `mode`. Operators that lanes does not know are decomposed, and none changes a tensor in
     place."""
     with mode:
-        return trace_graph(run, examples, decompositions(frozenset(LOWERINGS)))
+        return trace_call(run, examples, decompositions(frozenset(LOWERINGS)))
 
 
 class _RunAtOneRow(torch.fx.Interpreter):
@@ -210,6 +211,7 @@ class _RunAtOneRow(torch.fx.Interpreter):
     """
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Call an operator, or what stands in its place here. torch.fx calls this for each node."""
         if target is torch.ops.aten.view.default:
             target = torch.ops.aten.reshape.default
         if target is torch.ops.higher_order.map_impl:
@@ -270,23 +272,23 @@ class _Walk:
         for node in self.row.graph.graph.nodes:
             self.build.line, self.build.operator = model_line(node), str(node.target)
             if node.op == "output":
-                self.outputs(node)
+                self.add_outputs(node)
             else:
-                self.results[node] = self.result(node)
+                self.results[node] = self.translate_node(node)
         return self.program
 
-    def result(self, node: Node) -> Any:
+    def translate_node(self, node: Node) -> Any:
         """Compute the result of a node other than the output, and add its tensors to the program.
-        For a call of an operator see `call`."""
+        For a call of an operator see `translate_call`."""
         if node.op == "placeholder":
-            return self.input(node)
+            return self.add_input(node)
         if node.op == "get_attr":
             return getattr(self.row.graph, str(node.target))
         if node.op == "call_function":
-            return self.call(node)
+            return self.translate_call(node)
         raise NotApplicableError(f"it has no code for {node.op} of {node.target}")
 
-    def input(self, node: Node) -> Any:
+    def add_input(self, node: Node) -> Any:
         """Add the next argument to the program. Returns its columns as a tensor, or the number that
         it carries if it has no elements."""
         argument, value = next(self.arguments), node.meta["val"]
@@ -304,17 +306,17 @@ class _Walk:
         self.columns += shape[0] if argument.kind == "m" else 1
         return self.build.add(columns)
 
-    def call(self, node: Node) -> Any:
+    def translate_call(self, node: Node) -> Any:
         """Translate a call of an operator.
 
         Returns tensors of the program, or torch tensors if the result depends only on weights:
         these are computed now. Returns None for torch's own checks, and if nothing reads the
         result.
         """
-        args, kwargs = self.known(node.args), self.known(node.kwargs)
+        args, kwargs = self.with_results(node.args), self.with_results(node.kwargs)
         name = name_of(node.target)
         if node.target is operator.getitem:
-            return self.one_of(node, *args)
+            return self.pick_result(node, *args)
         if writes_in_place(node):
             raise NotApplicableError(f"it has no code for {name}{_where(self.build.line)}")
         checks = "assert" in str(node.target)
@@ -325,14 +327,14 @@ class _Walk:
                 raise NotApplicableError(f"{name} is random{_where(self.build.line)}")
             return node.target(*args, **kwargs)  # type: ignore[operator]
         if isinstance(node.meta["val"], torch.SymInt):
-            return self.size(node, args)
-        return self.lowered(node, args, kwargs)
+            return self.translate_size(node, args)
+        return self.lower(node, args, kwargs)
 
-    def known(self, arguments: Any) -> Any:
+    def with_results(self, arguments: Any) -> Any:
         """Return a node's arguments with each node among them replaced by its result."""
         return torch.fx.node.map_arg(arguments, lambda node: self.results[node])
 
-    def one_of(self, node: Node, results: Sequence[Any], number: int) -> Any:
+    def pick_result(self, node: Node, results: Sequence[Any], number: int) -> Any:
         """Take result `number` of an operator that has several. Raises NotApplicableError if it
         does not agree with torch's: lanes has then no code for these arguments."""
         result = results[number]
@@ -342,7 +344,7 @@ class _Walk:
             )
         return result
 
-    def lowered(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def lower(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Translate a call by the operator's entry in LOWERINGS. Raises NotApplicableError,
         whatever goes wrong."""
         name, value = name_of(node.target), node.meta["val"]
@@ -360,7 +362,7 @@ class _Walk:
         except Exception as error:  # arguments that the lowering did not expect
             raise no_code_error(str(node.target), self.build.line, error) from error
 
-    def size(self, node: Node, arguments: Sequence[Any]) -> Any:
+    def translate_size(self, node: Node, arguments: Sequence[Any]) -> Any:
         """Translate a size that torch computes: a number of items, or the result of +, - or * of
         such numbers."""
         items = self.build.count_of(node.meta["val"])
@@ -378,7 +380,7 @@ class _Walk:
         ]
         return values.call(function, *operands, dtype="int64")
 
-    def outputs(self, node: Node) -> None:
+    def add_outputs(self, node: Node) -> None:
         """Add to the program which tensors it writes into its arguments."""
         inputs = self.row.graph.graph.find_nodes(op="placeholder")
         for index, output in zip(self.row.written, node.args[0], strict=True):  # type: ignore[arg-type]
