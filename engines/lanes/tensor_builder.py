@@ -103,18 +103,18 @@ class Builder:
         arguments: Sequence[Any],
         shape: Shape,
         dtype: str,
-        of: str | None = None,
+        cast_to: str | None = None,
     ) -> Tensor:
         """Adds the results of one of `FUNCTIONS`, element by element, as a tensor.
 
-        The arguments are first expanded to `shape`, and cast to the dtype `of`, or to `dtype` if it
-        is None; the result has `dtype`. Raises NotKnown if the function has no code for `of`.
+        The arguments are first expanded to `shape`, and cast to the dtype `cast_to`; None means
+        that of the result, `dtype`. Raises NotKnown if the function has no code for `cast_to`.
         """
-        of = of or dtype
+        cast_to = cast_to or dtype
         cost, carriers = FUNCTIONS[function].cost, FUNCTIONS[function].carriers
-        if carrier(of) not in carriers:
-            raise NotKnown(f"{function} of {of}")
-        sources = [self.expand(self.as_tensor(argument, of), shape) for argument in arguments]
+        if carrier(cast_to) not in carriers:
+            raise NotKnown(f"{function} of {cast_to}")
+        sources = [self.expand(self.as_tensor(argument, cast_to), shape) for argument in arguments]
 
         def call(*values: Value) -> Value:
             return self.round_value(self.values.call(function, *values, dtype=dtype))
@@ -146,10 +146,10 @@ class Builder:
         if isinstance(tensor.root, Argument):
             tensor = self.copy(tensor)  # which is stored if it is converted and read often
         lacking, sizes = len(shape) - len(tensor.shape), tensor.shape
-        has_size = [own == wide for own, wide in zip(sizes, shape[lacking:], strict=True)]
+        is_whole = [own == wide for own, wide in zip(sizes, shape[lacking:], strict=True)]
 
         def where(index: Indices) -> Indices:
-            own_dims = zip(index[lacking:], has_size, strict=True)
+            own_dims = zip(index[lacking:], is_whole, strict=True)
             return tuple(i if whole else constant(0) for i, whole in own_dims)
 
         return self.view(tensor, shape, where)

@@ -54,8 +54,8 @@ def _update_info(build: Builder, info: Tensor, rest: Tensor, column: int) -> Ten
     pivot is not positive; 0 if there is none so far. `rest` begins with the column's pivot."""
     shape, rank = info.shape, len(info.shape)
     pivot = build.view(rest, shape, lambda index: (*index[:rank], constant(0)))
-    is_positive = build.map("gt", [pivot, 0.0], shape, "bool", of=rest.dtype)
-    failed_before = build.map("ne", [info, 0], shape, "bool", of="int32")
+    is_positive = build.map("gt", [pivot, 0.0], shape, "bool", cast_to=rest.dtype)
+    failed_before = build.map("ne", [info, 0], shape, "bool", cast_to="int32")
     unchanged = build.map("bitwise_or", [is_positive, failed_before], shape, "bool")
     number = build.expand(build.as_tensor(column + 1, "int32"), shape)
     return select(build, Operator.of("where", shape, "int32"), unchanged, info, number)

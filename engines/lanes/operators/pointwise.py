@@ -27,8 +27,8 @@ def unary_function(build: Builder, op: Operator, x: Tensor, /) -> Tensor:
     function whose result always has one dtype, such as `isnan`, takes `x` as it is."""
     if op.name in ("floor", "ceil", "trunc") and op.dtype in RANGES:
         return x
-    of = x.dtype if ATEN[op.name].result else op.dtype
-    return build.map(op.name, [x], op.shape, op.dtype, of)
+    cast_to = x.dtype if ATEN[op.name].result else op.dtype
+    return build.map(op.name, [x], op.shape, op.dtype, cast_to)
 
 
 @lowers("round")
@@ -50,8 +50,8 @@ def round_to(build: Builder, op: Operator, x: Tensor, /, decimals: int = 0) -> T
 def binary_function(build: Builder, op: Operator, a: Any, b: Any, /) -> Tensor:
     """An operator of two arguments for which functions.py has a function of the same name. A
     comparison converts them to their common dtype, all others to the result's."""
-    of = common_dtype(a, b) if ATEN[op.name].result else op.dtype
-    return build.map(op.name, [a, b], op.shape, op.dtype, of)
+    cast_to = common_dtype(a, b) if ATEN[op.name].result else op.dtype
+    return build.map(op.name, [a, b], op.shape, op.dtype, cast_to)
 
 
 @lowers(*_SHIFTS)

@@ -229,7 +229,7 @@ def _positions_of_largest(build: Builder, op: Operator, x: Tensor, windows: Wind
     if x.dtype not in RANGES:
         last = math.prod(elements.shape[d] for d in inner) - 1
         # The last NaN is the first one if the elements are in reverse order.
-        nan = build.map("isnan", [elements], elements.shape, "bool", of=x.dtype)
+        nan = build.map("isnan", [elements], elements.shape, "bool", cast_to=x.dtype)
         mirrored = build.view(nan, nan.shape, lambda index: _mirror_index(index, nan.shape, inner))
         from_end = add_reduction(build, "argmax", build.cast(mirrored, "int32"), inner, "int64")
         last_nan = build.map("sub", [last, from_end], op.shape, "int64")

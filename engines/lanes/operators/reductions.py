@@ -251,7 +251,7 @@ def softmax(build: Builder, op: Operator, x: Tensor, /, dim: int) -> Tensor:
 @lowers("_safe_softmax", rows=row_rules.follow_along_dims)
 def safe_softmax(build: Builder, op: Operator, x: Tensor, /, dim: int) -> Tensor:
     """The softmax along `dim`; it is 0, and not NaN, if all elements along `dim` are -inf."""
-    is_least = build.map("eq", [x, float("-inf")], x.shape, "bool", of=x.dtype)
+    is_least = build.map("eq", [x, float("-inf")], x.shape, "bool", cast_to=x.dtype)
     all_least = add_reduction(build, "all", is_least, dim, "bool", keep=True)
     probabilities = softmax(build, op, x, dim)
     return select(build, op, all_least, build.as_tensor(0.0, op.dtype), probabilities)

@@ -350,7 +350,7 @@ def _search(build: Builder, op: Operator, x: Any, edges: Any, right: bool) -> Te
     if isinstance(edges, torch.Tensor) and edges.dim() == 1 and _is_ascending(edges):
         shape = (*op.shape, count)
         spread = build.view(values, shape, lambda own: own[:-1])
-        compared = build.map(is_behind, [edges, spread], shape, "bool", of=dtype)
+        compared = build.map(is_behind, [edges, spread], shape, "bool", cast_to=dtype)
         edges_behind = add_reduction(build, "sum", build.cast(compared, op.dtype), -1, op.dtype)
         edges_behind.bounds = 0, count
         position = build.map("sub", [count, edges_behind], op.shape, op.dtype)
@@ -381,8 +381,8 @@ def _binary_search(
     def map_int(function: str, *arguments: Any) -> Tensor:
         return build.map(function, arguments, op.shape, "int64")
 
-    def map_bool(function: str, *arguments: Any, of: str = "bool") -> Tensor:
-        return build.map(function, arguments, op.shape, "bool", of=of)
+    def map_bool(function: str, *arguments: Any, cast_to: str = "bool") -> Tensor:
+        return build.map(function, arguments, op.shape, "bool", cast_to=cast_to)
 
     of_integers = Operator.of("where", op.shape, "int64")
     begin, end = (build.expand(build.as_tensor(n, "int64"), op.shape) for n in (0, count))
@@ -391,8 +391,8 @@ def _binary_search(
         middle = map_int("bitwise_right_shift", map_int("add", begin, end), 1)
         inside = map_int("maximum", map_int("minimum", middle, count - 1), 0)
         edge = pick_elements(build, edges, op.shape, [*lead_picks, inside])
-        any_left = map_bool("lt", begin, end, of="int64")
-        behind = map_bool(is_behind, edge, values, of=values.dtype)
+        any_left = map_bool("lt", begin, end, cast_to="int64")
+        behind = map_bool(is_behind, edge, values, cast_to=values.dtype)
         goes_up = map_bool("bitwise_and", any_left, map_bool("bitwise_not", behind))
         begin = select(build, of_integers, goes_up, map_int("add", middle, 1), begin)
         end = select(build, of_integers, map_bool("bitwise_and", any_left, behind), middle, end)
