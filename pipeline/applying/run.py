@@ -404,8 +404,7 @@ class _Parts:
         be scored. `key`: the key of the job. FormatError if the parts have different columns."""
         # The keys of the inner dicts are the different values, in the order in which they appear.
         origins: dict[str, dict[str, None]] = {"target": {}, "engine": {}, "host": {}}
-        first = self._wait_for_table(output.pieces[0]).schema
-        schema = first.remove_metadata()
+        schema = self._wait_for_table(output.pieces[0]).schema.remove_metadata()
 
         def tables() -> Iterator[Any]:
             for piece in output.pieces:

@@ -57,13 +57,12 @@ def score(plan: Plan, piece: Piece) -> Scored:
     scorer = Scorer(session, plan, counter)
     with reopen(piece.input) as source:
         tables = _score_batches(piece, source, scorer, plan, spent)
-        first = next(tables)  # read here for the schema; a piece without rows has one table too
+        table = next(tables)  # read here for its schema; a piece without rows has one table too
         origin = session.origin
         assert origin is not None  # the session is of an opened version
         notes = {"target": origin.target, "engine": origin.engine, "host": socket.gethostname()}
-        rows = Rows(
-            first.schema, piece.rows, lambda: chain([first], tables), lambda: json.dumps(notes)
-        )
+        about = json.dumps(notes)
+        rows = Rows(table.schema, piece.rows, lambda: chain([table], tables), lambda: about)
         write(part, rows, part.parent)
     counts = None
     if counter is not None:

@@ -192,18 +192,21 @@ class _Root(Source):
         return str(self._file[ABOUT]) if ABOUT in self._file.keys(cycle=False) else None
 
     def counter(self, name: str) -> str | None:
+        """As `Source.counter`, but a TTree itself may say which branch counts the items."""
         branch = None if self.ntuple else self._branches[name].count_branch
         return super().counter(name) if branch is None else str(branch.name)
 
     def edges(self, names: Sequence[str]) -> Sequence[int]:
+        """Return the rows at which clusters begin, or baskets of all these branches of a TTree."""
         count = int(self._branches.num_entries)
         if self.ntuple:
             cuts = {int(cluster.num_first_entry) for cluster in self._branches.cluster_summaries}
         else:
-            cuts = set.intersection(*({*self._branches[n].entry_offsets} for n in names))
+            cuts = set.intersection(*({*self._branches[name].entry_offsets} for name in names))
         return sorted({0, *(int(cut) for cut in cuts if 0 < cut < count), count})
 
     def _read_slice(self, names: Sequence[str], start: int, stop: int) -> dict[str, Any]:
+        """Read flat branches of a TTree as arrays of NumPy, and all other columns as Arrow's."""
         import uproot
 
         arrays = {}
@@ -249,7 +252,9 @@ class _Arrow(Source):
         self._schema, self._metadata = schema, metadata
         self._edges = [0, *np.cumsum(counts, dtype=np.int64).tolist()]
         self._places: dict[str, _Place] = {}
+        """By column, listed or not: where its values are."""
         self._shapes: dict[str, tuple[int, ...]] = {}
+        """By field that is a struct of Eigen entries: the shape of its vectors or matrices."""
         for field in schema:
             if (shape := eigen_shape(field.type)) is not None:
                 self._shapes[field.name] = shape
@@ -292,9 +297,9 @@ class _Arrow(Source):
         if start == stop:
             yield self._pick_columns(names, self._schema.empty_table())
             return
-        first, last = bisect_right(self._edges, start) - 1, bisect_left(self._edges, stop)
-        begin = self._edges[first]  # the first row of `batch` below
-        for batch in self._read_groups(fields, range(first, last), rows):
+        groups = range(bisect_right(self._edges, start) - 1, bisect_left(self._edges, stop))
+        begin = self._edges[groups.start]  # the row of the file at which `batch` begins
+        for batch in self._read_groups(fields, groups, rows):
             low, high = max(start - begin, 0), min(stop - begin, batch.num_rows)
             begin += batch.num_rows
             for cut in range(low, high, rows):
@@ -325,6 +330,8 @@ class _Arrow(Source):
 
 
 class _Parquet(_Arrow):
+    """A Parquet file. Its row groups are read as record batches."""
+
     seeks = False
 
     def __init__(self, path: Path) -> None:
@@ -377,7 +384,7 @@ class _Stream(_Arrow):
     seeks = False
 
     def __init__(self, path: Path) -> None:
-        self.path = path  # for `_open`, before the base class sets it
+        self.path = path  # `_open` needs it before the base class sets it
         with self._open() as stream:
             counts = [batch.num_rows for batch in stream]
             super().__init__(path, stream.schema, stream.schema.metadata, counts)
@@ -419,7 +426,7 @@ class _Csv(_Arrow):
     def __init__(self, path: Path) -> None:
         import pyarrow as pa
 
-        self.path = path  # for `_open`, before the base class sets it
+        self.path = path  # `_open` needs it before the base class sets it
         self._types: dict[str, Any] = {}
         inferred = self._open().schema
         try:
@@ -431,6 +438,7 @@ class _Csv(_Arrow):
         super().__init__(path, self._open().schema, None, [rows])
 
     def _open(self, columns: list[str] | None = None) -> Any:
+        """Open the file anew for reading these columns from its beginning; None: all columns."""
         from pyarrow import csv
 
         options = csv.ConvertOptions(column_types=self._types, include_columns=columns)
@@ -445,11 +453,11 @@ class _Csv(_Arrow):
         import pyarrow as pa
 
         half = ("float16", "bfloat16")  # Arrow does not read them from text
-        wanted = {n: pa.type_for_alias(d) for n, d in dtypes.items() if d not in half}
-        self._types |= wanted
-        for name, kind in wanted.items():
+        kinds = {n: pa.type_for_alias(dtype) for n, dtype in dtypes.items() if dtype not in half}
+        self._types |= kinds
+        for name, kind in kinds.items():
             index = self._schema.get_field_index(name)
-            if index >= 0:
+            if index >= 0:  # -1 if the file lacks that column
                 self._schema = self._schema.set(index, pa.field(name, kind))
 
     def _read_groups(self, fields: list[str], groups: range, rows: int) -> Iterator[Any]:
@@ -472,6 +480,7 @@ class _Arrays(Source):
         self.columns = [*self._places]
 
     def edges(self, names: Sequence[str]) -> Sequence[int]:
+        """Return 0 and the number of rows. DataError if the columns do not all have as many."""
         counts = {name: len(self._arrays[self._places[name].field]) for name in names}
         for name, other in pairwise(counts):
             if counts[name] != counts[other]:
@@ -498,7 +507,7 @@ class _Hdf5(_Arrays):
 
         self._file = h5py.File(path)
         datasets: dict[str, Any] = {}
-        self._file.visititems(
+        self._file.visititems(  # of groups and datasets, only the latter have a dtype
             lambda name, item: datasets.update({name: item}) if hasattr(item, "dtype") else None
         )
         super().__init__(path, datasets)
@@ -508,13 +517,14 @@ class _Hdf5(_Arrays):
         return text
 
     def _read_slice(self, names: Sequence[str], start: int, stop: int) -> dict[str, Any]:
+        """As in the base class, but text, which h5py gives as Python objects, is NumPy's."""
         import h5py
 
         arrays = super()._read_slice(names, start, stop)
         for name in names:
             array = self._arrays[self._places[name].field]
             text = h5py.check_string_dtype(array.dtype)
-            if text is not None and text.length is None:  # h5py gave Python objects: make them text
+            if text is not None and text.length is None:  # text of any length
                 arrays[name] = array.asstr()[start:stop].astype(np.str_)
         return arrays
 
@@ -558,6 +568,7 @@ class _Member:
         self._stream: Any = None
         if self.dtype.hasobject:
             self._values = np.empty(self.shape, object)  # columns.py refuses this dtype
+        # An array in Fortran's order, or without a value, has no rows that lie one after the other.
         elif fortran or not (self._row_bytes and self.shape and self.shape[0]):
             self._values = np.load(path)[name]
         elif info.compress_type == zipfile.ZIP_STORED:
