@@ -77,9 +77,7 @@ class Histogram:
         return Histogram(
             self.low,
             self.high,
-            counts=tuple(
-                int(before + more) for before, more in zip(self.counts, counts, strict=True)
-            ),
+            counts=tuple(np.add(self.counts, counts).tolist()),
             below=self.below + int((finite < self.low).sum()),
             above=self.above + int((finite > self.high).sum()),
             nonfinite=self.nonfinite + wide.size - finite.size,

@@ -135,7 +135,7 @@ def _export_row_wise(
     None if the model does not export at one row either, or if its rows belong together: jagged
     rows, or rows of several dimensions.
     """
-    if len(signature.dims) > 1 or signature.jagged or signature.tile_kinds is None:
+    if signature.jagged or signature.tile_kinds is None:
         return None
     try:
         with quiet_torch(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):

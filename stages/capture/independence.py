@@ -42,7 +42,7 @@ def how_rows_depend(model: torch.nn.Module, signature: Signature, inputs: Arrays
     generator = torch.Generator().manual_seed(1)
     among_all = eager_answers(model, signature, inputs, {dim: rows.proven})
     allowed = {
-        name: default_tolerance(dtype_name(answers.dtype)) for name, answers in among_all.items()
+        name: default_tolerance(dtype_name(value.dtype)) for name, value in among_all.items()
     }
     for n in _numbers_of_rows(model, max(rows.min, 1), rows.proven):
         chosen = torch.randperm(rows.proven, generator=generator)[:n]

@@ -176,14 +176,15 @@ def _blame_by_draft(model: torch.nn.Module, arguments: list[torch.Tensor], shape
             # A loop over a tensor calls unbind; else the model's own line asked for the number.
             unbound = any(frame.get("name") == "unbind" for frame in stack)
             as_number = bool(stack) and (unbound or not _is_library(file_of(stack[-1])))
-            return _Blamed(_describe_frame(file_of(innermost), innermost), as_number)
+            place = _describe_line(file_of(innermost), innermost["line"], innermost.get("loc"))
+            return _Blamed(place, as_number)
     return _Blamed("")
 
 
-def _describe_frame(file: str, frame: dict[str, Any]) -> str:
-    """A frame in a record of draft_export, as `file:line (code)`."""
-    code = (frame.get("loc") or "").strip().rstrip(":")
-    return f"{file}:{frame['line']}" + (f" ({code})" if code else "")
+def _describe_line(file: str, line: object, code: str | None) -> str:
+    """A line of code as `file:line (code)`; as `file:line` if its code is not known."""
+    code = (code or "").strip().rstrip(":")
+    return f"{file}:{line}" + (f" ({code})" if code else "")
 
 
 @contextmanager
@@ -230,8 +231,7 @@ def _last_user_frame(text: str) -> str:
     if not frames:
         return ""
     file, line, _, code = frames[-1].groups()
-    code = code.strip().rstrip(":") if code else ""
-    return f"{file}:{line}" + (f" ({code})" if code else "")
+    return _describe_line(file, line, code)
 
 
 class _Result(NamedTuple):

@@ -32,9 +32,7 @@ def profile_of_rows(signature: Signature, reference: Path, more: Path | None) ->
         further = Reference.load(more)
         pieces.append(_input_columns(signature, further.inputs))
         pieces += [_output_columns(signature, outputs) for outputs in further.outputs]
-    return make_profile(
-        [{key: _as_numpy(values) for key, values in piece.items()} for piece in pieces]
-    )
+    return make_profile(pieces)
 
 
 def _rows_before_repetition(signature: Signature, inputs: Arrays) -> dict[str, int]:
@@ -66,7 +64,7 @@ def _period(rows: npt.NDArray[np.uint8]) -> int:
 
 def _input_columns(
     signature: Signature, inputs: Arrays, rows: Mapping[str, int] | None = None
-) -> dict[str, torch.Tensor]:
+) -> dict[str, npt.NDArray[Any]]:
     """The values of each component that the model reads, by its key in the profile. If `rows` is
     given, only so many first rows of each dimension are taken."""
     columns = {}
@@ -78,7 +76,7 @@ def _input_columns(
             values = inputs[collection][name].reshape(-1, column.components)
             for i in range(column.components):
                 key = Component(collection, column, column.component_of(i)).key
-                columns[key] = values[:end, i]
+                columns[key] = _as_numpy(values[:end, i])
     return columns
 
 
@@ -86,7 +84,7 @@ def _output_columns(
     signature: Signature,
     outputs: Mapping[str, torch.Tensor],
     rows: Mapping[str, int] | None = None,
-) -> dict[str, torch.Tensor]:
+) -> dict[str, npt.NDArray[Any]]:
     """The answers for each component that the model writes, in the dtype of its column, by its key
     in the profile. `rows` is as in `_input_columns`."""
     columns = {}
@@ -97,7 +95,7 @@ def _output_columns(
             name, number = bound.plan.components[position]
             column = signature.layouts[bound.block.collection][name]
             key = Component(bound.block.collection, column, number).key
-            columns[key] = values[:end, feature].to(torch_dtype(column.dtype))
+            columns[key] = _as_numpy(values[:end, feature].to(torch_dtype(column.dtype)))
     return columns
 
 

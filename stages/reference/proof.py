@@ -22,7 +22,6 @@ from stages.reference.nonfinite import CURE, Case, label
 # Row counts to try if the smallest size shows nothing, since more rows hold rarer values: the first
 # size from _ROWS on, and the largest one up to _MORE_ROWS.
 _ROWS, _MORE_ROWS = 32, 1000
-_DRAWS = 8  # a draw may leave all rows as they were
 
 
 class _InputColumn(NamedTuple):
@@ -209,7 +208,7 @@ def _draw_anew(values: torch.Tensor, n: int, generator: torch.Generator) -> torc
             return torch.tensor(int(scalar) ^ 1, dtype=values.dtype)  # true and false change places
         return torch.tensor(2 * scalar if scalar else 1.0, dtype=values.dtype)
     own = values[:n]
-    for _ in range(_DRAWS):
+    for _ in range(8):  # tries: a draw may leave all rows as they were
         drawn = own[torch.randint(n, (n,), generator=generator)]
         if not _equal(drawn, own):
             return drawn

@@ -161,9 +161,7 @@ def _gemm(node: Node, x: Tensor, w: Tensor, c: Tensor | None = None) -> Tensor:
 
 
 _CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-_LARGEST: dict[int, Callable[..., Tensor]] = {
-    1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d
-}  # fmt: skip
+_MAXIMA: dict[int, Callable[..., Tensor]] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 _MEANS: dict[int, Callable[..., Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
 
@@ -176,7 +174,7 @@ def _convolution(node: Node, x: Tensor, *weights: Any) -> Tensor:
 
 def _largest_of_windows(node: Node, x: Tensor) -> Tensor:
     """MaxPool over the axes after the first two."""
-    return _LARGEST[x.dim() - 2](x, dilation=node("dilations", 1), **_pool_options(node, x))
+    return _MAXIMA[x.dim() - 2](x, dilation=node("dilations", 1), **_pool_options(node, x))
 
 
 def _mean_of_windows(node: Node, x: Tensor) -> Tensor:
