@@ -106,7 +106,7 @@ def open_sealed(
         raise BundleError(f"{root}: no such {'bundle' if main == MANIFEST else 'annex'} folder")
     sums = read_sealed(root, SUMS)
     listed = _parse_sums(root, sums, main)
-    _compare_listing(root, listed, aside)
+    _require_listed_files(root, listed, aside)
     content = read_sealed(root, main)
     _require_digest(root, main, listed, hashlib.sha256(content).hexdigest(), len(content))
     hashed: dict[str, Identity] = {}
@@ -124,9 +124,9 @@ def seal(path: str | Path) -> str:
     root = Path(path)
     names = sorted(name for name in _list_files(root) if name not in _BESIDE)
     pairs = zip(_hash_files(root, names), names, strict=True)
-    text = "".join(f"{file.digest}  {name}\n" for file, name in pairs).encode()
-    (root / SUMS).write_bytes(text)
-    return hashlib.sha256(text).hexdigest()
+    sums = "".join(f"{file.digest}  {name}\n" for file, name in pairs).encode()
+    (root / SUMS).write_bytes(sums)
+    return hashlib.sha256(sums).hexdigest()
 
 
 def open_file(root: Path, name: str) -> int:
@@ -155,11 +155,13 @@ def _explain_read_errors(root: Path, name: str) -> Iterator[None]:
 def _hash_files(root: Path, names: Sequence[str]) -> list[Hashed]:
     """Hash each file, in several threads if there is much to hash: hashing releases the GIL."""
     try:
-        total = sum(file.size for name in names if (file := identity(root / name)) not in _digests)
+        bytes_to_hash = sum(
+            file.size for name in names if (file := identity(root / name)) not in _digests
+        )
     except OSError:  # a file was removed since it was listed: reading it raises the error
-        total = 0
+        bytes_to_hash = 0
     cores = len(os.sched_getaffinity(0))
-    if total < _WORTH_A_THREAD or cores == 1:
+    if bytes_to_hash < _WORTH_A_THREAD or cores == 1:
         return [_hash_by_name(root, name) for name in names]
     from concurrent.futures import ThreadPoolExecutor
 
@@ -168,7 +170,7 @@ def _hash_files(root: Path, names: Sequence[str]) -> list[Hashed]:
 
 
 def _hash_by_name(root: Path, name: str) -> Hashed:
-    """Hash a file. One that this process has hashed is not read again if it did not change."""
+    """Hash a file. If this process has hashed it and it did not change, it is not read again."""
     handle, opened_ns = open_file(root, name), time.time_ns()
     try:
         current = identity(handle)
@@ -267,7 +269,7 @@ def _list_files(root: Path) -> Iterator[str]:
                     raise BundleError(f"{root}: {name} is not a plain file")
 
 
-def _compare_listing(root: Path, listed: Mapping[str, str], aside: Collection[str]) -> None:
+def _require_listed_files(root: Path, listed: Mapping[str, str], aside: Collection[str]) -> None:
     """Raise BundleError if a listed file is missing, or if a file is there that is not listed.
 
     Files in the subfolders `aside` are left out.
@@ -288,5 +290,5 @@ def _compare_listing(root: Path, listed: Mapping[str, str], aside: Collection[st
 
 
 def _count_others(names: list[str]) -> str:
-    """Write how many names follow the first one, for a message that has only that one."""
+    """Write ` (and 2 more)` for a message that has only the first of three names."""
     return f" (and {len(names) - 1} more)" if len(names) > 1 else ""

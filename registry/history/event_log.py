@@ -89,12 +89,12 @@ class Event:
 
     @property
     def replaced(self) -> int | None:
-        """The version that had the alias before."""
+        """The number of the version that had the alias before; None if there was none."""
         return None if self.alias is None else self.before.get(self.alias)
 
     @property
     def left(self) -> Mapping[str, int]:
-        """The aliases after this event, once it is closed."""
+        """The aliases that this event leaves once it is closed: a void event changes none."""
         return self.before if self.state == "void" else self.after
 
     @property
@@ -257,7 +257,7 @@ def markdown(event: Event) -> str:
 
 
 def _decision_table(decisions: Sequence[Decision]) -> str:
-    """Write the gates' decisions as a table in Markdown; long cells are cut."""
+    """Write the gates' decisions as a table in Markdown, with cells cut to 300 characters."""
     lines = ["| gate | answer | found | limit | |", "| --- | --- | --- | --- | --- |"]
     for decision in decisions:
         cells = (decision.gate, decision.answer, decision.found, decision.limit, decision.detail)

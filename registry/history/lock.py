@@ -56,13 +56,19 @@ _BY = "by"
 
 @dataclass(frozen=True)
 class WriteLock:
-    """The right to write. `until`: the end of this right, as `time.monotonic()` of this process;
-    None for a file lock, which does not end by itself."""
+    """The right to write.
+
+    `until`: the end of this right, as `time.monotonic()` of this process counts; None for a file
+    lock, which does not end by itself.
+    """
 
     until: float | None
 
     def check(self) -> None:
-        """Call this before each write: it raises if another writer may have begun."""
+        """Raise RegistryUnavailableError if another writer may have begun.
+
+        To be called before each write.
+        """
         if self.until is not None and time.monotonic() > self.until:
             raise RegistryUnavailableError(
                 f"the registry took longer than {LEASE_S / 2:g} s, and another writer may have "
@@ -132,7 +138,7 @@ def _wait_for_lease(access: Access, lease: Lease) -> WriteLock:
             temporary = isinstance(translate_error(error, access.shown), RegistryUnavailableError)
             if not temporary or time.monotonic() - silent_since > OUTAGE_WAIT_S:
                 raise
-            time.sleep(random.uniform(0.2, 1))
+            time.sleep(random.uniform(0.2, 1))  # random: the waiting writers ask in turns
             continue
         if lock is not None:
             return lock

@@ -143,8 +143,10 @@ class ModelWriter:
         self.aliases = self._read_aliases()
 
     def settle(self) -> None:
-        """Complete or undo an event that a killed writer left open, and record the aliases that
-        other programs moved."""
+        """Complete or undo an event that a killed writer left open.
+
+        Then record an event "found" if other programs have moved aliases.
+        """
         if self.last is not None and self.last.state == "open":
             self._settle_event(self.last)
         expected = {} if self.last is None else dict(self.last.left)
@@ -175,16 +177,16 @@ class ModelWriter:
     def _aliases_after(self, number: int, alias: str) -> dict[str, int]:
         """Return all aliases as they will be after `alias` has moved to a version.
 
-        If `alias` is `production`, `previous` moves to the version that is replaced.
+        If `alias` is `production`, `previous` moves to the version that a rollback brings back.
         """
         after = dict(self.aliases)
         holder = after.get(alias)
         if holder == number:
             return after
         if alias == PRODUCTION:
-            replaced = self.find_way_back(number)
-            if holder is not None and replaced is not None:
-                after[PREVIOUS] = replaced
+            previous = self.find_way_back(number)
+            if holder is not None and previous is not None:
+                after[PREVIOUS] = previous
         after[alias] = number
         return after
 
@@ -327,7 +329,7 @@ class ModelWriter:
         return self._close(event, "done")
 
     def _close(self, event: Event, state: Literal["done", "void"]) -> Event:
-        """Give an event its final state; it is the last event from then on."""
+        """Give an event its final state and return it; `last` is this event from then on."""
         self.lock.check()
         self.last = self.history.close(event, state)
         return self.last
@@ -355,7 +357,7 @@ class ModelWriter:
         self.client.set_model_version_tag(self.model, str(number), key, value)
 
     def _tag_targets(self, event: Event, prefix: str, values: Mapping[str, str]) -> None:
-        """Set the tags `prefix` + target. `values`: by target, the tag's value."""
+        """Set a tag for each target: its name is `prefix` and the target. `values`: by target."""
         for target, value in values.items():
             self.tag(event.version, prefix + tag_of(target), value)
 

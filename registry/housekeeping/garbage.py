@@ -58,7 +58,7 @@ class Garbage:
 
 @dataclass(frozen=True)
 class _Verdict:
-    """The kind of garbage that a run is, and why."""
+    """What kind of garbage a run is, and why."""
 
     kind: Kind
     why: str
@@ -200,7 +200,7 @@ class _Collector:
             self.folders.append(local)
         sizes = Counter[str]()
         for name, size in bundle_files.stored_sizes(self.registry, f"{root}/{ANNEXES}").items():
-            annex = "/".join(name.split("/")[:2])  # TARGET/DIGEST, see `annex_place`
+            annex = "/".join(name.split("/")[:2])  # TARGET/DIGEST, see `annex_path`
             sizes[annex] += size
         for annex, size in sizes.items():
             if not self._is_abandoned(run, annex):
@@ -217,7 +217,7 @@ class _Collector:
             )
 
     def _is_abandoned(self, run: Any, annex: str) -> bool:
-        """Return whether no version has an annex and its upload did not begin after `before`.
+        """Return whether no version has an annex, and no upload of it began after `before`.
 
         `annex`: its target and digest, as `TARGET/DIGEST`.
         """

@@ -131,10 +131,10 @@ class Access:
             yield self._mlflow_client()
 
     def get_ready(self) -> None:
-        """Import the libraries for writing, and connect to a registry that exists. For one that
-        does not exist yet, make its tables in memory.
+        """Do what makes the first write slow: import libraries, connect, make tables in memory.
 
-        This takes seconds, so it can run in the background. Nothing is created, and errors are
+        Tables are made if the registry does not exist yet. This takes seconds, so it can run in the
+        background. Nothing is created, and errors are
         ignored: the later write raises them again.
         """
         _silence_mlflow()
@@ -198,7 +198,7 @@ class Access:
         return self._client
 
     def _require_answer(self, write: bool) -> None:
-        """Raise RegistryUnavailableError if the server or database does not answer soon."""
+        """Raise an error if the server or database does not answer soon. `write`: see `client`."""
         address = urlsplit(self.uri)
         scheme = address.scheme.partition("+")[0]
         if self.sqlite is not None:
@@ -241,7 +241,8 @@ class Access:
         """Raise RegistryUnavailableError if the SQLite file is not the one that was opened first.
 
         MLflow keeps its connections until the process ends, also to a file that was deleted.
-        Whatever it then writes is lost without an error."""
+        Whatever it then writes is lost without an error.
+        """
         known = _opened.get(self.uri)
         if known is not None and self.sqlite is not None and known != inode_of(self.sqlite):
             raise RegistryUnavailableError(
@@ -334,8 +335,10 @@ def _silence_mlflow() -> None:
 
 
 class _Variables:
-    """Environment variables that are set while at least one thread is in a `set` block. MLflow
-    can be configured in no other way. Other threads of the process see the variables too."""
+    """Environment variables that are set while at least one thread is in a `set` block.
+
+    MLflow can be configured in no other way. Other threads of the process see the variables too.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -344,8 +347,11 @@ class _Variables:
 
     @contextlib.contextmanager
     def set(self, **values: str) -> Iterator[None]:
-        """Set the variables in the block. Blocks of several threads may overlap: the first one sets
-        them, the last one restores them. All blocks of one object set the same names."""
+        """Set the variables in the block, and restore them afterwards.
+
+        Blocks of several threads may overlap: the first one sets them, the last one restores them.
+        All blocks of one object set the same names.
+        """
         with self._lock:
             if self._inside == 0:
                 self._before = {name: os.environ.get(name) for name in values}

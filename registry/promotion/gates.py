@@ -166,7 +166,7 @@ def _compare_bits(measured: Sequence[Bits], first: dict[tuple[str, bool], Bits])
 
 
 def independence(findings: Findings) -> Iterable[Decision]:
-    """If asked for: does the program's graph show that rows are independent?"""
+    """Does the program's graph show that rows are independent, if a policy requires this?"""
     if not findings.needed.shown:
         return
     capture = findings.manifest.capture
@@ -179,7 +179,7 @@ def independence(findings: Findings) -> Iterable[Decision]:
 
 
 def reference(findings: Findings) -> Iterable[Decision]:
-    """Are few enough values of the reference NaN or infinite?"""
+    """Are so few values of the reference NaN or infinite that it still tests the model?"""
     proof = findings.proof
     shown, limit = f"not finite {number(proof.nonfinite)}", f"not finite <= {proof.limit:g}"
     detail = proof.refusal or f"a fraction of {number(proof.nonfinite)} is NaN or infinite, {limit}"
@@ -221,7 +221,7 @@ def speed(findings: Findings) -> Iterable[Decision]:
 
 
 def bounded(findings: Findings) -> Iterable[Decision]:
-    """Latency, memory, size, metrics, shadow: is each number within the bounds of the config?"""
+    """Is each number within the bounds of the config: latency, memory, size, metrics, shadow?"""
     return map(_judge_bounds, findings.bounded)
 
 
@@ -284,7 +284,7 @@ def approvals(findings: Findings) -> Iterable[Decision]:
 
 
 def signature(findings: Findings) -> Iterable[Decision]:
-    """For each policy, is the version signed with one of the policy's keys?"""
+    """Is the version signed with one of the keys of each policy that names keys?"""
     check = findings.signature
     if check is None:
         return

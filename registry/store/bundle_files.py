@@ -53,7 +53,7 @@ def existing_folder(version: Version) -> Path | None:
     return path if path is not None and path.is_dir() else None
 
 
-def annex_place(target: str, digest: str) -> str:
+def annex_path(target: str, digest: str) -> str:
     """Return the path of an annex in a run's artifacts.
 
     Each annex has a separate folder, so that two processes that build the same target never write
@@ -140,7 +140,7 @@ def _copy_registered(
                 uri = client.get_model_version_download_uri(version.name, str(version.number))
             else:
                 run = client.get_run(str(version.run_id)).info.artifact_uri.rstrip("/")
-                uri = f"{run}/{annex_place(target, version.annexes[target])}"
+                uri = f"{run}/{annex_path(target, version.annexes[target])}"
             open_repository(access, uri).download_artifacts("", str(into))
     if target is None:
         # A promotion note or annexes among these files come from another registry. Only this
@@ -182,7 +182,7 @@ def _folder_in_store(bundle: Path, version: Version, target: str | None) -> Path
     """
     if target is None:
         return bundle
-    return bundle.parent / annex_place(target, version.annexes[target])
+    return bundle.parent / annex_path(target, version.annexes[target])
 
 
 def copy_sealed(opened: Bundle | Annex, into: Path) -> None:
@@ -223,7 +223,7 @@ def read_signature(access: Access, version: Version) -> bytes | None:
 
 
 def publish_signature(access: Access, version: Version, signature: Path) -> None:
-    """Write `bundle.sig` into the folder of the version's files."""
+    """Copy the file `signature` as `bundle.sig` into the folder of the version's files."""
     local = existing_folder(version)
     if local is not None:
         trust.put_signature(read_plain(signature), local)
@@ -297,8 +297,10 @@ def remove_run(access: Access, client: MlflowClient, run: str) -> int:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder on this host, if it exists. Other processes may remove it or write into it
-    meanwhile: then it is tried again."""
+    """Remove a folder on this host, if it exists.
+
+    Other processes may remove it or write into it meanwhile: then it is tried again.
+    """
     while folder.exists():
         try:
             shutil.rmtree(folder)

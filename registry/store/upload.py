@@ -15,7 +15,7 @@ from registry.errors import BundleError
 from registry.mlflow import MLMODEL, description, summarize_model
 from registry.store.bundle_files import (
     FOLDER,
-    annex_place,
+    annex_path,
     copy_sealed,
     local_folder,
     remove_files,
@@ -73,20 +73,20 @@ def upload(client: MlflowClient, run: Run, bundle: Bundle) -> str:
 def upload_annex(client: MlflowClient, run: str, annex: Annex) -> None:
     """Copy an annex next to the run's bundle. It has no effect until a version's tag names it."""
     client.set_tag(run, f"{UPLOADING}{tag_of(annex.target)}.{annex.digest}", stamp.now())
-    _copy_to_store(client, run, annex, annex_place(annex.target, annex.digest))
+    _copy_to_store(client, run, annex, annex_path(annex.target, annex.digest))
 
 
-def _copy_to_store(client: MlflowClient, run: str, sealed: Bundle | Annex, place: str) -> str:
-    """Copy a sealed folder to `place` among the artifacts of a run; return its URI there.
+def _copy_to_store(client: MlflowClient, run: str, sealed: Bundle | Annex, path: str) -> str:
+    """Copy a sealed folder to `path` among the artifacts of a run; return its URI there.
 
     If the store is a folder of this host, the copy is atomic, and another process may copy the same
     folder. Otherwise the files are copied one by one.
     """
-    uri = f"{client.get_run(run).info.artifact_uri.rstrip('/')}/{place}"
+    uri = f"{client.get_run(run).info.artifact_uri.rstrip('/')}/{path}"
     local = local_folder(uri)
     if local is None:
         for name in sealed_names(sealed):
-            subfolder = f"{place}/{name}".rpartition("/")[0]
+            subfolder = f"{path}/{name}".rpartition("/")[0]
             client.log_artifact(run, str(sealed.path / name), subfolder)
     else:
         try:
@@ -117,8 +117,8 @@ def require_annex(access: Access, client: MlflowClient, run: str, annex: Annex) 
 
     To be called before a tag or a version names the annex.
     """
-    place = annex_place(annex.target, annex.digest)
-    sizes = stored_sizes(access, f"{client.get_run(run).info.artifact_uri.rstrip('/')}/{place}")
+    path = annex_path(annex.target, annex.digest)
+    sizes = stored_sizes(access, f"{client.get_run(run).info.artifact_uri.rstrip('/')}/{path}")
     if missing := sorted({*annex.files, SUMS} - sizes.keys()):
         raise BundleError(
             f"{annex.path}: {missing[0]} is not in the registry any more: it took so long that "
@@ -158,7 +158,7 @@ def add_to_pages(client: MlflowClient, version: Version, annex: Annex) -> None:
 def discard_annex(access: Access, client: MlflowClient, version: Version, annex: Annex) -> None:
     """Remove the files of an annex that was not added to its version."""
     uri = client.get_run(str(version.run_id)).info.artifact_uri.rstrip("/")
-    remove_files(access, f"{uri}/{annex_place(annex.target, annex.digest)}")
+    remove_files(access, f"{uri}/{annex_path(annex.target, annex.digest)}")
 
 
 def discard(client: MlflowClient, run: Run) -> None:

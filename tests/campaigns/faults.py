@@ -1055,7 +1055,7 @@ FAULTS = (
     ),
     Fault(
         "one column of a file becomes two columns of the model",
-        "if present in guessed:",
+        "if match in guessed:",
         "if False:",
         ("test_one_column_is_not_two",),
     ),

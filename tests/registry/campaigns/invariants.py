@@ -13,7 +13,7 @@ from registry.bundle.digests import SIGNATURE, SUMS
 from registry.history.event_log import Event, History, missing_numbers
 from registry.housekeeping.garbage import collect
 from registry.mlflow import ClientStore, aliases_of, fetch_all_pages
-from registry.store.bundle_files import annex_place
+from registry.store.bundle_files import annex_path
 
 ALWAYS = (
     "every version has its files, with the digest it was registered with, and so has each target "
@@ -206,7 +206,7 @@ def _files_of(version: Version, bundle: Bundle) -> set[str]:
     for (target, digest), annex in zip(
         version.annexes.items(), bundle.annexes.values(), strict=True
     ):
-        folder = annex_place(target, digest)
+        folder = annex_path(target, digest)
         files |= {f"{folder}/{name}" for name in (*annex.files, SUMS)}
     return files
 

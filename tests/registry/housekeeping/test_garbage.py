@@ -17,7 +17,7 @@ from registry import Bundle, BundleError, Ref, Registry, RegistryError
 from registry.housekeeping.export_import import export_to
 from registry.housekeeping.garbage import collect
 from registry.store import bundle_files, upload
-from registry.store.bundle_files import annex_place, stored_sizes
+from registry.store.bundle_files import annex_path, stored_sizes
 from registry.trust import sign
 from tests.models import registries
 from tests.models.bundles import PASSED, MakeBundle, write_annex
@@ -180,7 +180,7 @@ def test_an_annex_that_was_never_finished_is_collected(
     assert collect(registry) == []  # it may still be at work
     (item,) = collect(registry, older_than=NOW)
     assert item.kind == "annex"
-    assert item.where.endswith(annex_place(CUDA, unfinished.digest))
+    assert item.where.endswith(annex_path(CUDA, unfinished.digest))
     assert item.bytes == sum(p.stat().st_size for p in unfinished.path.rglob("*") if p.is_file())
     assert collect(registry, older_than=NOW) == []
     registry.open(registry.find("jets/1")).verify()
