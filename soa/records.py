@@ -337,9 +337,7 @@ def _require_list(values: Any) -> Sequence[Any]:
 def _list_reader(kind: Any) -> Reader:
     """Return a reader of lists whose entries are all of one kind."""
     read = reader(kind)
-    return lambda values: [
-        _read_at(i, read, value) for i, value in enumerate(_require_list(values))
-    ]
+    return lambda data: [_read_at(i, read, value) for i, value in enumerate(_require_list(data))]
 
 
 def _tuple_reader(*kinds: Any) -> Reader:
@@ -365,9 +363,7 @@ def _mapping_reader(of_keys: Any, of_values: Any) -> Reader:
     def read(data: Any) -> dict[Any, Any]:
         if not isinstance(data, Mapping):
             raise Misfit(f"an object is needed, found {_describe(data)}")
-        return {
-            _read_at(k, read_key, k): _read_at(k, read_value, value) for k, value in data.items()
-        }
+        return {_read_at(k, read_key, k): _read_at(k, read_value, item) for k, item in data.items()}
 
     return read
 

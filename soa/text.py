@@ -83,7 +83,7 @@ def _plain_argument(value: object) -> object:
     return value if isinstance(value, int | float) else plain(value)
 
 
-def listed(words: list[str]) -> str:
+def join_words(words: list[str]) -> str:
     """Join words as in a sentence: `a, b and c`. Without words the text is empty."""
     if len(words) < 2:
         return "".join(words)
@@ -122,7 +122,7 @@ def time_unit(value: float) -> tuple[float, str]:
     return (1e3, "ms") if value < 999.5e3 else (1e6, "s")
 
 
-def identifier(text: str) -> str:
+def to_identifier(text: str) -> str:
     """Return a text as a name for configs and code: `jet pt` becomes `jet_pt`, `3d` becomes `_3d`.
 
     Each character that no name has becomes an underscore.

@@ -25,7 +25,7 @@ from pipeline.init.trial import Outcome, find_error
 from pipeline.init.weaver import read_weaver
 from soa.files import write_whole
 from soa.signature import Signature
-from soa.text import identifier, number
+from soa.text import number, to_identifier
 from stages.capture import why_rows_may_mix
 from stages.model import with_fronts
 from stages.reference import Arrays, eager_outputs, row_major_inputs
@@ -388,11 +388,11 @@ def _group_columns(feeds: Sequence[Feed], flatten: bool) -> dict[str, _Part]:
         beginnings = {re.split(r"[._/]", name)[0] for name in group}
         has_items = cut is not None or flatten
         name = "items" if has_items else "events"
-        name = identifier(beginnings.pop() if has_items and len(beginnings) == 1 else name)
+        name = to_identifier(beginnings.pop() if has_items and len(beginnings) == 1 else name)
         while name in parts or name == "outputs":
             name += "_"
         short = [name.rpartition(".")[2] for name in group]
-        names = map(identifier, short if len({*short}) == len(short) else group)
+        names = map(to_identifier, short if len({*short}) == len(short) else group)
         parts[name] = dict(zip(names, group.values(), strict=True))
     return parts
 
@@ -411,7 +411,7 @@ def _make_block(feed: Feed, parts: Mapping[str, _Part]) -> dict[str, Any]:
         home: {column.name: own for own, column in part.items()} for home, part in parts.items()
     }
     home = next(home for home, own in own_names_of.items() if feed.columns[0].name in own)
-    block: dict[str, Any] = {"name": identifier(feed.port.name), "collection": home}
+    block: dict[str, Any] = {"name": to_identifier(feed.port.name), "collection": home}
     names = [own_names_of[home][column.name] for column in feed.columns]
     block |= {"mask": True} if feed.mask else {"columns": names}
     if feed.mask or {str(column.values.dtype) for column in feed.columns} != {option.dtype}:
@@ -448,14 +448,14 @@ def _choose_outputs(
     for name, output in zip(names, outcome.outputs, strict=True):
         count, *inner = list(output.value.shape)[1:] or [1]  # columns, and the shape in each
         words = words_of.get(name) or _ask_names(name, count, labels, ask)
-        columns = [identifier(word) for word in expand_words(f"--output {name}", words, ())]
+        columns = [to_identifier(word) for word in expand_words(f"--output {name}", words, ())]
         if len(columns) != count:
             raise InitError(f"--output {name}: found {len(columns)} names for {count} columns")
         dtype = str(output.value.dtype).removeprefix("torch.")
         shape = [math.prod(inner)] if inner else []
         outputs.columns.extend(_make_column(column, dtype, shape) for column in columns)
         block: dict[str, Any] = {
-            "name": identifier(name), "collection": "outputs", "columns": columns,
+            "name": to_identifier(name), "collection": "outputs", "columns": columns,
         }  # fmt: skip
         if output.order.permute:
             block["permute"] = [*output.order.permute]

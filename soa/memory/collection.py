@@ -27,7 +27,7 @@ from soa.memory.foreign import (
 )
 from soa.memory.span import Array, Device, Span, allocate, allocate_columns, split_buffer
 from soa.options import BY_NAME, COUNT, Accepted, of_type, takes
-from soa.text import listed
+from soa.text import join_words
 
 if TYPE_CHECKING:
     import torch
@@ -166,7 +166,7 @@ class Collection:
         dtypes = list(dict.fromkeys(member.dtype for member in layout.columns))
         if foreign.dtype not in _RAW_DTYPES and dtypes != [foreign.dtype]:
             raise CollectionError(
-                f"the memory holds {foreign.dtype}, the layout's columns are {listed(dtypes)}: "
+                f"the memory holds {foreign.dtype}, the layout's columns are {join_words(dtypes)}: "
                 "give it as raw bytes (uint8), if they are laid out as this layout says"
             )
         needed_bytes = layout.nbytes(capacity)

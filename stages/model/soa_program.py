@@ -14,7 +14,7 @@ import torch
 from soa.block import Plan
 from soa.dtypes import torch_dtype
 from soa.signature import BoundBlock, Signature, offsets_of
-from soa.text import identifier
+from soa.text import to_identifier
 from stages.errors import CaptureError
 from stages.model.fronts import begin_and_end, wrong_offsets
 
@@ -188,7 +188,7 @@ def outputs_in_order(result: Any, signature: Signature) -> list[torch.Tensor]:
     if isinstance(result, torch.Tensor):
         values: list[Any] = [result]
     elif isinstance(result, dict):
-        by_name = {identifier(str(key)): value for key, value in result.items()}
+        by_name = {to_identifier(str(key)): value for key, value in result.items()}
         if set(by_name) != set(names) or len(by_name) < len(result):
             raise CaptureError(
                 f"the model returns outputs {sorted(result)}, the config declares {sorted(names)}"

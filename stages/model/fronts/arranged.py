@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from soa.text import identifier
+from soa.text import to_identifier
 from stages.model.fronts.preprocess import InFront
 
 Takes = Literal["tensors", "dict", "list"]
@@ -77,12 +77,12 @@ class Arrangement:
 
 class _ByName(dict[str, torch.Tensor]):
     """Inputs by their names in the config. A key that cannot be a name there, such as `pt/GeV`,
-    stands for the name that the config gives it (`identifier`)."""
+    stands for the name that the config gives it (`to_identifier`)."""
 
     def __missing__(self, key: str) -> torch.Tensor:
-        if key == identifier(key):
+        if key == to_identifier(key):
             raise KeyError(key)
-        return self[identifier(key)]
+        return self[to_identifier(key)]
 
 
 def _as_list(returned: Any) -> list[Any]:
