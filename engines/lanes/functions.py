@@ -133,10 +133,8 @@ of a jagged collection, are the calls that are not here."""
 def call_text(name: str, arguments: Sequence[str], of_bools: bool = False) -> str:
     """The C++ text that computes a function's result from the texts of its arguments, such as
     ("mul", ["a + b", "c"]) -> "(a + b) * c". `of_bools`: the arguments are bools."""
-    operator = ""
-    if name in FUNCTIONS:
-        function = FUNCTIONS[name]
-        operator = function.of_bools if of_bools and function.of_bools else function.text
+    function = FUNCTIONS.get(name, Function(cost=0))  # `select` and `items` have no text
+    operator = function.of_bools if of_bools and function.of_bools else function.text
     if not operator:
         return f"{name}({', '.join(arguments)})"
     return operator.format(*map(in_brackets, arguments))

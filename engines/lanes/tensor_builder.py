@@ -163,7 +163,8 @@ class Builder:
 
     def storable(self, tensor: Tensor) -> Tensor:
         """Returns the tensor, or a copy of it, such that the plan can store its elements at
-        addresses that are linear in each index. Some readers need it (see `plan.in_memory`)."""
+        addresses that are linear in each index. Some readers need it (see
+        `plan.tensors_in_memory`)."""
         base, index = tensor, tensor.variables()
         while isinstance(base, View):
             index = base.where(index)

@@ -53,10 +53,8 @@ def no_code_error(operator: str, line: str, error: Exception) -> NotApplicableEr
     """The NotApplicableError to raise for an error of our own code, which did not expect such
     arguments of an operator. `line`: that of the model; empty if it is not known."""
     location = f" ({line})" if line else ""
-    reason = f"{type(error).__name__}: {first_line(error)}"
-    return NotApplicableError(
-        f"it has no code for {operator} with these arguments{location}: {reason}"
-    )
+    refusal = f"it has no code for {operator} with these arguments{location}"
+    return NotApplicableError(f"{refusal}: {type(error).__name__}: {first_line(error)}")
 
 
 class Argument(Tensor):

@@ -17,7 +17,7 @@ _UNARY = [name for name, entry in ATEN.items() if entry.arguments == 1 and name 
 _BINARY = [name for name, entry in ATEN.items() if entry.arguments == 2]
 _SHIFTS = {"__lshift__": "bitwise_left_shift", "__rshift__": "bitwise_right_shift"}
 _LOGICAL = {"logical_and": "bitwise_and", "logical_or": "bitwise_or", "logical_xor": "bitwise_xor"}
-# Exponents for which `pow` needs no logarithm.
+# Exponents for which a power needs no logarithm, and the function that computes it.
 _POWERS = {0.5: "sqrt", 1.0: "same", 2.0: "square", 3.0: "cube"}
 
 
@@ -104,8 +104,8 @@ def power(build: Builder, op: Operator, base: Any, exponent: Any, /) -> Tensor:
     if number == -0.5:  # as in eager torch: NaN for -inf, and -inf for -0.0
         return reciprocal(build, Operator("rsqrt", op.results), base)
     if number in (-1, -2):
-        positive = build.map("square", [base], op.shape, op.dtype) if number == -2 else base
-        return reciprocal(build, Operator("reciprocal", op.results), positive)
+        denominator = build.map("square", [base], op.shape, op.dtype) if number == -2 else base
+        return reciprocal(build, Operator("reciprocal", op.results), denominator)
     return build.map("pow", [base, exponent], op.shape, op.dtype)
 
 
@@ -123,7 +123,7 @@ def logical_not(build: Builder, op: Operator, x: Tensor, /) -> Tensor:
 
 @lowers("where", rows=row_rules.follow_where)
 def where(build: Builder, op: Operator, condition: Any, a: Any, b: Any, /) -> Tensor:
-    """`a` where the condition holds, else `b`, after conversion of all arguments."""
+    """`a` where the condition holds, else `b`; both are cast to the dtype of the result."""
     a, b = build.as_tensor(a, op.dtype), build.as_tensor(b, op.dtype)
     return select(build, op, build.as_tensor(condition, "bool"), a, b)
 
@@ -144,8 +144,8 @@ def select(build: Builder, op: Operator, condition: Tensor, a: Tensor, b: Tensor
 
 @lowers("clamp", "clamp_min", "clamp_max")
 def clamp(build: Builder, op: Operator, x: Tensor, /, min: Any = None, max: Any = None) -> Tensor:
-    """Each element, or the limit that it exceeds; a limit of None does not exist. NaN stays NaN,
-    and -0.0 stays if a limit is 0. If `min` exceeds `max`, the result is `max`."""
+    """Each element, or the limit that it exceeds; None means that there is no such limit. NaN stays
+    NaN, and -0.0 stays if a limit is 0. If `min` exceeds `max`, the result is `max`."""
     if min is not None:
         x = build.map("maximum", [min, x], op.shape, op.dtype)
     return x if max is None else build.map("minimum", [max, x], op.shape, op.dtype)

@@ -49,8 +49,8 @@ def mean_pool(
     """The mean of each window: the sum divided by `divisor_override`, or if that is None by the
     number of elements. The padding counts as elements if `count_include_pad`; what hangs over the
     padding never does."""
-    windows = _make_windows(op, kernel_size, stride or kernel_size, padding, (1,))
-    elements = _window_elements(build, op, x, windows, 0)
+    windows = _make_windows(op, kernel_size, stride or kernel_size, padding, dilation=(1,))
+    elements = _window_elements(build, op, x, windows, outside=0)
     summed = add_reduction(build, "sum", elements, _window_dims(op, elements), op.dtype)
     if divisor_override is not None:
         return _divide(build, op, summed, divisor_override)

@@ -147,12 +147,12 @@ def _convolve_transposed(
 ) -> Tensor:
     """A transposed convolution, as ordinary convolutions without stride, whose results are
     interleaved: one for each phase, which is the position of a result modulo the stride."""
-    strides = list(sizes.stride)
-    if any(s > 1 and dilation > 1 for s, dilation in zip(strides, sizes.dilation, strict=True)):
+    pairs = zip(sizes.stride, sizes.dilation, strict=True)
+    if any(stride > 1 and dilation > 1 for stride, dilation in pairs):
         raise NotKnown("a transposed convolution with stride and dilation")
     # Input and output channels change places: (channels of results, channels of a group, …).
     swapped = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
-    phases = itertools.product(*(range(stride) for stride in strides))
+    phases = itertools.product(*map(range, sizes.stride))
     phase_parts = [_phase_part(build, op, x, swapped, sizes, groups, phase) for phase in phases]
     parts = [part for part in phase_parts if part is not None]
     if len(parts) == 1 and parts[0].source.shape == op.shape:
@@ -168,8 +168,8 @@ def _phase_part(
     phase: Sequence[int],
 ) -> Part | None:  # fmt: skip
     """The results of a transposed convolution at one phase, as a part of all results; None if there
-    are none. They are sums over each `stride`-th element of the kernel, from `phase` on, in reverse
-    order: the taps."""
+    are none. They are sums over the taps: each `stride`-th element of the kernel, from `phase` on.
+    """
     dims = range(len(phase))
     tap_slices: tuple[Any, ...] = tuple(slice(phase[d], None, sizes.stride[d]) for d in dims)
     taps = weight[(..., *tap_slices)]
@@ -188,7 +188,7 @@ def _phase_part(
         return None
     padded = pad_spatial(build, x, [(span.before, span.behind) for span in spans])
     shape = (*op.shape[:2], *(span.count for span in spans))
-    mirrored = taps.flip([2 + d for d in dims])
+    mirrored = taps.flip([2 + d for d in dims])  # the last tap meets the first element of a sum
     plain = Sizes(stride=[1] * len(dims), padding=[0] * len(dims), dilation=sizes.dilation)
     convolution_of_phase = Operator.of("convolution", shape, op.dtype)
     source = _convolve(build, convolution_of_phase, padded, mirrored, plain, groups)
@@ -248,5 +248,4 @@ def pad_spatial(
     spatial = zip(x.shape[lead:], sides, strict=True)
     shape = [*x.shape[:lead], *(size + before + behind for size, (before, behind) in spatial)]
     last_dim_first = [width for pair in reversed(sides) for width in pair]
-    padding = Operator.of("constant_pad_nd", shape, x.dtype)
-    return pad(build, padding, x, last_dim_first, value)
+    return pad(build, Operator.of("constant_pad_nd", shape, x.dtype), x, last_dim_first, value)

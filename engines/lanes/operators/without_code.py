@@ -15,10 +15,7 @@ register_rule(
     "cosine_similarity",
     "_fft_r2c", "_fft_c2r", "_fft_c2c",
 )  # fmt: skip
-register_rule(
-    row_rules.follow_matrices,
-    "_linalg_det", "_linalg_slogdet", "linalg_inv_ex",
-)  # fmt: skip
+register_rule(row_rules.follow_matrices, "_linalg_det", "_linalg_slogdet", "linalg_inv_ex")
 register_rule(
     row_rules.refuse_rows,
     "as_strided", "nonzero", "masked_select", "unique_dim", "_unique2", "unique_consecutive",
