@@ -67,9 +67,9 @@ def prepare(opening: Opening, wanted: Wanted) -> Job:
     Raises ApplyError or DataError if the job cannot be done, or the errors of opening a version.
     """
     _require_pyarrow()
-    paths = _distinct_files(wanted.inputs)
+    paths = _find_distinct_files(wanted.inputs)
     opened = open_version(opening)
-    find_row_dimension(opened.signature)
+    find_row_dimension(opened.signature)  # raises if the model cannot run on files
     with open_source(paths[0], wanted.tree) as source:
         plan = _make_plan(opened, source, wanted)
     files = [_inspect(path, wanted.tree, plan) for path in paths]
@@ -84,7 +84,7 @@ def _require_pyarrow() -> None:
         import pyarrow as pyarrow
 
 
-def _distinct_files(inputs: Sequence[Path]) -> list[Path]:
+def _find_distinct_files(inputs: Sequence[Path]) -> list[Path]:
     """Return the absolute paths of all files that the inputs mean. ApplyError if there are no
     inputs, or if a file is named twice."""
     if not inputs:
@@ -160,9 +160,9 @@ def _find_kept_columns(source: Source, keep: Sequence[str]) -> list[str]:
 
 
 def _resolve_fill(fill: Mapping[str, float], read: Mapping[str, str]) -> dict[str, float]:
-    """Return the fill values by column of the files. In `fill`, a column may have its name in the
-    files or in the model. `read`: the first by the second. ApplyError for a column that the model
-    does not read."""
+    """Return the fill values by column of the files. `fill`: values by column of the files or of
+    the model. `read`: by column of the model, the column of the files. ApplyError for a column that
+    the model does not read."""
     by_file_column = {read.get(name, name): value for name, value in fill.items()}
     for name in by_file_column:
         if name not in read.values():
@@ -182,31 +182,32 @@ def match_columns(signature: Signature, source: Source, named: Mapping[str, str]
     matches: dict[str, str] = {}
     offsets = {offsets_of(name) for name in signature.jagged}
     blocks = blocks_by_column(signature.inputs).items()
-    read = [key for key, bound in blocks if bound.block.collection not in offsets]
+    keys = [key for key, bound in blocks if bound.block.collection not in offsets]
     for key in named:
-        if key not in read and key.partition("/")[1:] != ("/", "*"):
-            raise ApplyError(f"--columns {key}: the model reads {', '.join(read)}")
+        if key not in keys and key.partition("/")[1:] != ("/", "*"):
+            raise ApplyError(f"--columns {key}: the model reads {', '.join(keys)}")
     guessed: dict[str, str] = {}  # the key, by column of the file
-    for key in read:
+    for key in keys:
         collection, _, name = key.partition("/")
-        chosen = _find_named_column(named, key)
-        likely = [chosen] if chosen else [*(f"{collection}{dot}{name}" for dot in "./_"), name]
-        present = next((column for column in likely if column in source), None)
-        if present is None:
+        by_user = _find_named_column(named, key)
+        guesses = [*(f"{collection}{separator}{name}" for separator in "./_"), name]
+        tried = [by_user] if by_user else guesses
+        match = next((column for column in tried if column in source), None)
+        if match is None:
             raise DataError(
-                f"{source.path} has no {likely[-1]!r}; it has {source.listed}{source.advice}: say "
+                f"{source.path} has no {tried[-1]!r}; it has {source.listed}{source.advice}: say "
                 f"which column it is, --columns {key}=NAME or `apply: columns:` in the config"
-                f"{nearest(likely[-1], source.columns)}"
+                f"{nearest(tried[-1], source.columns)}"
             )
-        matches[key] = present
-        if chosen:
+        matches[key] = match
+        if by_user:
             continue
-        if present in guessed:
+        if match in guessed:
             raise ApplyError(
-                f"{guessed[present]} and {key} would both be {present!r} of {source.path}: say "
+                f"{guessed[match]} and {key} would both be {match!r} of {source.path}: say "
                 f"which each is, --columns {key}=NAME"
             )
-        guessed[present] = key
+        guessed[match] = key
     return matches
 
 
