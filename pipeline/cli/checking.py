@@ -240,8 +240,8 @@ def _time_artifacts(
 
 
 def _choose_targets(bundle: Bundle, wanted: str | None) -> list[str]:
-    """Returns the target `wanted`, in full, or all targets of the bundle that this host runs.
-    Raises TargetError if the bundle lacks it, or if this host cannot run it, or any."""
+    """Returns the target `wanted`, in full; if it is None, all targets that this host runs. Raises
+    TargetError if the bundle has no such target, or if this host runs none."""
     from engines.errors import TargetError
     from engines.target import Target, check_torch_runs
 

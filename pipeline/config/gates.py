@@ -47,7 +47,7 @@ class MetricConfig(Part):
     max_rise: NonNegative | None = None
 
     @model_validator(mode="after")
-    def _working_point(self) -> MetricConfig:
+    def _check_working_point(self) -> MetricConfig:
         """Refuse an efficiency with no working point (`background` or `threshold`) or with two, and
         another metric with `background`."""
         points = [point for point in (self.background, self.threshold) if point is not None]
@@ -70,7 +70,7 @@ class MetricsConfig(Part):
     functions: Annotated[dict[Identifier, MetricConfig], Field(min_length=1)]
 
     @model_validator(mode="after")
-    def _labels(self) -> MetricsConfig:
+    def _require_labels(self) -> MetricsConfig:
         """Refuse a metric without a label column, neither its own nor one for all metrics."""
         unlabelled = [name for name, metric in self.functions.items() if metric.label is None]
         if self.label is None and unlabelled:

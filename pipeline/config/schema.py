@@ -97,7 +97,7 @@ class ModelConfig(Part):
     torchscript_route: Literal["auto", "script", "trace", "none"] = "auto"
 
     @model_validator(mode="after")
-    def _one_source(self) -> ModelConfig:
+    def _check_source(self) -> ModelConfig:
         """Refuse none or several sources, and keys that belong to another source."""
         named = [key for key in SOURCES if getattr(self, key) is not None]
         if len(named) != 1:
@@ -125,7 +125,7 @@ class ColumnConfig(Part):
     scalar: bool = False
 
     @model_validator(mode="after")
-    def _one_kind(self) -> ColumnConfig:
+    def _check_type(self) -> ColumnConfig:
         """Refuse a column without a type, with two, or with two shapes."""
         if self.dtype is None and self.opaque is None:
             raise ValueError("the key 'dtype' is missing")
@@ -186,7 +186,7 @@ class BlockConfig(Part):
     broadcast: bool = False
 
     @model_validator(mode="after")
-    def _each_axis_once(self) -> BlockConfig:
+    def _check_axes(self) -> BlockConfig:
         """Refuse a `permute` that lacks an axis or names one twice."""
         if sorted(self.permute) != [*range(len(self.permute))]:
             raise ValueError(
@@ -224,7 +224,7 @@ class InputConfig(BlockConfig):
     mask: bool = False
 
     @model_validator(mode="after")
-    def _columns_or_mask(self) -> InputConfig:
+    def _check_content(self) -> InputConfig:
         """Refuse an input with neither columns nor a mask, or with both."""
         if not self.columns and not self.mask:
             raise ValueError("the key 'columns' is missing")
@@ -282,7 +282,7 @@ class ReferenceConfig(Part):
     many_rows: Annotated[int, Field(ge=0, le=10_000_000)] | None = None
 
     @model_validator(mode="after")
-    def _one_source(self) -> ReferenceConfig:
+    def _check_source(self) -> ReferenceConfig:
         """Refuse several sources of the inputs."""
         keys = [key for key in ("ranges", "factory", "file") if getattr(self, key)]
         if len(keys) > 1:
