@@ -270,7 +270,8 @@ def compile(
     module = net if isinstance(net, torch.nn.Module) else None
     if module is not None:
         _require_cpu(module)
-    columns = columns_of(data)  # here: a reader can be read once, and polars does not fork
+    # Not in a child process: a reader can be read only once, and polars does not work in a fork.
+    columns = columns_of(data)
     temporary = TemporaryDirectory(prefix="pipeline-compile-")
     folder = Path(temporary.name)
     request = Request(
@@ -316,14 +317,14 @@ def _build(
     """Write the config of a model for these columns, and build its bundle, both in the folder of
     `request.out`. `module`: the model, or None if the request names a file.
 
-    The first attempt requires that rows do not depend on each other. If the capture fails, a second
-    attempt allows it.
+    The first attempt assumes that rows do not depend on each other. If the capture fails, a second
+    attempt does without that assumption, and replaces the files of the first.
     """
     folder = request.out.parent
     key = str(folder)
 
     def build(variant: Request) -> _Result:
-        config = run_in_fork("the model", lambda _: _make_config(variant, module, key, columns))
+        config = run_in_fork("the model", lambda _: _write_config(variant, module, key, columns))
         return _Result(folder, config, build_unregistered(variant.out, folder / "work", say))
 
     for name in TO_READ_PROGRAMS:  # once here, instead of in each child that is forked
@@ -334,12 +335,12 @@ def _build(
         try:
             return build(replace(request, independent=True))
         except CaptureError:  # perhaps because its rows depend on each other
-            return build(replace(request, force=True))
+            return build(replace(request, force=True))  # `force`: replace the config
     finally:
         _IN_HAND.pop(key, None)
 
 
-def _make_config(request: Request, module: torch.nn.Module | None, key: str, data: Any) -> Written:
+def _write_config(request: Request, module: torch.nn.Module | None, key: str, data: Any) -> Written:
     """Write the config of a model and its data, as `pipeline init` does, and return it.
 
     `module`: the model, or None if the request names a file. `key`: the key of the module in

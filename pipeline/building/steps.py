@@ -215,7 +215,7 @@ class Steps:
 
     def _dependencies_of(self, target: Target, name: str) -> dict[str, Any]:
         """Return what identifies the artifact of the engine `name` for a target. An engine whose
-        artifact runs on any CPU has the same one for all CPU targets, so only "cpu" is in it."""
+        artifact runs on any CPU has the same one for all CPU targets: these are one target here."""
         return {
             **self._common_dependencies,
             "engine": name,
@@ -245,8 +245,8 @@ class Steps:
 
 
 def _is_usable(report: ValidationReport) -> bool:
-    """Whether the verdict allows to use the candidate. Other verdicts are not kept: the next run
-    judges the candidate again."""
+    """Whether the verdict allows the candidate to be used. A report with another verdict is not
+    kept: the next run judges the candidate again."""
     return report.verdict in ("valid", "emulated")
 
 
