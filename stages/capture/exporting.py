@@ -51,6 +51,7 @@ def example_case(signature: Signature) -> Case:
         if rows.min <= preferred < rows.max:
             case[dim] = preferred
             continue
+        # A few are enough: more of them than there are dimensions.
         smaller_sizes = range(rows.max - 1, max(rows.min, 2) - 1, -1)[:8]
         free = [n for n in (*smaller_sizes, rows.max) if n not in case.values()]
         case[dim] = free[0] if free else rows.max

@@ -72,7 +72,7 @@ def rows_are_independent(
         return False
     (dim,) = signature.dims
     low, high = signature.ranges[dim].min, min(signature.ranges[dim].max, _ROWS)
-    part = max(low, high // 3, 1)
+    part = max(low, high // 3, 1)  # about a third of the rows runs without the others
     if part >= high:  # no part of the rows can be tried
         return False
 
@@ -144,7 +144,7 @@ def _scale_rows(rows: Arrays, unscaled: int) -> Arrays:
     for columns in rows.values():
         for values in columns.values():
             if values.dim() and values.is_floating_point():
-                values[unscaled:] *= -3
+                values[unscaled:] *= -3  # another sign, and another size
     return rows
 
 

@@ -56,6 +56,7 @@ class _InDouble(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        """Run an operation, which torch passes to this method, on arguments in float64."""
         args, kwargs = tree_map(self._widen, (args, kwargs or {}))
         result = function(*args, **kwargs)
         if self._generator is not None:

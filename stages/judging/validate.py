@@ -396,7 +396,7 @@ def _validate_case(
     elif not same_answers(first, other):
         faults.append(_why_poison_shows(session, inputs, case, first))
 
-    def compared(run: PoisonedRun) -> dict[str, Deviation]:
+    def deviations_of(run: PoisonedRun) -> dict[str, Deviation]:
         return {
             bound.name: compare(
                 run.outputs[bound.name],
@@ -407,7 +407,7 @@ def _validate_case(
             for bound in signature.outputs
         }
 
-    tight, spare = compared(first), compared(roomy)
+    tight, spare = deviations_of(first), deviations_of(roomy)
     deviations = {
         name: max(tight[name], spare[name], key=lambda own: (own.outside, own.max_abs))
         for name in tight
@@ -415,7 +415,7 @@ def _validate_case(
     if faults:  # an artifact that writes elsewhere must not run on windows
         reasons = tuple(dict.fromkeys(fault.reason for fault in faults))
         return CaseReport(case, deviations, reasons, code=faults[0].code)
-    refusal = _find_refusal([_run_on_windows(session, inputs, case, compared)], tolerances)
+    refusal = _find_refusal([_run_on_windows(session, inputs, case, deviations_of)], tolerances)
     if refusal is None:
         return CaseReport(case, deviations, (), "")
     if not any(layout.row_step == 1 for layout in signature.layouts.values()):
@@ -428,14 +428,14 @@ def _run_on_windows(
     session: Session,
     inputs: Arrays,
     case: Case,
-    compared: Callable[[PoisonedRun], dict[str, Deviation]],
+    deviations_of: Callable[[PoisonedRun], dict[str, Deviation]],
 ) -> CaseReport:
     """Run a case on windows of larger collections that begin at an odd row, and report on it.
-    `compared` returns the deviations of a run, by output."""
+    `deviations_of` returns the deviations of a run, by output."""
     try:
         free = Session(session.signature, session.executable, session.device, any_start=True)
         moved = run_poisoned(free, inputs, case, _ORDINARY, _NAN, moved=True)
-        return CaseReport(case, compared(moved), tuple(moved.faults), code=_ELSEWHERE)
+        return CaseReport(case, deviations_of(moved), tuple(moved.faults), code=_ELSEWHERE)
     except Exception as error:
         return _report_error(case, error)
 

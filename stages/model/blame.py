@@ -254,6 +254,7 @@ class _Operations(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        """Run an operation, which torch passes to this method, and record its result."""
         result = func(*args, **(kwargs or {}))
         plain = isinstance(result, torch.Tensor) and result.layout == torch.strided
         if plain and "empty" not in func.name():  # an empty tensor has arbitrary content

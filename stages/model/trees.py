@@ -211,12 +211,14 @@ def _number_nodes(nodes: Tree, roots: Array) -> _Numbered:
     leaf_count = is_leaf.astype(np.int64)  # how many leaves are below each node
     for level in reversed(parents):
         leaf_count[level] = leaf_count[children[level]].sum(axis=1)
-    number = np.zeros(len(children), np.int64)  # the number of the first leaf below each node
+    # Leaves are numbered from left to right. Each node first gets the number of its first leaf.
+    number = np.zeros(len(children), np.int64)
     number[roots] = np.cumsum(leaf_count[roots]) - leaf_count[roots]
     for level in parents:
         left, right = children[level].T
         number[left] = number[level]
         number[right] = number[left] + leaf_count[left]
+    # Then inner nodes get the numbers from 0 on in the order that they had, and leaves follow them.
     inner = np.sort(np.concatenate(parents))
     number[is_leaf] += len(inner)
     number[inner] = np.arange(len(inner))

@@ -190,7 +190,7 @@ def _draw_floats(
         return low * (1 - share) + high * share
     normal = torch.randn(shape, generator=generator, dtype=torch.float64)
     if kind == "positive":
-        return normal.abs() + 0.01
+        return normal.abs() + 0.01  # never 0
     if kind == "own size":
         largest = float(finite.abs().max())
         return normal * (largest or 1.0) / 2

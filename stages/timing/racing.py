@@ -294,12 +294,8 @@ def _summarize(times_us: list[float]) -> Timing:
     """The median, and the 5th and 95th percentile, of times in microseconds."""
     ordered = sorted(times_us)
     last = len(ordered) - 1
-    return Timing(
-        statistics.median(ordered),
-        ordered[round(0.05 * last)],
-        ordered[round(0.95 * last)],
-        len(ordered),
-    )
+    p05_us, p95_us = ordered[round(0.05 * last)], ordered[round(0.95 * last)]
+    return Timing(statistics.median(ordered), p05_us, p95_us, rounds=len(ordered))
 
 
 def p99_us(run: Callable[[], object]) -> float:

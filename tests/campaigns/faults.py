@@ -618,7 +618,8 @@ FAULTS = (
     ),
     Fault(
         "windows are not validated",
-        "    refusal = _find_refusal([_run_on_windows(session, inputs, case, deviations_of)], tolerances)",
+        "    refusal = _find_refusal("
+        "[_run_on_windows(session, inputs, case, deviations_of)], tolerances)",
         "    refusal = None",
         ("test_an_artifact_that_wants_aligned_rows_gets_no_other",),
     ),

@@ -65,6 +65,7 @@ class OnnxGraph(torch.nn.Module):
             self.register_buffer(self.constants[name], torch.from_numpy(np.array(value)))
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Run the nodes one after the other, and return the outputs in the graph's order."""
         # "" names an input that the node leaves out.
         values: dict[str, Any] = {"": None, **dict(zip(self.input_names, inputs, strict=True))}
         for name, value in self.constants.items():

@@ -63,6 +63,8 @@ class OnnxModel(torch.nn.Module):
         return [np.concatenate(output) for output in zip(*answers_by_row, strict=True)]
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Run the network on the blocks, in the order of its inputs. Raises CaptureError if they do
+        not fit, or ONNX Runtime fails on them."""
         names = [entry.name for entry in self.session.get_inputs()]
         if len(names) != len(inputs):
             raise CaptureError(
