@@ -131,13 +131,13 @@ def _apply_early(graph: Graph, value: Node, dim: int, weight: Node) -> Node:
         return _multiply(graph, value, dim, weight)
     first_feature = 0
     results: list[Node] = []
-    for source, its_dim in passage.sources:
+    for source, source_dim in passage.sources:
         own_weight = weight
         if passage.splits:  # the features of this input, of those that are concatenated
-            end = first_feature + int(sizes(source)[its_dim])
+            end = first_feature + int(sizes(source)[source_dim])
             own_weight = insert(graph, aten.slice.Tensor, weight, 1, first_feature, end)
             first_feature = end
-        results.append(_apply_early(graph, source, its_dim, own_weight))
+        results.append(_apply_early(graph, source, source_dim, own_weight))
     return passage.rebuild(graph, results, int(sizes(weight)[0]))
 
 

@@ -127,7 +127,7 @@ def _compile_in_best_store(plan: Plan, target: Target, out: Path) -> Report:
 def stores_to_try(plan: Plan) -> list[Store]:
     """Where a row's intermediate values may lie, in the order in which a build tries the places.
     Raises NotApplicableError if no place has room for all values."""
-    _require_room(4 * plan.size)
+    _require_room(plan.row_bytes)
     roomiest: Store = "shared" if _rows_of_block(plan) else "local"
     if sum(map(_unrolled_steps, plan.steps)) <= _UNROLLED and plan.size <= _MOST_STORED:
         return ["registers", roomiest]

@@ -57,7 +57,7 @@ def _build_plan(plan: Plan, target: Target, out: Path, timed: bool = False) -> N
 
 def _require_room(plan: Plan, widths: Sequence[Width]) -> None:
     """Raise NotApplicableError if a thread would need too much memory for intermediate values."""
-    needed = plan.size * 4 * max(width.lanes * width.vectors for width in widths)
+    needed = plan.row_bytes * max(width.lanes * width.vectors for width in widths)
     if needed > _LARGEST:
         raise NotApplicableError(
             f"its intermediate values take {needed >> 20} MB a thread, more than "

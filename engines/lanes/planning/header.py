@@ -57,11 +57,11 @@ def write_header(plan: Plan, members: Members, language: Language, store: Store)
             "MB that a header may hold: use the library (pipeline cxx)"
         )
     functions = _read_header("functions.h") + _read_header("kernels.h")
-    arena = "" if store == "registers" else f"  alignas(16) char arena[{4 * plan.size}];\n"
+    arena = "" if store == "registers" else f"  alignas(16) char arena[{plan.row_bytes}];\n"
     of_rows, run_rows = "", _KERNEL
     if on_cpu:
         code = _read_header("lanes.h") + functions + _define_block(row_block, ", char *arena")
-        of_rows, run_rows = _vector_code(vectors, code), _rows_function(members, plan.size)
+        of_rows, run_rows = _vector_code(vectors, code), _rows_function(members, plan.row_bytes)
     sections = [
         f"#ifndef {NAME}_{_DIGEST}\n#define {NAME}_{_DIGEST}",
         "#define UNROLLED" if store == "registers" else "",
@@ -293,16 +293,17 @@ def _row_by_arguments(members: Members) -> list[str]:
     ]
 
 
-def _rows_function(members: Members, size: int) -> str:
-    """The C++ function `rows`, which computes columns on a CPU. `size` is the plan's, in slots."""
-    storage = "static thread_local " if 4 * size * _MOST_ROWS > _MOST_ARENA else ""
+def _rows_function(members: Members, row_bytes: int) -> str:
+    """The C++ function `rows`, which computes columns on a CPU. `row_bytes` is that
+    of the plan."""
+    storage = "static thread_local " if row_bytes * _MOST_ROWS > _MOST_ARENA else ""
     return f"""\
 // Computes the rows from `begin` to `end` - 1, on a CPU. Any threads may compute different rows.
 static inline void rows(const Columns &of, int64_t begin, int64_t end) {{
 #if SOA_VECTORS
   const void *const columns[] = {{{", ".join(_addresses_of_columns(members))}}};
   const int64_t items[] = {{{_numbers_of_items("of", members)}}};
-  alignas(64) {storage}char arena[{4 * size} * of_rows::kRows + 64];
+  alignas(64) {storage}char arena[{row_bytes} * of_rows::kRows + 64];
   for (; end - begin >= of_rows::kRows; begin += of_rows::kRows) {{
     of_rows::block((void *const *)columns, items, begin, arena);
   }}

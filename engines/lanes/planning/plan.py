@@ -47,7 +47,7 @@ from engines.lanes.values import Open, Read, Tensor, Value, walk
 _CHEAP = 2
 _LONGEST = 100  # the most functions in a chain
 _MOST_SPLITS = 16  # the most times that loops of one product are split
-_LOOPS = (Product, Reduction, Sorted, Leaves, Scan, Scattered)
+_LOOPS = (Product, Reduction, Sorted, Leaves, Scan, Scattered)  # these have loops of their own
 _NOT_INLINE = (*_LOOPS, Assembly)  # all others may be computed in the loops of their readers
 
 
@@ -90,7 +90,7 @@ class Kernel:
         """
         index = source.variables()
         if isinstance(source, Product | Reduction) and source is into:
-            return cls(into, place, source, index, source, index)
+            return cls(into, place, source, index, inner=source, inner_at=index)
         return cls(into, place, source, index)
 
     def value(self, elements: Elements) -> Value:
@@ -146,6 +146,11 @@ class Plan:
     places: Mapping[Tensor, int]
     size: int
 
+    @property
+    def row_bytes(self) -> int:
+        """The number of bytes that the arena has for each row of a block."""
+        return 4 * self.size
+
 
 def make_plan(program: Program) -> Plan:
     """Decide which tensors of a program are stored, which loops write them, and where they lie.
@@ -153,7 +158,7 @@ def make_plan(program: Program) -> Plan:
     Raises NotApplicableError if a chain of functions of items is too long, since items cannot be
     stored.
     """
-    needed = in_memory(program) | _ends_of_long_chains(program)
+    needed = tensors_in_memory(program) | _ends_of_long_chains(program)
     # Which loops read a tensor depends on which tensors are computed in registers, and the other
     # way round. So the readers are found twice: first with a guess, the tensors that read a sum
     # directly.
@@ -169,7 +174,7 @@ def make_plan(program: Program) -> Plan:
     return Plan(program, elements, tuple(steps), places, size)
 
 
-def in_memory(program: Program) -> frozenset[Tensor]:
+def tensors_in_memory(program: Program) -> frozenset[Tensor]:
     """The tensors that must lie in memory because of how they are read.
 
     These are operands of products, inputs of sorts and of trees, tensors that are read at an index
@@ -202,7 +207,7 @@ def _ends_of_long_chains(program: Program) -> frozenset[Tensor]:
     ends: set[Tensor] = set()
     lengths: dict[Tensor, int] = {}
     for tensor in program:
-        if isinstance(tensor, _NOT_INLINE) or is_place(tensor):
+        if isinstance(tensor, _NOT_INLINE) or is_index_of_sort(tensor):
             continue
         length = max((lengths.get(source, 0) for source in tensor.sources), default=0)
         lengths[tensor] = length if isinstance(tensor, View) else length + 1
@@ -220,15 +225,16 @@ def _ends_of_long_chains(program: Program) -> frozenset[Tensor]:
 class _Readers:
     """Which loops read each tensor, directly or through tensors that are not stored.
 
-    `needed` are the tensors that must lie in memory (see `in_memory`). `unfinished` are the
-    products and reductions whose sums stay in registers, and the tensors computed there from such a
-    sum. `repeated` are tensors that have an element which their reader may read more than once.
+    `needed` are the tensors that must lie in memory (see `tensors_in_memory`). `in_registers` are
+    the products and reductions whose sums stay in registers, and the tensors computed there from
+    such a sum. `repeated` are tensors that have an element which their reader may read more than
+    once.
     """
 
     def __init__(
-        self, program: Program, needed: frozenset[Tensor], unfinished: frozenset[Tensor]
+        self, program: Program, needed: frozenset[Tensor], in_registers: frozenset[Tensor]
     ) -> None:
-        self.needed, self.unfinished = needed, unfinished
+        self.needed, self.in_registers = needed, in_registers
         self.by_tensor: dict[Tensor, set[Reader]] = defaultdict(set)
         self.repeated: set[Tensor] = set()
         for number, (argument, output) in enumerate(program.outputs):
@@ -251,11 +257,11 @@ class _Readers:
             if repeats:
                 self.repeated.add(source)
 
-    def shared(self, tensor: Tensor) -> bool:
+    def is_shared(self, tensor: Tensor) -> bool:
         """True if several loops read the tensor, or one loop reads an element more than once."""
         return len(self.by_tensor[tensor]) > 1 or tensor in self.repeated
 
-    def in_loops(self, tensor: Tensor) -> bool:
+    def feeds_loops(self, tensor: Tensor) -> bool:
         """True if a product, a reduction, a sort or another tensor of `_LOOPS` reads the tensor."""
         return any(isinstance(reader, _LOOPS) for reader in self.by_tensor[tensor])
 
@@ -264,10 +270,10 @@ class _Readers:
         because it must lie in memory, or because computing it for each reader would cost more."""
         if not isinstance(tensor, Map | Gathered):
             return False
-        if tensor in self.needed or (tensor in self.unfinished and self.in_loops(tensor)):
+        if tensor in self.needed or (tensor in self.in_registers and self.feeds_loops(tensor)):
             return True
-        is_expensive = tensor.cost > _CHEAP or tensor in self.unfinished
-        return is_expensive and self.shared(tensor)
+        is_expensive = tensor.cost > _CHEAP or tensor in self.in_registers
+        return is_expensive and self.is_shared(tensor)
 
 
 def _readers_of_sums(program: Program) -> frozenset[Tensor]:
@@ -282,17 +288,17 @@ def _readers_of_sums(program: Program) -> frozenset[Tensor]:
 def _tensors_in_registers(program: Program, readers: _Readers) -> frozenset[Tensor]:
     """The products and reductions whose sums are used while they are in registers, and all tensors
     that are computed there from such a sum."""
-    unfinished: set[Tensor] = set()  # as in `_Readers`
+    in_registers: set[Tensor] = set()
     for tensor in program:
         if isinstance(tensor, Product | Reduction):
-            in_registers = not readers.shared(tensor)
-        elif isinstance(tensor, _NOT_INLINE) or unfinished.isdisjoint(tensor.sources):
-            in_registers = False
+            stays = not readers.is_shared(tensor)
+        elif isinstance(tensor, _NOT_INLINE) or in_registers.isdisjoint(tensor.sources):
+            stays = False
         else:
-            in_registers = not readers.is_stored(tensor)
-        if in_registers:
-            unfinished.add(tensor)
-    return frozenset(unfinished)
+            stays = not readers.is_stored(tensor)
+        if stays:
+            in_registers.add(tensor)
+    return frozenset(in_registers)
 
 
 def _tensors_to_store(program: Program, readers: _Readers) -> frozenset[Tensor]:
@@ -306,10 +312,10 @@ def _tensors_to_store(program: Program, readers: _Readers) -> frozenset[Tensor]:
     last_sum: dict[Reader, Tensor] = {}
     for tensor in program:
         if not isinstance(tensor, Product | Reduction):
-            inline = not isinstance(tensor, _NOT_INLINE) and not is_place(tensor)
+            inline = not isinstance(tensor, _NOT_INLINE) and not is_index_of_sort(tensor)
             if not inline or readers.is_stored(tensor):
                 stored.add(tensor)
-        elif readers.shared(tensor) or readers.in_loops(tensor) or tensor in readers.needed:
+        elif readers.is_shared(tensor) or readers.feeds_loops(tensor) or tensor in readers.needed:
             stored.add(tensor)
         else:
             for reader in readers.by_tensor[tensor]:
@@ -319,7 +325,7 @@ def _tensors_to_store(program: Program, readers: _Readers) -> frozenset[Tensor]:
     return frozenset(stored)
 
 
-def is_place(tensor: Tensor) -> bool:
+def is_index_of_sort(tensor: Tensor) -> bool:
     """True if the tensor holds the indices of a sort, which writes them together with its
     values."""
     return any(isinstance(source, Sorted) and source.places is tensor for source in tensor.sources)
@@ -340,7 +346,7 @@ def _steps_of(program: Program, stored: frozenset[Tensor]) -> Iterator[Step]:
         elif isinstance(tensor, Scattered):
             yield Kernel.of(tensor, tensor.variables(), tensor.base)
             yield tensor
-        elif tensor in stored and not is_place(tensor):
+        elif tensor in stored and not is_index_of_sort(tensor):
             yield Kernel.of(tensor, tensor.variables(), tensor)
     for argument, tensor in program.outputs:
         yield Kernel.of(argument, tensor.variables(), tensor)

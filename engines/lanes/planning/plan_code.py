@@ -384,7 +384,7 @@ class Writer:
 
     def stride(self, source: Tensor, dim: int) -> int | None:
         """The distance in memory between neighbours along a dimension, in elements. 0 if there is
-        only one element. `source` lies in memory (see `plan.in_memory`)."""
+        only one element. `source` lies in memory (see `plan.tensors_in_memory`)."""
         index = source.variables()
         read = self.at(source, index)
         assert isinstance(read, Read)

@@ -374,10 +374,7 @@ class _Walk:
                 f"it has no code for sizes by {node.target}{_where(self.build.line)}"
             )
         values = self.build.values
-        operands = [
-            number if isinstance(number, Value) else values.literal(number, "int64")
-            for number in arguments
-        ]
+        operands = [x if isinstance(x, Value) else values.literal(x, "int64") for x in arguments]
         return values.call(function, *operands, dtype="int64")
 
     def add_outputs(self, node: Node) -> None:

@@ -38,7 +38,8 @@ def vectors_in_l1(plan: Plan, lanes: int) -> int:
     cache then, else 1. What a step writes, and the leaves of trees, do not count: they pass through
     the caches once, in order."""
     slots = max((_slots_read_by(plan, step) for step in plan.steps), default=0)
-    return next((vectors for vectors in (4, 2) if slots * 4 * lanes * vectors <= _L1), 1)
+    vector_bytes = 4 * slots * lanes  # a slot has 4 bytes for each row
+    return next((vectors for vectors in (4, 2) if vector_bytes * vectors <= _L1), 1)
 
 
 def _slots_read_by(plan: Plan, step: Step) -> int:
@@ -66,7 +67,7 @@ def write_source(plan: Plan, widths: Sequence[Width], timed: bool = False) -> So
     """
     constants = Constants()
     blocks = []
-    for part, width in enumerate(widths, 1):
+    for part, width in enumerate(widths, start=1):
         writer = Writer(plan, constants, width.registers, width.vectors, few=width.few, timed=timed)
         blocks.append(_code_of_width(part, width, writer.body()))
     head = f"#define STEPS {len(plan.steps)}\n{_HEAD}" if timed else _HEAD
@@ -85,7 +86,7 @@ def write_kernel(plan: Plan, threads: int, store: Store, rows: int = 1) -> Sourc
     body = Writer(plan, constants, REGISTERS, rows, store, threads=threads if shared else 0).body()
     text = _KERNEL.format(
         unrolled="#define UNROLLED\n" if store == "registers" else "",
-        arena=_ARENAS[store].format(4 * plan.size * rows),
+        arena=_ARENAS[store].format(plan.row_bytes * rows),
         rows=rows,
         row=f"BLOCK_NUMBER * {rows}" if shared else f"BLOCK_NUMBER * {threads} + THREAD_NUMBER",
         weights=_define_weights(bytes(constants.data) or b"\0", shared),
@@ -193,8 +194,8 @@ def _entry_definitions(plan: Plan, widths: Sequence[Width]) -> str:
     blocks and which run the last rows."""
     program, columns, dtypes = plan.program, columns_of(plan.program), dtype_letters(plan.program)
     rows = max(width.lanes * width.vectors for width in widths)
-    copies = sum(column.bytes * rows + 64 for column in columns)
-    arena = plan.size * 4 * rows
+    copies = sum(column.bytes * rows + 64 for column in columns)  # 64: for their alignment
+    arena = plan.row_bytes * rows
     numbers = {
         "kAbi": ABI,
         "kColumns": len(columns),
@@ -205,10 +206,10 @@ def _entry_definitions(plan: Plan, widths: Sequence[Width]) -> str:
     }
     # Whole blocks by the widest vectors; the last rows by the narrowest that hold them.
     whole = [width for width in widths if width.lanes == widths[0].lanes]
-    single = (width for width in widths if width.vectors == 1)
+    of_one_vector = (width for width in widths if width.vectors == 1)
     last = [
         f"RUN_ONE({width.name})" if width.lanes == 1 else f"RUN_FEW({width.name})"
-        for width in sorted(single, key=lambda width: width.lanes)
+        for width in sorted(of_one_vector, key=lambda width: width.lanes)
     ]
     return "\n".join(
         [

@@ -25,7 +25,7 @@ def rows_together(plan: Plan, threads: int, room: int) -> int:
     network with many positions, such as a convolution, one row may be enough. The block's shared
     memory has `room` bytes. Returns 0 if not even one row fits.
     """
-    fit = [rows for rows in _ROWS if 4 * plan.size * rows <= room]
+    fit = [rows for rows in _ROWS if plan.row_bytes * rows <= room]
     if not fit:
         return 0
     steps = (step for step in plan.steps if isinstance(step, Kernel))
