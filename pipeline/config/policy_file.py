@@ -10,12 +10,12 @@ from engines.target import Target
 from pipeline.config.mistakes import validated
 from pipeline.config.yaml_lines import Problem, read_yaml
 from registry.errors import TrustError
-from registry.promotion import Asked, Policy, ReferenceFile
+from registry.promotion import Policy, ReferenceFile, SourcedPolicy
 from registry.trust import read_trusted
 from soa.files import digest_of
 
 
-def load_policy(source: Path) -> Asked:
+def load_policy(source: Path) -> SourcedPolicy:
     """Read a policy file. If it has mistakes, raises a ConfigError that lists all of them, a line
     for each: `file:line: key: found; allowed`.
 
@@ -39,7 +39,7 @@ def load_policy(source: Path) -> Asked:
         path = (source.parent / policy.reference).resolve()
         reference = ReferenceFile(path, digest_of(path))
     policy = policy.model_copy(update={"signed_by": tuple(keys) or None})
-    return Asked(policy, f"{source.name} ({digest_of(source)[:12]})", reference)
+    return SourcedPolicy(policy, f"{source.name} ({digest_of(source)[:12]})", reference)
 
 
 def _check_targets(targets: Iterable[str]) -> Iterator[Problem]:

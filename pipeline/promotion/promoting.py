@@ -15,10 +15,10 @@ from registry.errors import BundleError, NotFoundError, RegistryError
 from registry.history import PREVIOUS, PRODUCTION, check_promotable
 from registry.housekeeping import Imported, import_from
 from registry.promotion import (
-    Asked,
     Decision,
     PromotionRefused,
     Requirements,
+    SourcedPolicy,
     altered,
     check_override,
     decide,
@@ -163,7 +163,7 @@ def _read_shadow_record(file: Path, version: Version, replaced: Version | None) 
 
 
 def join_requirements(
-    bundle: Bundle, alias: str, max_slowdown: float | None, policies: Sequence[Asked]
+    bundle: Bundle, alias: str, max_slowdown: float | None, policies: Sequence[SourcedPolicy]
 ) -> Requirements:
     """Return the conditions of the version's config and of all policies together.
 

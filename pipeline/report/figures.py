@@ -315,6 +315,7 @@ def _line_figure(
         return None
 
     def draw(axes: Any) -> None:
+        """Draw all lines and limits into the axes of matplotlib, and scale them."""
         for i, line in enumerate(lines):
             _draw_line(axes, line, _SERIES[i % len(_SERIES)], _MARKERS[i % len(_MARKERS)])
         for limit in limits:
@@ -323,6 +324,7 @@ def _line_figure(
         axes.xaxis.set_major_formatter(lambda value, _: axis.x_unit(value))
 
     def in_words(line: Line) -> str:
+        """Return the points of a line as text."""
         points = ", ".join(f"{axis.unit(y)} at {axis.x_unit(x)}" for x, y in line.points)
         return f"{line.name}: {points}"
 
@@ -341,6 +343,7 @@ def _step_figure(
     edge_texts = [edge if isinstance(edge, str) else number(edge) for edge in edges]
 
     def draw(axes: Any) -> None:
+        """Draw all histograms into the axes of matplotlib, and scale them."""
         # A bin with a text has width 1 and its text in the middle, at the bin's index.
         places = [i - 0.5 for i in range(len(edges) + 1)] if named else edges
         for i, steps in enumerate(series):
@@ -362,6 +365,7 @@ def _step_figure(
             axes.xaxis.set_major_formatter(lambda value, _: number(value))
 
     def in_words(steps: Steps) -> str:
+        """Return the bins of a histogram as text, without empty ones."""
         pairs = zip(steps.values, edge_texts, strict=False)
         bins = ", ".join(f"{axis.unit(value)} from {begin}" for value, begin in pairs if value)
         return f"{steps.name}: {bins}"

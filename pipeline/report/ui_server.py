@@ -59,34 +59,39 @@ def make_site(registry: Registry, host: str = _THIS_HOST[0]) -> Any:
         return HTMLResponse(text, status, headers=_HEADERS)
 
     @app.exception_handler(SoaPipelineError)
-    def refusal(_: Request, error: SoaPipelineError) -> HTMLResponse:
+    def show_error(_: Request, error: SoaPipelineError) -> HTMLResponse:
+        """The page about an error of a request; HTTP 404 if something does not exist, else 503."""
         missing = isinstance(error, NotFoundError)
         title = "Not found" if missing else "Not available now"
         return answer(render_page(title, [], [plain(error)], [HOME]), 404 if missing else 503)
 
     @app.get("/")
-    def models() -> HTMLResponse:
-        versions_of = {each.name: registry.versions(each.name) for each in registry.list()}
+    def show_models() -> HTMLResponse:
+        """The page with all models; for a registry without any, what to do."""
+        versions_of = {model.name: registry.versions(model.name) for model in registry.list()}
         if not versions_of:
             empty = "It is empty: fill it with `pipeline run CONFIG`."
             return answer(render_page("Models", [Section(registry.shown, [empty])]))
         return answer(models_page(versions_of, registry.shown))
 
     @app.get("/models/{name}")
-    def model(name: str) -> HTMLResponse:
+    def show_model(name: str) -> HTMLResponse:
         with _one_at_a_time:
             return answer(model_page(name, registry.versions(name), registry.history(name)))
 
     @app.get("/models/{name}/{number}")
-    def version(name: str, number: int) -> HTMLResponse:
-        known = registry.find(Ref(name, number))
+    def show_version(name: str, number: int) -> HTMLResponse:
+        """The page of a version, whose digests are checked before."""
+        version = registry.find(Ref(name, number))
         with _one_at_a_time:
-            opened = open_version(Opening(known.ref, mode="test", registry=registry))
+            opened = open_version(Opening(version.ref, mode="test", registry=registry))
             events = registry.history(name)
-            return answer(version_page(opened.bundle, known, events, _page_links(registry, known)))
+            return answer(
+                version_page(opened.bundle, version, events, _page_links(registry, version))
+            )
 
     @app.get("/models/{name}/{second}/beside/{first}")
-    def beside(name: str, second: int, first: int) -> HTMLResponse:
+    def show_difference(name: str, second: int, first: int) -> HTMLResponse:
         with _one_at_a_time:
             difference = diff(registry, f"{name}/{first}", f"{name}/{second}")
         ends = ((f"{name}/{n}", f"/models/{name}/{n}") for n in (first, second))

@@ -106,7 +106,7 @@ def open_sealed(
         raise BundleError(f"{root}: no such {'bundle' if main == MANIFEST else 'annex'} folder")
     sums = read_sealed(root, SUMS)
     listed = _parse_sums(root, sums, main)
-    _require_listed_files(root, listed, aside)
+    _require_listing(root, listed, aside)
     content = read_sealed(root, main)
     _require_digest(root, main, listed, hashlib.sha256(content).hexdigest(), len(content))
     hashed: dict[str, Identity] = {}
@@ -269,7 +269,7 @@ def _list_files(root: Path) -> Iterator[str]:
                     raise BundleError(f"{root}: {name} is not a plain file")
 
 
-def _require_listed_files(root: Path, listed: Mapping[str, str], aside: Collection[str]) -> None:
+def _require_listing(root: Path, listed: Mapping[str, str], aside: Collection[str]) -> None:
     """Raise BundleError if a listed file is missing, or if a file is there that is not listed.
 
     Files in the subfolders `aside` are left out.

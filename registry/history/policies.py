@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
     from registry.mlflow import Access
-    from registry.promotion import Asked, Policy
+    from registry.promotion import Policy, SourcedPolicy
 
 _EXPERIMENT = "soa-pipeline policy"
 _SCOPE = "soa.policy.scope"
@@ -78,7 +78,9 @@ def _finish_as_last(
         client.set_terminated(run, "FINISHED", end_time=end)
 
 
-def policies_in_force(access: Access, model: str | None, into: Path | None = None) -> list[Asked]:
+def policies_in_force(
+    access: Access, model: str | None, into: Path | None = None
+) -> list[SourcedPolicy]:
     """Return the registry's policy and that of `model`, as far as they are set.
 
     Their reference sets are copied into the folder `into` and their digests are checked; if `into`
@@ -107,7 +109,7 @@ def _last_run(store: Store, experiment: str, model: str | None) -> StoredRun | N
     return next(iter(store.runs(query)), None)
 
 
-def _read_policy(access: Access, run: StoredRun, into: Path | None) -> Asked:
+def _read_policy(access: Access, run: StoredRun, into: Path | None) -> SourcedPolicy:
     """Read the policy that a run holds, and its origin. Raises RegistryError if it is damaged.
 
     Its reference set is copied into a new folder in `into`, unless that is None.
@@ -115,7 +117,7 @@ def _read_policy(access: Access, run: StoredRun, into: Path | None) -> Asked:
     # Imported here: these need pydantic, which a lookup should not load if no policy is set.
     from pydantic import ValidationError
 
-    from registry.promotion import Asked, Policy, ReferenceFile
+    from registry.promotion import Policy, ReferenceFile, SourcedPolicy
 
     scope = run.tags[_SCOPE]
     owner = "the registry's policy" if scope == _EVERY_MODEL else f"the registry's for {scope}"
@@ -133,7 +135,7 @@ def _read_policy(access: Access, run: StoredRun, into: Path | None) -> Asked:
             "set it again"
         ) from error
     if into is None or policy.reference is None:
-        return Asked(policy, origin)
+        return SourcedPolicy(policy, origin)
     folder = into / run.id  # two policies may name files alike
     folder.mkdir()
     name = Path(policy.reference).name
@@ -142,4 +144,4 @@ def _read_policy(access: Access, run: StoredRun, into: Path | None) -> Asked:
     sha256 = digest_of(path)
     if sha256 != run.tags.get(_SHA256):
         raise RegistryError(f"{origin}: its reference set is not the file that was named")
-    return Asked(policy, origin, ReferenceFile(path, sha256))
+    return SourcedPolicy(policy, origin, ReferenceFile(path, sha256))

@@ -134,8 +134,7 @@ class Access:
         """Do what makes the first write slow: import libraries, connect, make tables in memory.
 
         Tables are made if the registry does not exist yet. This takes seconds, so it can run in the
-        background. Nothing is created, and errors are
-        ignored: the later write raises them again.
+        background. Nothing is created, and errors are ignored: the later write raises them again.
         """
         _silence_mlflow()
         import mlflow.tracking  # noqa: F401

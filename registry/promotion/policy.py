@@ -71,8 +71,8 @@ class ReferenceFile:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A policy, its origin as text, and the reference file that it names."""
+class SourcedPolicy:
+    """A policy, the text that names its origin, and the reference file that the policy names."""
 
     policy: Policy
     origin: str
@@ -106,7 +106,7 @@ def strictest(
     own_targets: Sequence[str],
     own_max_outside: float,
     own_max_slowdown: float,
-    policies: Sequence[Asked],
+    policies: Sequence[SourcedPolicy],
     *,
     production: bool = True,
     own_reproducible: bool = False,
@@ -119,7 +119,7 @@ def strictest(
     `production`: True if the alias is `production`. For other aliases `min_time_in_staging`,
     `approvals` and `signed_by` are ignored.
     """
-    every = [asked.policy for asked in policies]
+    every = [sourced.policy for sourced in policies]
     for_production = every if production else []  # those whose production requirements count
     named = [target for policy in every for target in policy.targets or ()]
     by_output: dict[str, float] = {}
@@ -128,7 +128,9 @@ def strictest(
             by_output[output] = min(limit, by_output.get(output, limit))
     outside = [policy.max_outside for policy in every if policy.max_outside is not None]
     slowdown = [policy.max_slowdown for policy in every if policy.max_slowdown is not None]
-    references = {asked.reference.sha256: asked.reference for asked in policies if asked.reference}
+    references = {
+        sourced.reference.sha256: sourced.reference for sourced in policies if sourced.reference
+    }
     waits = [policy.min_time_in_staging for policy in for_production if policy.min_time_in_staging]
     approvals = [name for policy in for_production for name in policy.approvals or ()]
     return Requirements(
@@ -143,6 +145,6 @@ def strictest(
         min_time_in_staging=max(map(parse_duration, waits), default=timedelta(0)),
         approvals=tuple(dict.fromkeys(approvals)),
         signed_by=tuple(policy.signed_by for policy in for_production if policy.signed_by),
-        origins=tuple(asked.origin for asked in policies),
+        origins=tuple(sourced.origin for sourced in policies),
         production=production,
     )

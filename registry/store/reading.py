@@ -22,7 +22,7 @@ from registry.trust import Trusted
 from registry.version import Promotion, Version
 
 if TYPE_CHECKING:
-    from registry.promotion import Asked
+    from registry.promotion import SourcedPolicy
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,9 @@ class Reader(Access):
             history = History(store, experiment.id, version.name)
             return promotions_of(store, history, version, alias)
 
-    def policies(self, model: str | None = None, into: Path | None = None) -> Sequence[Asked]:
+    def policies(
+        self, model: str | None = None, into: Path | None = None
+    ) -> Sequence[SourcedPolicy]:
         """Return the policies of this registry: the one for every model, and that for `model`.
 
         Their reference sets are copied into the folder `into`, unless that is None.

@@ -17,7 +17,7 @@ from pipeline.promotion.promoting import promote
 from registry.bundle.bundle import Bundle
 from registry.errors import RegistryError
 from registry.promotion import PromotionRefused
-from registry.promotion.policy import Asked, Policy
+from registry.promotion.policy import Policy, SourcedPolicy
 from registry.store.registry import Registry
 from tests.models import bundles
 from tests.models.keys import make_keys
@@ -57,7 +57,7 @@ def write(folder: Path, text: str) -> Path:
 
 
 @pytest.fixture
-def of_the_page(tmp_path: Path) -> Asked:
+def of_the_page(tmp_path: Path) -> SourcedPolicy:
     """The policy that the page shows."""
     page = (ROOT / "docs" / "howto" / "gates.md").read_text()
     blocks = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
@@ -67,19 +67,19 @@ def of_the_page(tmp_path: Path) -> Asked:
     return load_policy(write(tmp_path, text))
 
 
-def test_the_page_shows_every_key(of_the_page: Asked) -> None:
+def test_the_page_shows_every_key(of_the_page: SourcedPolicy) -> None:
     shown = of_the_page.policy.model_dump(exclude_defaults=True)
     assert set(shown) == set(Policy.model_fields)
 
 
-def test_the_page_names_outputs_of_the_demo(of_the_page: Asked) -> None:
+def test_the_page_names_outputs_of_the_demo(of_the_page: SourcedPolicy) -> None:
     demo = load_config(ROOT / "configs" / "demo.yaml")
     outputs = {output.name for output in demo.outputs}
     assert set(of_the_page.policy.max_outside_by_output) <= outputs
 
 
 def test_a_policy_says_its_file_and_finds_others_from_its_folder(
-    of_the_page: Asked, tmp_path: Path
+    of_the_page: SourcedPolicy, tmp_path: Path
 ) -> None:
     assert of_the_page.origin.startswith("policy.yaml (")
     assert of_the_page.reference is not None

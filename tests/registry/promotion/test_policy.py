@@ -12,7 +12,13 @@ from mlflow.tracking import MlflowClient
 from pydantic import ValidationError
 
 from registry import Bundle, NotFoundError, PromotionRefused, Registry, RegistryError
-from registry.promotion.policy import Asked, Policy, ReferenceFile, parse_duration, strictest
+from registry.promotion.policy import (
+    Policy,
+    ReferenceFile,
+    SourcedPolicy,
+    parse_duration,
+    strictest,
+)
 from tests.models.bundles import PASSED, V3
 from tests.models.mlflow_server import client_of
 
@@ -32,9 +38,9 @@ def test_text_that_is_no_duration_is_refused(text: str) -> None:
         Policy(min_time_in_staging=text)
 
 
-def asked(policy: Policy, origin: str = "p", sha256: str = "") -> Asked:
+def asked(policy: Policy, origin: str = "p", sha256: str = "") -> SourcedPolicy:
     """A policy as gates get it; with a digest, it has a reference set."""
-    return Asked(policy, origin, ReferenceFile(Path(sha256), sha256) if sha256 else None)
+    return SourcedPolicy(policy, origin, ReferenceFile(Path(sha256), sha256) if sha256 else None)
 
 
 def test_without_a_policy_the_limits_of_the_config_count() -> None:
@@ -105,7 +111,7 @@ def test_another_policy_never_loosens(
 ) -> None:
     """A pair is the limit on values outside, and how much slower a version may be."""
 
-    def policy(outside: float | None, slower: float | None) -> Asked:
+    def policy(outside: float | None, slower: float | None) -> SourcedPolicy:
         slowdown = None if slower is None else 1 + slower
         return asked(Policy(max_outside=outside, max_slowdown=slowdown))
 
