@@ -56,16 +56,17 @@ def sum_or_mean(
     summed = add_reduction(build, "sum", build.cast(x, op.dtype), dim, op.dtype, keepdim)
     if op.name == "sum":
         return summed
+    terms = x.count // max(summed.count, 1)  # of each sum
     # Divided, not multiplied by 1 / n, so that the mean of equal numbers is exactly that number.
-    return build.map("div", [summed, x.count // max(summed.count, 1)], op.shape, op.dtype)
+    return build.map("div", [summed, terms], op.shape, op.dtype)
 
 
 @lowers(*_KINDS, rows=row_rules.follow_along_dims)
 def extremum_or_product(
     build: Builder, op: Operator, x: Tensor, /, dim: Any = None, keepdim: bool = False
 ) -> Tensor:
-    """The largest or smallest element or the product along `dim`, or whether any or all elements
-    there are true; along all dimensions if `dim` is None."""
+    """The largest or smallest element along `dim`, the product, or whether any or all elements are
+    true. `dim` may be several dimensions; None means all."""
     if not x.shape:
         return build.cast(x, op.dtype)
     return add_reduction(build, _KINDS[op.name], build.cast(x, op.dtype), dim, op.dtype, keepdim)
@@ -94,9 +95,9 @@ def max_or_min(
     dim: int | None = None,
     keepdim: bool = False,
 ) -> Tensor | list[Tensor]:
-    """Three operators of torch: with `other`, the larger or smaller of two tensors' elements; with
-    `dim`, the largest or smallest element along it, and its index; with neither, that of all
-    elements."""
+    """With `other`, the larger or smaller one of each pair of elements. With `dim`, the largest or
+    smallest element along it, and its index. With neither, the largest or smallest of all elements.
+    """
     if other is not None:
         function = {"max": "maximum", "min": "minimum"}[op.name]
         return build.map(function, [x, other], op.shape, op.dtype)
@@ -112,8 +113,8 @@ def variance(
     correction: float | None = None, keepdim: bool = False,
 ) -> Tensor | list[Tensor]:  # fmt: skip
     """The variance along `dim`; with `var_mean`, also the mean. The squared differences from the
-    mean are summed in a second pass, and divided by their number minus `correction`, which is 1 or
-    0 by `unbiased` if it is not given."""
+    mean are summed in a second pass, and divided by their number minus `correction`. If that is
+    None, it is 1 if `unbiased`, else 0."""
     if correction is None:
         correction = float(unbiased)
     mean, var = mean_and_variance(build, x, dim, correction)
@@ -164,8 +165,9 @@ def layer_norm(
     eps: float,
     /,
 ) -> list[Tensor]:
-    """Scales `x` to mean 0 and variance 1 over the last axes, which have the sizes `shape`, then by
-    `weight` and `bias` if they are not None. Also returns the means, and 1 / the deviations."""
+    """Normalizes `x` to mean 0 and variance 1 over the last dimensions, which have the sizes
+    `shape`; then multiplies by `weight` and adds `bias`, unless they are None. Also returns the
+    means, and the factors 1 / sqrt(variance + eps)."""
     dims = list(range(len(x.shape) - len(shape), len(x.shape)))
     mean, var = mean_and_variance(build, x, dims, correction=0)
     scale = _inverse_root(build, var, eps)
@@ -179,10 +181,11 @@ def group_norm(
     build: Builder, op: Operator, x: Tensor, weight: Any, bias: Any, n: int, channels: int,
     rest: int, groups: int, eps: float, /,
 ) -> list[Tensor]:  # fmt: skip
-    """Scales `x` to mean 0 and variance 1 in each group of channels, then by `weight` and `bias` if
-    they are not None. Also returns the means, and 1 / the deviations.
+    """Normalizes `x` to mean 0 and variance 1 in each group of channels; then multiplies by
+    `weight` and adds `bias`, unless they are None. Also returns the means, and the factors
+    1 / sqrt(variance + eps).
 
-    The shape of `x` is (n, channels, …), where … has `rest` elements.
+    The shape of `x` is (n, channels, …), and `rest` is the number of elements of a channel.
     """
     shape = (n, groups, channels // groups, rest)
     grouped = reshape(build, Operator.of("view", shape, x.dtype), x)
@@ -201,9 +204,9 @@ def batch_norm(
     build: Builder, op: Operator, x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, /,
     eps: float,
 ) -> list[Tensor]:  # fmt: skip
-    """Scales each channel by constants, with one fma for each element. The constants are computed
-    here, in double precision. torch's other two results are for training only, and never read:
-    `x` stands for them."""
+    """Normalizes each channel with one fma for each element. Its factor and summand are computed
+    here, in double precision. torch's other two results are for training only, and never read: `x`
+    stands for them."""
     scale = 1 / torch.sqrt(var.double() + eps)
     if weight is not None:
         scale = scale * weight.double()

@@ -26,7 +26,7 @@ def gather(build: Builder, op: Operator, x: Any, dim: int, index: Any, /) -> Ten
     base = build.as_tensor(x)
     dim %= max(len(base.shape), 1)
     picks = [same_index(d) for d in range(len(base.shape))]
-    picks[dim] = per_element(build, index, op.shape)
+    picks[dim] = pick_per_element(build, index, op.shape)
     return pick_elements(build, base, op.shape, picks)
 
 
@@ -36,7 +36,7 @@ def index_select(build: Builder, op: Operator, x: Any, dim: int, index: Any, /) 
     base = build.as_tensor(x)
     dim %= max(len(base.shape), 1)
     picks = [same_index(d) for d in range(len(base.shape))]
-    picks[dim] = along_dim(build, index, op.shape, dim)
+    picks[dim] = pick_along_dim(build, index, op.shape, dim)
     return pick_elements(build, base, op.shape, picks)
 
 
@@ -115,19 +115,19 @@ class _Indexing:
         if isinstance(index, torch.Tensor):
             wrapped = torch.where(index < 0, index + size, index) if size != UNKNOWN else index
             return _constant_pick(wrapped.expand(self.common), self.common, begin)
-        spread = build.expand(from_end(build, index, size), self.common)
+        spread = build.expand(wrap_negative(build, index, size), self.common)
         return build.view(spread, self.shape, lambda own: own[begin:end])
 
 
-def from_end(build: Builder, index: Tensor, size: int) -> Tensor:
-    """A tensor of indices as int64, with `size` added to those that are negative. If `size` is
-    UNKNOWN, it is not added."""
+def wrap_negative(build: Builder, index: Tensor, size: int) -> Tensor:
+    """Returns a tensor of indices as int64, with `size` added to those that are negative. If `size`
+    is UNKNOWN, none is changed."""
     index = build.cast(index, "int64")
     if size == UNKNOWN or (index.bounds is not None and index.bounds[0] >= 0):
         return index
     values = build.values
 
-    def count_from_begin(position: Value) -> Value:
+    def wrap(position: Value) -> Value:
         low, high = position.bounds or RANGES["int64"]
         if low >= 0:
             return position
@@ -137,7 +137,7 @@ def from_end(build: Builder, index: Tensor, size: int) -> Tensor:
         bounds = (min(low + size, 0), max(high, size - 1))
         return values.call("select", is_negative, moved, position, dtype="int64", bounds=bounds)
 
-    return build.add(Map(values, "int64", count_from_begin, [index], cost=2))
+    return build.add(Map(values, "int64", wrap, [index], cost=2))
 
 
 def pick_elements(
@@ -159,7 +159,7 @@ def same_index(dim: int) -> Pick:
     return lambda own: own[dim]
 
 
-def per_element(build: Builder, index: Any, shape: Sequence[int]) -> Pick:
+def pick_per_element(build: Builder, index: Any, shape: Sequence[int]) -> Pick:
     """The pick that takes a given index for each element of the result. `index` has the result's
     `shape`."""
     if isinstance(index, torch.Tensor):
@@ -167,7 +167,7 @@ def per_element(build: Builder, index: Any, shape: Sequence[int]) -> Pick:
     return build.as_tensor(index, "int64")
 
 
-def along_dim(build: Builder, index: Any, shape: Sequence[int], dim: int) -> Pick:
+def pick_along_dim(build: Builder, index: Any, shape: Sequence[int], dim: int) -> Pick:
     """The pick that takes entry i of the vector `index` for the elements whose index along `dim` of
     the result is i. `shape` is that of the result."""
     if isinstance(index, torch.Tensor):
@@ -187,7 +187,7 @@ def topk(
     build: Builder, op: Operator, x: Tensor, /, k: int, dim: int = -1, largest: bool = True,
 ) -> list[Tensor]:  # fmt: skip
     """The `k` largest or smallest elements along `dim`, in order, and their indices."""
-    return _first_in_order(build, x, dim, k, largest)
+    return _sort_along(build, x, dim, k, largest)
 
 
 @lowers("sort", rows=row_rules.follow_along_dims)
@@ -195,12 +195,10 @@ def sort(
     build: Builder, op: Operator, x: Tensor, /, dim: int = -1, descending: bool = False
 ) -> list[Tensor]:
     """The elements in ascending or descending order along `dim`, and their indices."""
-    return _first_in_order(build, x, dim, x.shape[dim], descending)
+    return _sort_along(build, x, dim, x.shape[dim], descending)
 
 
-def _first_in_order(
-    build: Builder, x: Tensor, dim: int, count: int, descending: bool
-) -> list[Tensor]:
+def _sort_along(build: Builder, x: Tensor, dim: int, count: int, descending: bool) -> list[Tensor]:
     """Adds a sort along `dim`. Returns the first `count` elements in order, and their indices."""
     numbers = build.cast(x, "int32") if x.dtype == "bool" else x  # a stored true is -1
     in_order = Sorted(build.storable(numbers), dim % len(x.shape), count, descending)
@@ -224,7 +222,7 @@ def scatter(
         raise NotKnown(f"scatter with {how!r}")
     shape = tuple(index.shape)
     picks = [same_index(d) for d in range(len(shape))]
-    picks[dim % len(shape)] = per_element(build, index, shape)
+    picks[dim % len(shape)] = pick_per_element(build, index, shape)
     numbers = build.as_tensor(source, op.dtype)
     if numbers.shape and numbers.shape != shape:  # of a larger source, the first elements count
         numbers = build.view(numbers, shape, lambda own: own)
@@ -285,8 +283,8 @@ def _put_by_mask(
     shape = (*mask.shape, *[1] * (len(op.shape) - first_dim - rank))
     mask = build.view(mask, shape, lambda own: own[:rank])
     number = build.view(value, (), lambda _: (constant(0),) * len(value.shape))
-    put = build.map("add", [x, number], op.shape, op.dtype) if accumulate else number
-    return select(build, op, mask, put, x)
+    new_value = build.map("add", [x, number], op.shape, op.dtype) if accumulate else number
+    return select(build, op, mask, new_value, x)
 
 
 def _scatter(

@@ -83,14 +83,14 @@ def _build_forest(trees: _Trees, depth: int, equal: bool, columns: int) -> Fores
     words = int(first_words[-1])
     nodes = _list_entries(trees, below, first_words)
     ordered = nodes.in_order(np.argsort(nodes.word, kind="stable"))
-    paths = _order_along_paths(trees, columns, len(nodes.word), words)
+    paths = _build_paths(trees, columns, len(nodes.word), words)
     return Forest(
         thresholds=torch.from_numpy(ordered.threshold),
         nodes=_pair_as_int32(ordered.column, ordered.kept),
         words=_as_int32(np.searchsorted(ordered.word, np.arange(words + 1))),
         trees=_pair_as_int32(first_words, np.append(first_leaves, last_leaves[-1] + 1)),
         equal=equal,
-        ranks=_rank_nodes(nodes, words, columns) if paths is None else None,
+        ranks=_build_ranks(nodes, words, columns) if paths is None else None,
         paths=paths,
     )
 
@@ -158,13 +158,14 @@ def _list_entries(trees: _Trees, below: _LeavesBelow, first_words: Array) -> _No
     return _Nodes(trees.feature[node], trees.threshold[node], first_words[tree[node]] + word, kept)
 
 
-def _rank_nodes(nodes: _Nodes, words: int, columns: int) -> Ranks | None:
+def _build_ranks(nodes: _Nodes, words: int, columns: int) -> Ranks | None:
     """Sorts the nodes by column and threshold, and makes their masks. Returns None if there are too
-    many words or columns, or if the masks of all columns would have too many words."""
+    many words or columns, or if a single mask for each column has too many words already."""
     width = -(-words // _WIDTH) * _WIDTH
     masks_left = _MOST_MASK_WORDS / width - columns  # each column begins with a mask
     if width > _MOST_WORDS or columns > _MOST_COLUMNS or masks_left < 1:
         return None
+    # So many nodes from one mask to the next that no more than `masks_left` are made.
     step = _STEP * max(1, math.ceil(len(nodes.word) / masks_left / _STEP))
     ordered = nodes.in_order(np.lexsort((nodes.threshold, nodes.column)))
     first_nodes = np.searchsorted(ordered.column, np.arange(columns + 1))
@@ -186,12 +187,12 @@ def _rank_nodes(nodes: _Nodes, words: int, columns: int) -> Ranks | None:
     )
 
 
-def _order_along_paths(trees: _Trees, columns: int, entries: int, words: int) -> Paths | None:
-    """Orders the nodes for rows that go down from the roots. Returns None if this takes longer than
-    clearing bits: by `entries`, the number of those in `_Nodes`, in so many `words`."""
+def _build_paths(trees: _Trees, columns: int, entries: int, words: int) -> Paths | None:
+    """Makes the table of nodes for rows that go down from the roots. Returns None if that is slower
+    than clearing bits, as judged from the number of `entries` (see `_Nodes`) and of `words`."""
     levels = list(_levels(trees))
-    # If half of the rows of a node go to each side, a row meets a node of level k with probability
-    # 2^-k. `nodes_met`: how many a row meets on average.
+    # How many inner nodes a row meets on average. If half of the rows at a node go to each side, a
+    # row meets a node of level k with probability 2^-k.
     nodes_met = sum(np.count_nonzero(level < trees.inner) / 2**k for k, level in enumerate(levels))
     deep = entries > _DEEP * nodes_met
     if columns > _MOST_COLUMNS or not (deep or nodes_met < words + _SHORT):
