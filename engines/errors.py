@@ -58,7 +58,7 @@ FULL_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _FULL_DISK_PHRASES = ("No space left on device", "Disk quota exceeded")
 
 
-def out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """True if an exception, or one of its causes, says that memory ran out."""
     for cause in causes(error, contexts=True):
         text = str(cause).lower()
@@ -69,7 +69,7 @@ def out_of_memory(error: BaseException) -> bool:
     return False
 
 
-def full_disk(error: BaseException) -> bool:
+def is_full_disk(error: BaseException) -> bool:
     """True if an exception, or one of its causes, says that a disk or a quota is full."""
     for cause in causes(error, contexts=True):
         text = str(cause)
@@ -85,7 +85,7 @@ def first_line(error: BaseException) -> str:
 
     If memory ran out, this is a short message with advice instead.
     """
-    if out_of_memory(error):
+    if is_out_of_memory(error):
         return f"out of memory: {MORE_MEMORY}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

@@ -17,7 +17,7 @@ import torch
 from engines.base import FACTS, Engine, Executable, Portable
 from engines.errors import EngineError, NotApplicableError, first_line
 from engines.exported import bounds, load_program, move_to_gpu, quiet_torch
-from engines.kinds import cpu_code, inductor_settings
+from engines.kinds import cpu_code_settings, inductor_settings
 from engines.onnx import OnnxProgram, Output, return_columns
 from engines.target import Target
 from soa.errors import needs_extra
@@ -45,7 +45,7 @@ class TensorRtEngine(Engine, engine="tensorrt", order=70, default=False):
             # The default of torch-tensorrt is to use TF32.
             settings = {"disable_tf32": not torch.backends.cuda.matmul.allow_tf32, **options}
             inputs = [library.Input(**keywords) for keywords in ranges]
-            host_code = cpu_code(target)
+            host_code = cpu_code_settings(target)
             try:
                 compiled = library.dynamo.compile(program, arg_inputs=inputs, **settings)
                 with inductor_settings(host_code) as known, torch._inductor.config.patch(known):

@@ -19,7 +19,7 @@ from engines.aoti.needs import needs_proxy_executor
 from engines.base import FACTS, Portable
 from engines.errors import EngineError
 from engines.exported import load_program, move_to_gpu, quiet_torch, read_bools_as_bytes
-from engines.kinds import cpu_code, inductor_settings
+from engines.kinds import cpu_code_settings, inductor_settings
 from engines.target import Target
 from soa.dtypes import DTYPES
 
@@ -94,7 +94,7 @@ def settings_for(target: Target, options: Mapping[str, Any]) -> dict[str, Any]:
     number of CPU threads (1 if not given)."""
     threads = {"cpp.threads": 1} if target.device == "cpu" else {}
     renamed = {"cpp.threads" if key == "threads" else key: value for key, value in options.items()}
-    return {**cpu_code(target), **threads, **renamed}
+    return {**cpu_code_settings(target), **threads, **renamed}
 
 
 def _separable_constants(program: ExportedProgram, library: Path) -> dict[str, torch.Tensor] | None:

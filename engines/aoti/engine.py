@@ -35,7 +35,7 @@ class AotiEngine(Engine, engine="aoti", order=10):
     in_place_of = "lanes"
     for_heavy_rows = True
 
-    def build(self) -> AotiBuild:
+    def make_builder(self) -> AotiBuild:
         """Make the object that compiles for this engine. It imports torch."""
         from engines.aoti.build import AotiBuild
 
@@ -52,7 +52,7 @@ class AotiEngine(Engine, engine="aoti", order=10):
             raise EngineError(f"CXX={command}: {self.name} needs a compiler without options")
         if shutil.which(compiler) is None:
             raise EngineError(f"no C++ compiler is here: {compiler} is not on PATH; install g++")
-        return self.build().compile(source, target, options, out)
+        return self.make_builder().compile(source, target, options, out)
 
     def open(
         self, file: Path, device: torch.device, threads: int = 1, instances: int | None = None
@@ -75,7 +75,7 @@ class StandaloneEngine(AotiEngine, engine="aoti-standalone", order=13, torch=Fal
 
     for_heavy_rows = False
 
-    def build(self) -> AotiBuild:
+    def make_builder(self) -> AotiBuild:
         from engines.aoti.standalone import StandaloneBuild
 
         return StandaloneBuild()

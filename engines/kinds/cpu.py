@@ -66,7 +66,7 @@ def missing_features(arch: str) -> str:
     return missing_cpu_features(arch)
 
 
-def cpu_code(target: Target) -> dict[str, Any]:
+def cpu_code_settings(target: Target) -> dict[str, Any]:
     """The settings by which Inductor builds CPU code for a target instead of for this host.
 
     An artifact for a GPU has CPU code, too, which launches the kernels. It is built for the lowest

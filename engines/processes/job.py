@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from engines.errors import MORE_MEMORY, NotApplicableError, full_disk, out_of_memory
+from engines.errors import MORE_MEMORY, NotApplicableError, is_full_disk, is_out_of_memory
 from soa.errors import SoaPipelineError
 from soa.files import write_whole
 
@@ -40,8 +40,8 @@ def _describe_failure(error: Exception) -> dict[str, Any]:
     else:
         result = {"error": f"{type(error).__name__}: {lines[0]}"}
         traceback.print_exception(error)
-    result["full_disk"] = full_disk(error)
-    if out_of_memory(error):
+    result["full_disk"] = is_full_disk(error)
+    if is_out_of_memory(error):
         result["out_of_memory"] = True
         if MORE_MEMORY not in lines[0]:  # else the error's text has the advice already
             details = f" ({lines[0]})" if lines[0] else ""

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import NoneType
 
 from engines.base import engine
-from engines.errors import MORE_MEMORY, out_of_memory
+from engines.errors import MORE_MEMORY, is_out_of_memory
 from engines.lanes import compiler_identity
 from engines.processes import expect_jobs, run_in_fork
 from engines.target import Target, host_targets, parse_targets
@@ -287,7 +287,7 @@ def _capture_in_child(config: Config, signature: Signature, folder: Path, say: S
         )
         depends_on(folder, loaded_sources())
     except (MemoryError, RuntimeError) as error:  # torch's allocator raises the latter
-        if not out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         largest = ", ".join(f"{dim} = {rows.max:,}" for dim, rows in signature.ranges.items())
         raise CaptureError(

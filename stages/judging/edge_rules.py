@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from engines.errors import first_line, full_disk
+from engines.errors import first_line, is_full_disk
 from runtime.checked import Tolerance, run_poisoned
 from runtime.session import Session
 from soa.signature import Signature
@@ -60,7 +60,7 @@ def judge_edge(
     try:
         run = run_poisoned(session, edge.inputs, edge.case, _POISON, _POISON, guard="back")
     except Exception as error:
-        if full_disk(error):
+        if is_full_disk(error):
             raise
         return EdgeVerdict(f"the artifact failed: {type(error).__name__}: {first_line(error)}")
     if run.faults:

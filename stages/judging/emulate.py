@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engines.errors import MORE_MEMORY, EngineError, out_of_memory
+from engines.errors import MORE_MEMORY, EngineError, is_out_of_memory
 from engines.lanes import HEADERS, compiler, family, run_compiler
 from engines.target import Target, torch_runs
 from registry.bundle import CARD
@@ -160,7 +160,7 @@ def emulate_candidate(
             program = _build_prove(emulator.machine)
         except EngineError as error:
             why = f"{target} was not run: {error}"
-            if out_of_memory(error):
+            if is_out_of_memory(error):
                 return ValidationReport.failed(name, why, code=NO_MEMORY)
             return ValidationReport.without_device(name, "compiles", why)
         contract, answers = Path(scratch) / "contract.json", Path(scratch) / "answers"
@@ -225,7 +225,7 @@ def _report_failed_run(
         if error_code in _CODES:
             why = f"{emulator.how}: {text[:_LONGEST]}"
             return ValidationReport.refused(name, why, _CODES[error_code])
-        code = NO_MEMORY if out_of_memory(RuntimeError(line)) else "candidate-failed"
+        code = NO_MEMORY if is_out_of_memory(RuntimeError(line)) else "candidate-failed"
         return ValidationReport.failed(name, f"{emulator.how}: {line[:_LONGEST]}", code=code)
     # A signal ends the process itself (-signal), or qemu's guest (128 + signal, as in a shell).
     number = -completed.returncode if completed.returncode < 0 else completed.returncode - 128

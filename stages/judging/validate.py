@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from engines.errors import first_line, full_disk, out_of_memory
+from engines.errors import first_line, is_full_disk, is_out_of_memory
 from engines.processes import run_isolated
 from runtime.checked import (
     Deviation,
@@ -180,7 +180,7 @@ def validate_here(
             report = _validate_with_reference(session, parsed)
         else:
             report = _validate_with_program(session, parsed)
-    if out_of_memory(RuntimeError(report.reason or report.window)):
+    if is_out_of_memory(RuntimeError(report.reason or report.window)):
         if keep_memory:
             raise MemoryError(report.reason)
         report = replace(report, code=NO_MEMORY)
@@ -443,10 +443,10 @@ def _run_on_windows(
 def _report_error(case: Case, error: Exception) -> CaseReport:
     """The report of a case in which the artifact raised `error`. The error is raised again if it is
     that of a full disk, which says nothing about the artifact."""
-    if full_disk(error):
+    if is_full_disk(error):
         raise error
     reason = f"the artifact failed: {type(error).__name__}: {first_line(error)}"
-    code = NO_MEMORY if out_of_memory(error) else "candidate-failed"
+    code = NO_MEMORY if is_out_of_memory(error) else "candidate-failed"
     return CaseReport(case, {}, (reason,), code=code)
 
 

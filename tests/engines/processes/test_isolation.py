@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import soa_pipeline
-from engines.errors import out_of_memory
+from engines.errors import is_out_of_memory
 from engines.processes import search_path, warm
 from engines.processes.isolation import Outcome, open_job_pool, run_isolated
 from stages import errors
@@ -402,13 +402,13 @@ def torchs_error() -> RuntimeError:
 
 
 def test_torchs_error_is_one_of_memory(torchs_error: RuntimeError) -> None:
-    assert out_of_memory(torchs_error)
+    assert is_out_of_memory(torchs_error)
 
 
 def test_an_error_that_torchs_error_caused_is_one_of_memory(torchs_error: RuntimeError) -> None:
     wrapped = ValueError("no tensor")
     wrapped.__cause__ = torchs_error
-    assert out_of_memory(wrapped)
+    assert is_out_of_memory(wrapped)
 
 
 @pytest.mark.parametrize(
@@ -419,4 +419,4 @@ def test_an_error_that_torchs_error_caused_is_one_of_memory(torchs_error: Runtim
     ],
 )
 def test_a_text_shows_whether_memory_ran_out(text: str, is_of_memory: bool) -> None:
-    assert out_of_memory(RuntimeError(text)) == is_of_memory
+    assert is_out_of_memory(RuntimeError(text)) == is_of_memory
