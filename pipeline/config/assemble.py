@@ -18,7 +18,7 @@ from stages.model import (
     load_callable,
     precision_tolerance,
 )
-from stages.reference import Arrays, check_inputs, more_rows, random_inputs, read_rows
+from stages.reference import Arrays, check_inputs, random_inputs, read_more_rows, read_rows
 
 
 def source_of(config: Config) -> ModelSource:
@@ -139,7 +139,7 @@ def further_inputs(config: Config, signature: Signature) -> Arrays | None:
     """Returns rows of the reference file that `reference_inputs` leaves unused. Returns None if
     there are none, and if the config names no file."""
     file = config.reference.file
-    return None if file is None else more_rows(signature, config.file(file))
+    return None if file is None else read_more_rows(signature, config.file(file))
 
 
 def reference_fingerprint(config: Config) -> dict[str, str]:

@@ -47,16 +47,16 @@ from stages.reference import (
     Arrays,
     Case,
     Reference,
-    answers_of_windows,
+    answer_windows,
     compute_reference,
     count_nonfinite,
     eager_outputs,
-    edge_rows,
     find_weaknesses,
     make_cases,
-    many_rows,
+    make_edge_rows,
+    make_many_rows,
+    make_stress_rows,
     row_major_inputs,
-    stress_rows,
     why_too_nonfinite,
 )
 
@@ -122,11 +122,11 @@ def capture(
     known = (example, checked.answers)
     reference = _compute_finite_reference(model, signature, inputs, known, nonfinite, say)
     say("computing the eager model's answers to stress rows and extreme values")
-    stress = stress_rows(model, signature, inputs)
-    at_edges = edge_rows(model, signature, inputs, stated)
+    stress = make_stress_rows(model, signature, inputs)
+    at_edges = make_edge_rows(model, signature, inputs, stated)
     if many != 0:
         say("computing the eager model's answers to many rows")
-    answered = many_rows(model, signature, inputs, many)
+    answered = make_many_rows(model, signature, inputs, many)
     notes = (
         *find_weaknesses(model, signature, reference), *_notes_on_errors(program, checks.read),
         *stress.notes, *at_edges.notes, *answered.notes,
@@ -137,7 +137,7 @@ def capture(
     reference = replace(reference, edges=(*stress.edges, *at_edges.edges), notes=notes)
     reference.save(folder / "reference.safetensors")
     if more is not None:
-        answers_of_windows(model, signature, more).save(folder / "more.safetensors")
+        answer_windows(model, signature, more).save(folder / "more.safetensors")
     if answered.edges:
         Reference({}, (), (), edges=answered.edges).save(folder / "many.safetensors")
     result = Capture(

@@ -14,10 +14,10 @@ from .answers import row_major_inputs as row_major_inputs
 from .answers import session_answers as session_answers
 from .answers import take_rows as take_rows
 from .bootstrap import has_few_digits as has_few_digits
-from .bootstrap import many_rows as many_rows
-from .edges import edge_rows as edge_rows
-from .input_files import answers_of_windows as answers_of_windows
-from .input_files import more_rows as more_rows
+from .bootstrap import make_many_rows as make_many_rows
+from .edges import make_edge_rows as make_edge_rows
+from .input_files import answer_windows as answer_windows
+from .input_files import read_more_rows as read_more_rows
 from .input_files import read_rows as read_rows
 from .input_files import read_set as read_set
 from .input_files import windows as windows
@@ -30,4 +30,4 @@ from .nonfinite import why_too_nonfinite as why_too_nonfinite
 from .offsets import inputs_at as inputs_at
 from .profile import profile_of_rows as profile_of_rows
 from .proof import find_weaknesses as find_weaknesses
-from .stress import stress_rows as stress_rows
+from .stress import make_stress_rows as make_stress_rows

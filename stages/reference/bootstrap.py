@@ -37,7 +37,7 @@ _BYTES = 2**27
 _PIECES = 500
 
 
-def many_rows(
+def make_many_rows(
     model: torch.nn.Module, signature: Signature, inputs: Arrays, wanted: int | None
 ) -> MoreRows:
     """Draw about `wanted` rows, in whole pieces, and run the eager model on them: an edge for each

@@ -38,7 +38,7 @@ class _Changes:
     change: Change
 
 
-def edge_rows(
+def make_edge_rows(
     model: torch.nn.Module, signature: Signature, inputs: Arrays, stated: Collection[str] = ()
 ) -> MoreRows:
     """Make rows with NaN, infinities, huge and denormal numbers, and integers of any size, and run

@@ -65,7 +65,7 @@ def read_rows(signature: Signature, path: Path) -> Arrays:
     return _check(signature, _pick_rows(signature, arrays, index), path)
 
 
-def more_rows(signature: Signature, path: Path) -> Arrays | None:
+def read_more_rows(signature: Signature, path: Path) -> Arrays | None:
     """Read the rows of an `.npz` file after those that `read_rows` returns, to be cut by `windows`.
 
     If there are very many, only windows at even distances in the file are taken. None if the file
@@ -173,7 +173,7 @@ def windows(signature: Signature, arrays: Arrays) -> Iterator[tuple[Arrays, Case
         yield take_rows(signature, arrays, {dim: slice(begin, begin + size)}), {dim: size}
 
 
-def answers_of_windows(model: torch.nn.Module, signature: Signature, arrays: Arrays) -> Reference:
+def answer_windows(model: torch.nn.Module, signature: Signature, arrays: Arrays) -> Reference:
     """Run the eager model on each of the `windows` of the inputs, and return its answers as a
     reference with a case for each. Raises CaptureError if the model fails."""
     pieces = list(windows(signature, arrays))

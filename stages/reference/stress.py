@@ -89,7 +89,7 @@ def try_model(model: torch.nn.Module, signature: Signature, rows: Arrays, case: 
         return Attempt({}, first_line(error))
 
 
-def stress_rows(model: torch.nn.Module, signature: Signature, inputs: Arrays) -> MoreRows:
+def make_stress_rows(model: torch.nn.Module, signature: Signature, inputs: Arrays) -> MoreRows:
     """Make rows in which every column varies, and run the eager model on them: an edge for each
     kind of values.
 

@@ -14,7 +14,7 @@ from runtime.checked import default_tolerance
 from runtime.session import Session
 from soa import RowRange
 from stages.judging.many_rows import compare_on_many_rows, upper_limit_of_share
-from stages.reference import Arrays, Edge, MoreRows, bootstrap, many_rows, random_inputs
+from stages.reference import Arrays, Edge, MoreRows, bootstrap, make_many_rows, random_inputs
 from tests.models import rogues
 from tests.models.building import Built, build, signature_of
 
@@ -68,7 +68,7 @@ def eager(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture(scope="module")
 def many(eager: Built) -> Sequence[Edge]:
     """Many rows, drawn from those of the reference, with the model's answers."""
-    more = many_rows(eager.model, SIGNATURE, pool(), MOST)
+    more = make_many_rows(eager.model, SIGNATURE, pool(), MOST)
     assert more.edges and more.notes == ()
     return more.edges
 
@@ -122,8 +122,8 @@ def test_rows_are_like_those_of_the_reference(many: Sequence[Edge]) -> None:
 def test_much_work_for_a_row_means_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The work is counted, so the number of rows is the same each time."""
     monkeypatch.setattr(bootstrap, "_WORK", 1e5)
-    first = many_rows(Nearest(), SIGNATURE, pool(), None)
-    again = many_rows(Nearest(), SIGNATURE, pool(), None)
+    first = make_many_rows(Nearest(), SIGNATURE, pool(), None)
+    again = make_many_rows(Nearest(), SIGNATURE, pool(), None)
     assert 0 < len(first.edges) == len(again.edges) < MOST // 1000
 
 
@@ -131,11 +131,11 @@ FEW = signature_of({"x": " ".join(NAMES)}, {"y": "y"}, RowRange(1, 3))
 
 
 def test_a_model_that_takes_few_rows_at_a_time_gets_five_hundred_runs() -> None:
-    assert len(many_rows(Nearest(), FEW, random_inputs(FEW, 1, {}), None).edges) == 500
+    assert len(make_many_rows(Nearest(), FEW, random_inputs(FEW, 1, {}), None).edges) == 500
 
 
 def test_a_user_sets_the_number_of_rows() -> None:
-    more = many_rows(Nearest(), FEW, random_inputs(FEW, 1, {}), 300)
+    more = make_many_rows(Nearest(), FEW, random_inputs(FEW, 1, {}), 300)
     assert sum(edge.case["n"] for edge in more.edges) == 300
 
 
@@ -145,9 +145,9 @@ class Failing(nn.Module):
 
 
 def test_a_model_that_fails_is_noted() -> None:
-    more = many_rows(Failing(), SIGNATURE, pool(), MOST)
+    more = make_many_rows(Failing(), SIGNATURE, pool(), MOST)
     assert more.edges == () and len(more.notes) == 1
 
 
 def test_a_model_is_not_run_for_no_rows() -> None:
-    assert many_rows(Failing(), SIGNATURE, pool(), 0) == MoreRows()
+    assert make_many_rows(Failing(), SIGNATURE, pool(), 0) == MoreRows()

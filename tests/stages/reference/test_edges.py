@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pipeline.report.versions import describe_validation
 from runtime.session import Session
 from stages.judging.validate import validate_session
-from stages.reference import Edge, Reference, edge_rows, random_inputs
+from stages.reference import Edge, Reference, make_edge_rows, random_inputs
 from stages.reports import ValidationReport
 from tests.models import rogues
 from tests.models.building import Built, build, signature_of, tolerances_of
@@ -114,7 +114,7 @@ class Index(nn.Module):
 
 
 def test_integers_that_the_model_does_not_take_are_noted() -> None:
-    more = edge_rows(Index().eval(), SIGNATURE, random_inputs(SIGNATURE, 1, {}))
+    more = make_edge_rows(Index().eval(), SIGNATURE, random_inputs(SIGNATURE, 1, {}))
     assert not any(edge.exact for edge in more.edges)
     (note,) = more.notes
     assert "integers" in note
@@ -122,6 +122,6 @@ def test_integers_that_the_model_does_not_take_are_noted() -> None:
 
 def test_integers_that_somebody_chose_stay_as_they_are() -> None:
     inputs = random_inputs(SIGNATURE, 1, {"k": (0, 3)})
-    more = edge_rows(Index().eval(), SIGNATURE, inputs, stated={"k"})
+    more = make_edge_rows(Index().eval(), SIGNATURE, inputs, stated={"k"})
     assert more.notes == () and not any(edge.exact for edge in more.edges)
     assert all(edge.inputs["rows"]["k"].max() <= 3 for edge in more.edges)

@@ -18,7 +18,7 @@ from runtime.checked import recorded_tolerances
 from soa.signature import RowRange, Signature
 from stages.errors import ReferenceDataError
 from stages.judging.validate import Trial, validate_here
-from stages.reference import more_rows, read_rows, read_set, windows
+from stages.reference import read_more_rows, read_rows, read_set, windows
 from stages.reports import ValidationReport
 from tests.models.building import signature_of
 from tests.models.project import TARGET, Built
@@ -62,7 +62,7 @@ def test_every_row_of_a_file_is_run(count: int, most: int, minimum: int, unbound
         path = Path(folder, "rows.npz")
         columns: Any = {"rows/a": np.arange(count, dtype=np.float32)}
         np.savez(path, **columns)
-        first, more = read_rows(taken, path), more_rows(taken, path)
+        first, more = read_rows(taken, path), read_more_rows(taken, path)
     seen = {int(value) for value in first["rows"]["a"]}
     if count <= rows.proven:
         assert more is None and seen == set(range(count))

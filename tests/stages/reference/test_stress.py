@@ -14,7 +14,7 @@ from engines.lanes.operators import pooling
 from runtime.session import Session
 from stages.judging import Special
 from stages.judging.validate import validate_session
-from stages.reference import Arrays, Reference, random_inputs, stress_rows
+from stages.reference import Arrays, Reference, make_stress_rows, random_inputs
 from stages.reports import ValidationReport
 from tests.models import rogues
 from tests.models.building import Built, build, signature_of, tolerances_of
@@ -205,7 +205,7 @@ def test_columns_in_which_the_model_takes_no_other_values_keep_theirs() -> None:
     rows = inputs()
     rows["rows"]["f"] = torch.arange(100.0) % 3
     signature = signature_of({"x": "a b c d e f"}, {"y": "y"})
-    stress = stress_rows(Positive().eval(), signature, rows)
+    stress = make_stress_rows(Positive().eval(), signature, rows)
     assert stress.edges and any("rows.f" in note for note in stress.notes)
     for edge in stress.edges:
         assert edge.kind == "stress" and edge.inputs["rows"]["a"].unique().numel() > 32
@@ -222,7 +222,7 @@ def of_sum() -> list[dict[str, Tensor]]:
     signature = signature_of({"x": "x", "k": "k:int32", "b": "b:bool"}, {"y": "y"})
     rows = random_inputs(signature, 1, {"k": (3, 9)})["rows"]
     rows |= {"x": torch.zeros(100), "b": torch.zeros(100, dtype=torch.bool)}
-    stress = stress_rows(Sum(), signature, {"rows": rows})
+    stress = make_stress_rows(Sum(), signature, {"rows": rows})
     assert len(stress.edges) == 4 and stress.notes == ()
     return [edge.inputs["rows"] for edge in stress.edges]
 
