@@ -25,13 +25,15 @@ _BYTES = {
     "uint8": 1,
     "uint16": 2,
     "uint32": 4,
+    "uint64": 8,
     "float16": 2,
     "bfloat16": 2,
     "float32": 4,
     "float64": 8,
 }
 
-DTYPES: tuple[str, ...] = tuple(_BYTES)
+DTYPES: tuple[str, ...] = tuple(name for name in _BYTES if name != "uint64")
+"""The dtypes that a model can read."""
 _LARGEST_OPAQUE = 1 << 24
 
 
@@ -39,8 +41,6 @@ def itemsize(name: str) -> int:
     """Return the bytes of one element; raise LayoutError if no column can have this dtype."""
     if name in _BYTES:
         return _BYTES[name]
-    if name == "uint64":
-        return 8
     opaque = re.fullmatch(r"opaque([1-9][0-9]{0,7})", name)
     if opaque and int(opaque[1]) <= _LARGEST_OPAQUE:
         return int(opaque[1])

@@ -38,7 +38,7 @@ class Accepted:
         return Accepted(f"{self.words}, or None", lambda value: value is None or self.holds(value))
 
     def list_of(self, words: str) -> Accepted:
-        """Return what accepts a sequence or a set of such values; a text is no list of letters."""
+        """Return an `Accepted` for a sequence or a set of such values, but not for a text."""
         return Accepted(
             words,
             lambda value: (
@@ -50,7 +50,7 @@ class Accepted:
 
 
 def of_type(words: str, *types: type) -> Accepted:
-    """Return what accepts the instances of these types."""
+    """Return an `Accepted` for the instances of these types, which a message names by `words`."""
     return Accepted(words, lambda value: isinstance(value, types))
 
 
@@ -68,7 +68,7 @@ COUNT = Accepted(
 
 
 def at_least(least: int) -> Accepted:
-    """Return what accepts the whole numbers from `least` on."""
+    """Return an `Accepted` for whole numbers that are not less than `least`."""
     return Accepted(
         f"a whole number of at least {least}", lambda value: COUNT.holds(value) and value >= least
     )

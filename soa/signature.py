@@ -77,7 +77,7 @@ class BoundBlock:
         return self.plan.kind == "scalars" and not self.block.broadcast
 
     def shape(self, n: int) -> tuple[int, ...]:
-        """The shape of the model's tensor at n rows."""
+        """Return the shape of the tensor that the model sees, or returns, for n rows."""
         per_row = self.plan.feature_shape
         return per_row if self.rowless else (n, *per_row)
 

@@ -64,11 +64,11 @@ class Call:
         return self.shapes[0]
 
     def number(self, name: str) -> Any:
-        """The function `number` below, for the argument of this name."""
+        """The value of an argument that is a number, or its expression: see `number` below."""
         return number(self.arguments.get(name))
 
     def value(self, name: str = "self") -> Value:
-        """The facts of a tensor argument; those of a constant for a number or a missing one."""
+        """The facts of a tensor argument; `Value()`, without rows, for a number or a missing one."""
         argument = self.arguments.get(name)
         known = self.values.get(argument) if isinstance(argument, Node) else None
         return known if isinstance(known, Value) else Value()
@@ -86,9 +86,9 @@ class Call:
         return len(self.sizes(name))
 
     def dim(self, name: str = "dim", rank: int | None = None) -> int:
-        """The dimension that an argument names, with negative ones counted from the left.
+        """The dimension that an argument names, counted from the left: of 3 dimensions, -1 is 2.
 
-        `rank` is the number of dimensions of the tensor; if None, of the argument `self`.
+        `rank` is the number of dimensions; None stands for that of the argument `self`.
         """
         return int(self.arguments[name]) % (self.rank() if rank is None else rank)
 

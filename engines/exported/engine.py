@@ -136,9 +136,8 @@ def _run_each_row(
     def run_graph(*row: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return tuple(graph(*row, *shared))
 
-    answers: tuple[torch.Tensor, ...]
     try:
-        answers = torch.vmap(run_graph)(*of_rows)
+        answers: tuple[torch.Tensor, ...] = torch.vmap(run_graph)(*of_rows)
     except RuntimeError:  # torch cannot do an operator for many rows at once
         answers = torch.ops.higher_order.map_impl(graph, of_rows, shared)
     return answers

@@ -65,7 +65,7 @@ def find_dependence(program: ExportedProgram, rules: Mapping[str, Rule]) -> Depe
 
 
 class _Analysis:
-    """Visits the nodes of the graph in order and records the facts of each value."""
+    """Visits the nodes of the graph in order and keeps the facts of each value in `values`."""
 
     def __init__(self, program: ExportedProgram, rules: Mapping[str, Rule]) -> None:
         self.program, self.rules = program, rules
@@ -156,7 +156,7 @@ class _Analysis:
         """
         spec = self.specs[node.name]
         if spec.kind is not InputKind.USER_INPUT:
-            return Value(numbers=_range_of(self.constant(str(spec.target))))
+            return Value(numbers=_range_of(self.weight_or_constant(str(spec.target))))
         shape = sizes(node)
         if len(shape) == 2 and shape[1] == 0:  # a row carrier
             if isinstance(shape[0], int):
@@ -189,7 +189,7 @@ class _Analysis:
         assert isinstance(value, Value)
         return value
 
-    def constant(self, name: str) -> Any:
+    def weight_or_constant(self, name: str) -> Any:
         """A weight or a constant of the program; None if there is none of this name."""
         return self.program.state_dict.get(name, self.program.constants.get(name))
 

@@ -368,17 +368,17 @@ def follow_index(call: Call) -> Value:
     nodes = {dim: node for dim, node in enumerate(call.arguments["indices"]) if node is not None}
     if any(node.meta["val"].dtype in (torch.bool, torch.uint8) for node in nodes.values()):
         return _follow_mask(call, *nodes.values())
-    rank = max(len(sizes(node)) for node in nodes.values())
-    indices = {
+    index_rank = max(len(sizes(node)) for node in nodes.values())
+    index_facts = {
         dim: value for dim, node in nodes.items() if isinstance(value := call.values[node], Value)
     }
     into = common_rows(
-        value.moved_rows(rank - len(sizes(nodes[dim]))) for dim, value in indices.items()
+        value.moved_rows(index_rank - len(sizes(nodes[dim]))) for dim, value in index_facts.items()
     )
-    elements = follow_indexing(call.value(), call.rank(), indices, into, rank)
+    elements = follow_indexing(call.value(), call.rank(), index_facts, into, index_rank)
     if "values" not in call.arguments:
         return elements
-    return _follow_store(call, elements, call.rank() - len(nodes) + rank)
+    return _follow_store(call, elements, call.rank() - len(nodes) + index_rank)
 
 
 def _follow_store(call: Call, chosen: Value, rank: int) -> Value:

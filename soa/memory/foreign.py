@@ -91,11 +91,12 @@ def _import_address(address: int, nbytes: int | None, device: str) -> Foreign:
         raise CollectionError(f"address {address:#x} comes without a size: give nbytes=")
     if address < 0 or nbytes < 0:
         raise CollectionError(f"{nbytes} bytes at address {address:#x} are no memory")
-    raw = _checked_span(address, nbytes, device, readonly=False, owner=None)
-    return Foreign(raw, "uint8", (nbytes,))
+    return Foreign(_checked_span(address, nbytes, device), "uint8", (nbytes,))
 
 
-def _checked_span(address: int, nbytes: int, device: str, readonly: bool, owner: object) -> Span:
+def _checked_span(
+    address: int, nbytes: int, device: str, readonly: bool = False, owner: object = None
+) -> Span:
     """Return the span of the bytes at an address.
 
     On a GPU torch checks them, if it is built for GPUs. Raises CollectionError for a null address,

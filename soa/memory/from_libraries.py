@@ -78,9 +78,8 @@ def as_collection(
         values, alignment = values_of[member.name].values, separate.alignment_of(member.name)
         views = _split_components(member, values)
         components = [_align(view, member.dtype, alignment) for view in views]
-        if any(new is not view for new, view in zip(components, views, strict=True)):
-            copied.add(member.name)
-        if is_opaque(member.dtype) and not np.may_share_memory(views[0], values):
+        realigned = any(new is not view for new, view in zip(components, views, strict=True))
+        if realigned or (is_opaque(member.dtype) and not np.may_share_memory(views[0], values)):
             copied.add(member.name)
         columns[member.name] = components if member.kind == "eigen" else components[0]
     readonly = bool(copied) or any(column.locked for column in values_of.values())
