@@ -45,6 +45,7 @@ class Operator:
 
 Lowering = TypeVar("Lowering", bound=Callable[..., Any])
 LOWERINGS: dict[str, Callable[..., Any]] = {}
+"""The function that lowers each operator, by the operator's name without the overload."""
 ROWS: dict[str, Rule] = {}
 """The rule for rows of each operator: see row_rules.py in engines/exported/."""
 
@@ -84,12 +85,12 @@ _FILLS = ("full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_
           "new_empty", "full", "zeros", "ones")  # fmt: skip
 NO_EFFECT = frozenset(
     [
-        # They say where and how torch stores the result, or how it computes it.
+        # These say where and how torch stores the result, or how it computes it.
         "device", "layout", "pin_memory", "memory_format", "non_blocking", "requires_grad",
         "benchmark", "deterministic", "cudnn_enabled", "allow_tf32", "sparse_grad",
         "embedding.padding_idx", "embedding.scale_grad_by_freq", "embedding.sparse",
         "_native_batch_norm_legit_no_training.momentum", "_cdist_forward.compute_mode",
-        # They are seen in the dtype or the shape of the result.
+        # These are seen in the dtype or the shape of the result.
         "dtype", "out_dtype", "out_int32", "half_to_float", "ceil_mode",
         "output_size", "output_padding",
         *(f"{name}.{size}" for name in _RESHAPES for size in (
@@ -167,13 +168,13 @@ def _narrow(build: Builder, computed: Any, result: torch.Tensor) -> Any:
 def bind_arguments(
     name: str, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments that the operator's lowering takes of a call: those by position, and those by
-    name. `name` and `target` are the operator.
+    """Returns those arguments of a call that the operator's lowering takes: by position, and by
+    name. `name` is that of the operator, and `target` the overload that is called.
 
     Raises NotKnown if the lowering needs an argument that the call does not have, or if the call
     has one that the lowering does not take and whose value is not the default.
     """
-    parameters = _parameters(LOWERINGS[name])
+    parameters = _read_parameters(LOWERINGS[name])
     positional, by_name = list[Any](), dict[str, Any]()
     for argument, value in _with_schema(target, args, kwargs):
         default = argument.default_value
@@ -217,7 +218,7 @@ class _Parameters:
 
 
 @cache
-def _parameters(function: Callable[..., Any]) -> _Parameters:
+def _read_parameters(function: Callable[..., Any]) -> _Parameters:
     """Reads the parameters of a lowering from its signature."""
     parameters = inspect.signature(function).parameters.values()
     # [2:]: without the builder and the Operator.
@@ -232,8 +233,8 @@ def _parameters(function: Callable[..., Any]) -> _Parameters:
 
 
 def agrees(lowered: Any, result: torch.Tensor) -> bool:
-    """True if a lowered result has the dtype and the shape of torch's `result`. So has each one
-    that is no Tensor, since torch computed it."""
+    """True if a lowered result has the dtype and the shape of torch's `result`. A lowered result
+    that is no Tensor was computed by torch itself, so it always agrees."""
     if not isinstance(lowered, Tensor):
         return True
     return lowered.dtype == dtype_name(result) and lowered.shape == shape_of(result)
