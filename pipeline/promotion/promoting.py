@@ -192,10 +192,7 @@ class ImportedAliases:
 
 
 def import_with_aliases(
-    registry: Registry,
-    source: Path,
-    name: str | None = None,
-    say: Say = lambda text: None,
+    registry: Registry, source: Path, name: str | None = None, say: Say = lambda text: None
 ) -> ImportedAliases:
     """Import versions, then promote each to the aliases that it had; this also sets `previous`.
 

@@ -113,11 +113,8 @@ def speed_figure(caption: str, report: BenchmarkReport) -> Figure | None:
     names = dict.fromkeys(name for times in report.timings.values() for name in times)
     lines = []
     for name in names:
-        timed = [
-            (largest_row_count(case), times[name])
-            for case, times in report.timings.items()
-            if name in times and times[name].median_us > 0
-        ]
+        by_case = [(case, times[name]) for case, times in report.timings.items() if name in times]
+        timed = [(row_count(case), timing) for case, timing in by_case if timing.median_us > 0]
         if timed:
             points = [(rows, timing.median_us) for rows, timing in timed]
             low = [timing.p05_us for _, timing in timed]
@@ -136,7 +133,7 @@ def deviation_figure(
     """
     lines = []
     for report in reports:
-        cases = ((largest_row_count(case.rows), case.outputs.get(output)) for case in report.cases)
+        cases = ((row_count(case.rows), case.outputs.get(output)) for case in report.cases)
         points = [
             (rows, deviation.max_abs)
             for rows, deviation in cases
@@ -181,7 +178,7 @@ def deviations_to_draw(
     for case in (case for report in reports if report.engine == chosen for case in report.cases):
         deviation = case.outputs.get(output)
         if deviation is not None and deviation.elements:
-            by_rows.setdefault(largest_row_count(case.rows), []).append(deviation)
+            by_rows.setdefault(row_count(case.rows), []).append(deviation)
     sizes = sorted(by_rows, reverse=True)
     sizes = [n for n in sizes if by_rows[n][0].elements >= _FEW] or sizes[:1]
     last = len(sizes) - 1  # the largest, the middle and the smallest size are drawn
@@ -295,7 +292,7 @@ def _percent_text(value: float) -> str:
     return f"{number(100 * value)}%"
 
 
-def largest_row_count(case: str | Mapping[str, int]) -> int:
+def row_count(case: str | Mapping[str, int]) -> int:
     """Return the number of rows of a case; if it has several row dimensions, the largest number.
 
     A case is given as numbers by dimension, or as text: `nodes=5,edges=20` gives 20.

@@ -53,16 +53,12 @@ Measured = Annotated[float, Before(_as_number, also=Literal["NaN", "Infinity", "
 BundlePath = Annotated[str, safe_relative]
 ModelName = Annotated[
     str,
-    Matching(
-        NAME_PATTERN,
-        "a model name: up to 200 of A-Z a-z 0-9 . _ - and no . or - in front",
-    ),
+    Matching(NAME_PATTERN, "a model name: up to 200 of A-Z a-z 0-9 . _ - and no . or - in front"),
 ]
 TargetName = Annotated[str, Matching(TARGET_PATTERN, "a target, as cpu/x86-64-v3")]
 EngineName = Annotated[str, Matching(r"[A-Za-z0-9_.-]{1,100}", "the name of an engine")]
 CaseName = Annotated[
-    str,
-    Matching(r"([^=,]+=)?[0-9]{1,12}(,[^=,]+=[0-9]{1,12})*", "row counts, as 1000 or nodes=5"),
+    str, Matching(r"([^=,]+=)?[0-9]{1,12}(,[^=,]+=[0-9]{1,12})*", "row counts, as 1000 or nodes=5")
 ]
 """Row counts: `1000`, or `nodes=5,edges=20`."""
 Sha256 = Annotated[str, Matching(r"[0-9a-f]{64}", "a sha256")]

@@ -172,11 +172,7 @@ def import_from(registry: Registry, source: Path, name: str | None = None) -> Im
     with open_as_folder(source, scratch) as folder:
         export = _read_export(folder, source)
         model = Ref(name or export.name).name
-        origin = {
-            "registry": export.registry,
-            "exported_by": export.by,
-            "exported_at": export.at,
-        }
+        origin = {"registry": export.registry, "exported_by": export.by, "exported_at": export.at}
         pushed: dict[int, Pushed] = {}
         for number in export.versions:
             original = {"version": f"{export.name}/{number}"}

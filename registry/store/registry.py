@@ -58,11 +58,7 @@ class Registry(Reader):
     """
 
     def sign(
-        self,
-        version: Version,
-        key: Path,
-        password: str | None = None,
-        chain: Sequence[Path] = (),
+        self, version: Version, key: Path, password: str | None = None, chain: Sequence[Path] = ()
     ) -> Trusted:
         """Verify and sign the version's files; return the public key that verifies them.
 
@@ -311,10 +307,7 @@ class Registry(Reader):
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[ModelWriter]:
         """Yield the writer of a model, under the model's lock, after it settled earlier events."""
-        with (
-            self.client(write=True) as client,
-            write_lock(self, client, name) as lock,
-        ):
+        with self.client(write=True) as client, write_lock(self, client, name) as lock:
             if ClientStore(client).model(name) is None:
                 self.find(Ref(name))  # says which models there are
             history = HistoryWriter(client, self.experiment(client, name), name)

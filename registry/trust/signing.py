@@ -37,10 +37,7 @@ from soa.records import parse_json
 
 
 def sign(
-    bundle: Bundle,
-    key: Path,
-    password: str | None = None,
-    chain: Sequence[Path] = (),
+    bundle: Bundle, key: Path, password: str | None = None, chain: Sequence[Path] = ()
 ) -> Trusted:
     """Write `bundle.sig`, replacing an old one, and return the public key that verifies it.
 
