@@ -88,7 +88,7 @@ def _export_program(config: Path, folder: Path) -> Path:
 
 
 def main() -> int:
-    """Print a model's program at each stage of the compiler."""
+    """Prints a model at each stage of the compiler. Returns 1 after an error, else 0."""
     parser = argparse.ArgumentParser(
         prog="python -m engines.lanes", description=(__doc__ or "").splitlines()[0]
     )
