@@ -104,7 +104,7 @@ def open_session(opened: Opened, device: torch.device | None) -> Session:
         session: Session = MultiDeviceSession(opened.signature, open_on)
     else:
         session = _open_on_device(opened, device)
-    session.reopening = _record_reopening(opened, device, session.origin)
+    session.reopening = _reopening_of(opened, device, session.origin)
     return session
 
 
@@ -208,9 +208,7 @@ _one_opens = Lock()
 KEPT = 8
 
 
-def _record_reopening(
-    opened: Opened, device: torch.device | None, origin: Origin | None
-) -> Reopening:
+def _reopening_of(opened: Opened, device: torch.device | None, origin: Origin | None) -> Reopening:
     """Record how another process opens the version of a new session again.
 
     `device`: None for a session on every device. `origin`: None for such a session, too.

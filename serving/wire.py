@@ -286,13 +286,11 @@ class Location:
 
         Else None.
         """
-        index, first_row = self.places[0]
-        if first_row is None:
+        index, row = self.places[0]  # of the first column
+        if row is None:
             return None
-        adjacent = tuple((index, first_row + i) for i in range(len(self.places)))
-        if adjacent != self.places:
-            return None
-        return index, slice(first_row, first_row + len(adjacent))
+        adjacent = tuple((index, row + i) for i in range(len(self.places)))
+        return (index, slice(row, row + len(adjacent))) if adjacent == self.places else None
 
     def parts(self, arguments: Sequence[Any]) -> Parts:
         """Return the physical columns as views of `arguments`, which are arrays or tensors."""

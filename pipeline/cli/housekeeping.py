@@ -37,12 +37,12 @@ def pull(ref: str, folder: Path, runtime: bool, registry: Registry) -> Answer:
     same command goes on where it stopped.
     """
     from pipeline.promotion import pull as pull_bundle
-    from runtime.opening import find_engine_without_torch
+    from runtime.opening import find_torchless_engine
 
     with show_steps() as show, show(f"pulling {ref}", None):
         name, bundle = pull_bundle(registry, ref, folder, runtime=runtime)
     targets = bundle.manifest.targets.items()
-    engines = {target: find_engine_without_torch(record) for target, record in targets}
+    engines = {target: find_torchless_engine(record) for target, record in targets}
     without_torch = {target: engine for target, engine in engines.items() if engine}
     data = {
         "version": name,

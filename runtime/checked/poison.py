@@ -229,8 +229,7 @@ def allocate_guarded(nbytes: int, alignment: int, side: Side) -> Span:
     pages = -(-nbytes // _PAGE)  # rounded up
     mapping = mmap.mmap(-1, (pages + 2) * _PAGE)
     front_page = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
-    back_page = front_page + (1 + pages) * _PAGE
-    for address in (front_page, back_page):
+    for address in (front_page, front_page + (1 + pages) * _PAGE):
         if _libc.mprotect(address, _PAGE, _NO_ACCESS) != 0:
             raise OSError(ctypes.get_errno(), "mprotect failed")
     unused = pages * _PAGE - nbytes if side == "back" else 0

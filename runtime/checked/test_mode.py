@@ -20,7 +20,7 @@ from runtime.checked.comparison import combine, compare
 from runtime.checked.deviation import Deviation
 from runtime.checked.poison import find_memory_faults, make_poisoned
 from runtime.errors import DeviationError
-from runtime.session import Binding, Collections, Origin, Rows, Session, collections_by_name
+from runtime.session import Binding, Collections, Origin, Rows, Session, name_collections
 from soa.memory import Collection, argument_tensors, read_block
 from soa.records import as_data
 from soa.signature import BoundBlock, Signature
@@ -81,7 +81,7 @@ class CheckedSession(Session):
 
     def bind(self, inputs: Collections, outputs: Collections, *, graph: bool = False) -> Binding:
         """Bind as `Session.bind` does. `graph` is ignored: test mode uses no CUDA graph."""
-        return _CheckedBinding(self, *collections_by_name(self.signature, inputs, outputs))
+        return _CheckedBinding(self, *name_collections(self.signature, inputs, outputs))
 
     def add(
         self, us: float, bad_in: int, bad_out: int, deviations: Mapping[str, Deviation]

@@ -18,7 +18,7 @@ from engines.errors import RunError
 from engines.processes import OwnProcess
 from runtime.devices.staging import Staging
 from runtime.errors import QueueFullError
-from runtime.session import Collections, Session, check_memory, collections_by_name, common_device
+from runtime.session import Collections, Session, check_memory, common_device, name_collections
 from soa.memory import Device
 
 WhenFull = Literal["wait", "spill", "raise"]
@@ -131,9 +131,7 @@ class Scheduler:
         """
         self._process.require()
         any_start = all(lane.session.any_start for lane in self._lanes)
-        check_memory(
-            self.signature, *collections_by_name(self.signature, inputs, outputs), any_start
-        )
+        check_memory(self.signature, *name_collections(self.signature, inputs, outputs), any_start)
         device = common_device(inputs, outputs)
         ready = None
         if device.type != "cpu":

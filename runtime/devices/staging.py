@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runtime.session import Collections, Session, check_memory, collections_by_name
+from runtime.session import Collections, Session, check_memory, name_collections
 from soa.memory import CPU, Collection, Device, Span, allocate, span_of
 from soa.signature import BoundBlock
 
@@ -40,7 +40,7 @@ class Staging:
         Raises BindError as `Session.bind` does.
         """
         signature = self.session.signature
-        read, written = collections_by_name(signature, inputs, outputs)
+        read, written = name_collections(signature, inputs, outputs)
         rows = check_memory(signature, read, written, any_start=True)
         staged = {
             name: self._staging_collection(name, rows[signature.rows_of[name]], self.session.device)
@@ -60,7 +60,7 @@ class Staging:
         A transfer from pinned memory may end after this returns, but it ends before the run, which
         comes after it in the stream.
         """
-        pinned = self._pinned_memory(theirs, staged, name)
+        pinned = self._find_pinned(theirs, staged, name)
         _copy_blocks(self.session.signature.inputs, name, theirs, pinned or staged)
         if pinned is None:
             _wait_for_copies(theirs, staged)
@@ -69,16 +69,14 @@ class Staging:
 
     def _copy_out(self, name: str, staged: Collection, theirs: Collection) -> None:
         """Copy the output rows into the caller's collection, `theirs`, and wait for the copies."""
-        pinned = self._pinned_memory(theirs, staged, name)
+        pinned = self._find_pinned(theirs, staged, name)
         if pinned is not None:
             _buffer_of(pinned).copy_(_buffer_of(staged), non_blocking=True)
             _wait_for_copies(staged)
         _copy_blocks(self.session.signature.outputs, name, pinned or staged, theirs)
         _wait_for_copies(staged, theirs)
 
-    def _pinned_memory(
-        self, theirs: Collection, staged: Collection, name: str
-    ) -> Collection | None:
+    def _find_pinned(self, theirs: Collection, staged: Collection, name: str) -> Collection | None:
         """Return the pinned memory through which a collection is copied in one transfer.
 
         None unless the copy is between the host and a GPU, and the columns are in one buffer.

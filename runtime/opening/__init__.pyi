@@ -20,7 +20,7 @@ from .same_bits import choose_digest_case as choose_digest_case
 from .same_bits import digest_answers as digest_answers
 from .same_bits import read_small_trial as read_small_trial
 from .target_choice import OpenedHere as OpenedHere
-from .target_choice import find_engine_without_torch as find_engine_without_torch
+from .target_choice import find_torchless_engine as find_torchless_engine
 from .target_choice import open_here as open_here
 from .target_choice import why_torch_is_needed as why_torch_is_needed
 from .target_choice import withheld as withheld

@@ -28,9 +28,7 @@ WAITING = ("compiles", "emulated")
 """The statuses of targets and artifacts that wait for this validation."""
 
 
-def validate_at_first_use(
-    opened: Opened, target: str, device: torch.device, prover: Prover
-) -> Opened:
+def validate_here(opened: Opened, target: str, device: torch.device, prover: Prover) -> Opened:
     """Validate `target` here if it waits for that; return `opened` with the target as verified.
 
     A target that does not wait is not validated, and `opened` itself is returned. Raises LoadError

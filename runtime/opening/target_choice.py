@@ -13,7 +13,7 @@ from engines.target import Target, best_target, check_host_runs, choose_target, 
 from registry.bundle import Manifest, TargetRecord, attach
 from runtime.errors import LoadError
 from runtime.opening.artifact import open_artifact
-from runtime.opening.first_use import WAITING, validate_at_first_use
+from runtime.opening.first_use import WAITING, validate_here
 from runtime.opening.request import Builder, Opened
 from runtime.opening.same_bits import warn_of_other_bits
 from runtime.process import settle_tf32, settle_threads, torch_runs_on
@@ -54,7 +54,7 @@ def open_here(opened: Opened, device: torch.device) -> OpenedHere:
     if device.type == "cuda" and not by_torch:
         _require_no_torch(opened, target)
     if opening.prover is not None:
-        opened = validate_at_first_use(opened, target, device, opening.prover)
+        opened = validate_here(opened, target, device, opening.prover)
     _require_engine(opened, target, opening.engine_name)
     manifest = opened.bundle.manifest
     if device.type == "cuda" and by_torch:
@@ -130,9 +130,7 @@ def _median_times(record: TargetRecord) -> dict[str, float]:
     }
 
 
-def find_engine_without_torch(
-    record: TargetRecord, statuses: Sequence[str] = ("valid",)
-) -> str | None:
+def find_torchless_engine(record: TargetRecord, statuses: Sequence[str] = ("valid",)) -> str | None:
     """Return the engine of an artifact of this target that runs without torch; None: there is none.
 
     `statuses`: the statuses that the artifact may have. A chosen artifact is preferred.
@@ -152,7 +150,7 @@ def why_torch_is_needed(manifest: Manifest) -> str | None:
         for target, record in manifest.targets.items()
         if target.startswith("cpu/") and record.status == "verified"
     }
-    if any(find_engine_without_torch(record) for record in verified.values()):
+    if any(find_torchless_engine(record) for record in verified.values()):
         return None
     engines = [f"{target} has {', '.join(record.engines())}" for target, record in verified.items()]
     found = "; ".join(engines) or "no CPU target is verified"
@@ -177,14 +175,14 @@ def _keep_targets_without_torch(opened: Opened, device: torch.device) -> Opened:
         raise LoadError(reason, code="load-without-torch")
     targets, left_out = {}, dict(opened.withheld)
     for target, record in manifest.targets.items():
-        engine = find_engine_without_torch(record, statuses)
+        engine = find_torchless_engine(record, statuses)
         if engine and not set(record.engines()) <= set(WITHOUT_TORCH):
             record = replace(record, chosen=engine, below=[])
         if engine or device.type != "cpu":  # without an engine: refused later, with its name
             targets[target] = record
         elif target.startswith("cpu/"):
             left_out[target] = "runs on torch"
-            if find_engine_without_torch(record, WAITING) is not None:
+            if find_torchless_engine(record, WAITING) is not None:
                 reason = f"is {record.status}: its first use, with torch, has to validate it"
                 left_out[target] = reason
     reduced = replace(manifest, targets=targets)

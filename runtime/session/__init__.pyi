@@ -5,8 +5,8 @@ from .binding import WrappedBinding as WrappedBinding
 from .binding import takes_bindings as takes_bindings
 from .binding_checks import Collections as Collections
 from .binding_checks import check_memory as check_memory
-from .binding_checks import collections_by_name as collections_by_name
 from .binding_checks import common_device as common_device
+from .binding_checks import name_collections as name_collections
 from .origin import Origin as Origin
 from .ranged import RangedExecutable as RangedExecutable
 from .session import Session as Session

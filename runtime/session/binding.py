@@ -19,7 +19,7 @@ from engines.errors import RunError
 from engines.native import PreparedCall
 from engines.processes import OwnProcess
 from runtime.errors import BindError
-from runtime.session.binding_checks import Collections, check_memory, collections_by_name
+from runtime.session.binding_checks import Collections, check_memory, name_collections
 from runtime.session.streams import raw_stream
 from runtime.session.telemetry import telemetry
 from soa.memory import Collection, Device, Span, argument_spans, carrier
@@ -244,7 +244,7 @@ class Binding:
         {'n': 7}
         """
         with self._alone:
-            checked = self._check(*collections_by_name(self.signature, inputs, outputs))
+            checked = self._check(*name_collections(self.signature, inputs, outputs))
             self._replace_arguments(dict(enumerate(checked.arguments)))
             self._adopt(checked)
 
@@ -294,9 +294,9 @@ class Binding:
 
 
 class WrappedBinding(Binding):
-    """The base of bindings that add something to another binding, `inner`.
+    """The base of bindings that add something to another binding, `inner`; they define the call.
 
-    Its attributes (rows, inputs, …) are those of `inner`.
+    The attributes (rows, inputs, …) are those of `inner`.
     """
 
     inner: Binding
@@ -308,9 +308,6 @@ class WrappedBinding(Binding):
         if name == "inner":  # not bound yet
             raise AttributeError(name)
         return getattr(self.inner, name)
-
-    def __call__(self, rows: Rows | None = None, *, stream: Any = None) -> None:
-        self.inner(rows, stream=stream)
 
     def require_idle(self) -> None:
         self.inner.require_idle()

@@ -32,7 +32,7 @@ def common_device(*given: Collections) -> Device:
     return devices.pop()
 
 
-def collections_by_name(
+def name_collections(
     signature: Signature, inputs: Collections, outputs: Collections
 ) -> tuple[dict[str, Collection], dict[str, Collection]]:
     """Return the inputs and the outputs as mappings by the names of the model's collections.

@@ -54,9 +54,7 @@ class _RangedCall(Prepared):
     def __init__(self, executable: RangedExecutable, arguments: Sequence[Span]) -> None:
         self._executable = executable
         self._arguments = list(arguments)
-        self._calls: dict[
-            int, Prepared
-        ] = {}  # by id of the artifact, which `executable` keeps alive
+        self._calls: dict[int, Prepared] = {}  # by id of the artifact, which `executable` keeps
         self._current = self._prepared_call()
 
     @property

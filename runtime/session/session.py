@@ -11,7 +11,7 @@ from engines.native import PreparedCall, run_many
 from runtime.errors import BindError, LoadError
 from runtime.process import torch_runs_on
 from runtime.session.binding import Binding, CountsCalls, takes_bindings
-from runtime.session.binding_checks import Collections, collections_by_name
+from runtime.session.binding_checks import Collections, name_collections
 from runtime.session.origin import Origin
 from runtime.session.streams import raw_stream
 from runtime.session.telemetry import telemetry
@@ -105,12 +105,12 @@ class Session:
         ...     binding()
         """
         if not graph:
-            return Binding(self, *collections_by_name(self.signature, inputs, outputs))
+            return Binding(self, *name_collections(self.signature, inputs, outputs))
         if not torch_runs_on(self.device):
             raise BindError(f"graph=True needs torch, and no torch for {self.device} is here")
         from runtime.session.cuda_graph import GraphBinding  # here: it needs torch
 
-        return GraphBinding(self, *collections_by_name(self.signature, inputs, outputs))
+        return GraphBinding(self, *name_collections(self.signature, inputs, outputs))
 
     def run(self, inputs: Collections, outputs: Collections, *, stream: Any = None) -> None:
         """Bind collections and run once. Outputs are written in place; on a GPU in stream order.

@@ -53,7 +53,7 @@ class Telemetry:
         self._failures = prometheus.Counter(
             "soa_failures", "Calls that raised.", (*_LABELS, "error"), registry=self.registry
         )
-        self._moved = prometheus.Gauge(
+        self.drift = prometheus.Gauge(
             "soa_drift_psi", "How far a column's values moved from those of the reference.",
             ("model", "version", "column"), registry=self.registry,
         )  # fmt: skip
@@ -113,10 +113,6 @@ class Telemetry:
         if self.port is None:
             self._write(str(self._file), self.registry)
 
-    def moved(self, model: str, version: str, column: str, psi: float) -> None:
-        """Set the population stability index of a column: how far its values moved."""
-        self._moved.labels(model, version, column).set(psi)
-
 
 def labels_of(origin: Origin | None) -> tuple[str, str, str, str]:
     """Return the values of `_LABELS` for a session's calls. Without an origin all are empty."""
@@ -140,4 +136,4 @@ def record_drift(model: str, version: str, columns: Mapping[str, float]) -> None
     active = telemetry()
     if active is not None:
         for column, psi in columns.items():
-            active.moved(model, version, column, psi)
+            active.drift.labels(model, version, column).set(psi)

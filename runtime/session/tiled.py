@@ -60,17 +60,13 @@ class _Tiled(Executable):
         if n == 0:
             return [self._executable.prepare(arguments)]
         size = self._rows if n >= 2 * self._rows else n
-        return [
-            self._prepare_tile(arguments, begin, min(size, n - begin))
-            for begin in range(0, n, size)
-        ]
+        starts = range(0, n, size)
+        return [self._prepare_tile(arguments, start, min(size, n - start)) for start in starts]
 
     def _prepare_tile(self, arguments: Sequence[Span], begin: int, n: int) -> Prepared:
         """Prepare the call of a tile: the n rows from row `begin` on."""
         kinds = zip(self._kinds, arguments, strict=True)
-        return self._executable.prepare(
-            [_span_of_tile(span, kind, begin, n) for kind, span in kinds]
-        )
+        return self._executable.prepare([_cut_span(span, kind, begin, n) for kind, span in kinds])
 
     def recordable(self) -> Executable:
         return _Tiled(self._executable.recordable(), self._kinds, self._rows)
@@ -99,7 +95,7 @@ class _TiledCall(Prepared):
         self._arguments, self._calls = arguments, self._executable.calls(arguments)
 
 
-def _span_of_tile(span: Span, kind: str, begin: int, n: int) -> Span:
+def _cut_span(span: Span, kind: str, begin: int, n: int) -> Span:
     """Return an argument of a tile, which has the n rows from row `begin` on.
 
     `span`: the argument of the whole run. `kind`: its letter in `Signature.tile_kinds`.

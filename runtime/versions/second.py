@@ -71,11 +71,7 @@ class Results:
         self._unsaved = begun
         self._lock, self._saving = Lock(), Lock()
         self._process = OwnProcess()
-        self.dropped, self.canary_calls, self.production_calls = (
-            _LockFreeCount(),
-            _LockFreeCount(),
-            _LockFreeCount(),
-        )
+        self.dropped, self.canary_calls, self.production_calls = _Count(), _Count(), _Count()
 
     @property
     def record(self) -> ShadowRecord:
@@ -129,7 +125,7 @@ class Results:
             log.warning("the record of %s is not saved: %s", self.begun.version, str(error))
 
 
-class _LockFreeCount:
+class _Count:
     """A counter without a lock: `add` is a step of `itertools.count`, which is atomic."""
 
     def __init__(self) -> None:

@@ -28,7 +28,7 @@ from soa.signature import Signature
 
 _ROOM = 8  # the most events that are copied and not yet compared
 _REST = 2.0  # a factor on each pause: above 1, because thread switches and cold caches cost time
-_FLUSH_POLL_S = 0.1
+_POLL_S = 0.1
 _LONGEST_SLEEP_S = 0.05  # short, as `close` and `flush` end a pause
 _draw = Random().random  # its own generator: the program may have seeded the common one
 
@@ -227,9 +227,7 @@ class _Worker:
         with self._lock:
             self._flushing += 1
         self._work.put(done)
-        while self._thread.is_alive() and not done.wait(
-            _FLUSH_POLL_S
-        ):  # another thread may call close
+        while self._thread.is_alive() and not done.wait(_POLL_S):  # another thread may call close
             pass
         with self._lock:
             self._flushing -= 1

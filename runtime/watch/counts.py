@@ -47,9 +47,7 @@ class Counts(Record):
             )
         keys = dict.fromkeys((*self.columns, *other.columns))
         try:
-            columns = {
-                key: _add_bins(self.columns.get(key), other.columns.get(key)) for key in keys
-            }
+            columns = {key: _add(self.columns.get(key), other.columns.get(key)) for key in keys}
             return replace(self, calls=self.calls + other.calls, columns=columns)
         except ValueError as error:
             raise LoadError(f"these are no counts of {self.label}: {error}") from None
@@ -59,7 +57,7 @@ class Counts(Record):
         return json.dumps(as_data(self)) + "\n"
 
 
-def _add_bins(first: Sequence[int] | None, second: Sequence[int] | None) -> list[int]:
+def _add(first: Sequence[int] | None, second: Sequence[int] | None) -> list[int]:
     """Add two counts of one column, bin by bin. None stands for a column without counts.
 
     Raises ValueError if the numbers of bins differ.

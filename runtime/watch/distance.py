@@ -84,13 +84,11 @@ def measure_drift(profile: Profile, counts: Counts) -> list[Moved]:
         if bins is None or len(bins.counts) != len(column):
             raise LoadError(f"these are no counts of {counts.label}: its columns have other bins")
     counted = {key: column for key, column in counts.columns.items() if sum(column)}
-    differences = [
-        _measure_column(key, profile.columns[key], counted[key], len(counted)) for key in counted
-    ]
-    return sorted(differences, key=lambda moved: (-moved.psi, moved.column))
+    moved = [_measure(key, profile.columns[key], counted[key], len(counted)) for key in counted]
+    return sorted(moved, key=lambda column: (-column.psi, column.column))
 
 
-def _measure_column(key: str, bins: Bins, counts: Sequence[int], columns: int) -> Moved:
+def _measure(key: str, bins: Bins, counts: Sequence[int], columns: int) -> Moved:
     """Measure how far the counts of one column are from those of the reference, in `bins`.
 
     `columns`: how many columns are judged together, for the probability of an error.

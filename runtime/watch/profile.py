@@ -166,6 +166,4 @@ def make_profile(pieces: Iterable[Mapping[str, npt.NDArray[Any]]]) -> Profile:
     for piece in pieces:
         for key, values in piece.items():
             by_key.setdefault(key, []).append(values)
-    return Profile(
-        columns={key: make_bins(np.concatenate(arrays)) for key, arrays in by_key.items()}
-    )
+    return Profile(columns={key: make_bins(np.concatenate(parts)) for key, parts in by_key.items()})

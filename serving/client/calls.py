@@ -64,7 +64,7 @@ class Client:
         self._closed = False
         self._channel: Any = None
         self._thread = _ThreadDeadline()
-        self._read_credentials = None if options.tls is None else _read_credentials(options.tls)
+        self._credentials = None if options.tls is None else _read_credentials(options.tls)
         self.reconnect()
 
     def reconnect(self) -> None:
@@ -74,12 +74,10 @@ class Client:
         removed: TCP needs a quarter of an hour to notice that.
         """
         old = self._channel
-        if self._read_credentials is None:
+        if self._credentials is None:
             self._channel = grpc.insecure_channel(self.address, _CHANNEL_OPTIONS)
         else:
-            self._channel = grpc.secure_channel(
-                self.address, self._read_credentials, _CHANNEL_OPTIONS
-            )
+            self._channel = grpc.secure_channel(self.address, self._credentials, _CHANNEL_OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         if old is not None:
             old.close()

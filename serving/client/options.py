@@ -116,9 +116,8 @@ def address_of(url: str) -> str:
     address = url.removeprefix(SCHEME)
     host, _, port = address.rpartition(":")
     plain_host = re.fullmatch(r"[^\s/:@?#\[\]]+|\[[0-9A-Fa-f:.]+\]", host)
-    digits = re.fullmatch(
-        r"[0-9]{1,5}", port
-    )  # int() also takes "+1", "1_0", and the digits of other scripts
+    # int() also takes "+1", "1_0", and the digits of other scripts.
+    digits = re.fullmatch(r"[0-9]{1,5}", port)
     valid = plain_host and digits and 0 < int(port) < 1 << 16
     if not url.startswith(SCHEME) or not valid:
         raise ServingError(f"{url!r} is not the address of a server: write triton://HOST:PORT")

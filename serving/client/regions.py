@@ -83,9 +83,8 @@ class Regions:
             self._give_up(region)
             region = None
         if region is None:
-            region = self._make_region(
-                max(_SMALLEST, 1 << (size - 1).bit_length())
-            )  # a power of two
+            power_of_two = 1 << (size - 1).bit_length()  # the smallest with room for `size` bytes
+            region = self._make_region(max(_SMALLEST, power_of_two))
         try:
             yield region
         except BaseException:

@@ -126,15 +126,13 @@ def queue_query(model: str, release: str) -> str:
 
 def _render(template: str, **values: Any) -> Object:
     """Fill a template with values, and return the object that its YAML text describes."""
-    rendered: Object = yaml.safe_load(
-        _make_environment().get_template(template).render(values)
-    )  # ours
+    rendered: Object = yaml.safe_load(_templates().get_template(template).render(values))  # ours
     return rendered
 
 
 @cache
-def _make_environment() -> Any:
-    """Make the jinja2 environment of our templates, in which every value is written as JSON.
+def _templates() -> Any:
+    """Return the jinja2 environment of our templates, in which every value is written as JSON.
 
     Raises ServingError if jinja2 is missing.
     """

@@ -97,26 +97,18 @@ class Storage:
     def parse(cls, text: str) -> Storage:
         """Read `pvc:CLAIM/FOLDER`, `nfs:HOST:/FOLDER` or `/cvmfs/FOLDER`. Raises ServingError."""
         if match := re.fullmatch(r"pvc:([a-z0-9]([a-z0-9.-]*[a-z0-9])?)(/.+)?", text):
-            return cls(
-                "pvc", match[1], "/models", _require_plain_folder(text, f"/models{match[3] or ''}")
-            )
+            return cls("pvc", match[1], "/models", _check_plain(text, f"/models{match[3] or ''}"))
         if match := re.fullmatch(r"nfs:([\w.-]+):(/.*)", text):
-            return cls(
-                "nfs",
-                match[1],
-                "/models",
-                "/models",
-                exported=_require_plain_folder(text, match[2]),
-            )
+            return cls("nfs", match[1], "/models", "/models", exported=_check_plain(text, match[2]))
         if text.startswith("/cvmfs/"):
-            return cls("cvmfs", "cvmfs", "/cvmfs", _require_plain_folder(text, text))
+            return cls("cvmfs", "cvmfs", "/cvmfs", _check_plain(text, text))
         raise ServingError(
             f"models at {text!r}: use pvc:CLAIM, pvc:CLAIM/FOLDER, nfs:HOST:/FOLDER or "
             "/cvmfs/FOLDER"
         )
 
 
-def _require_plain_folder(text: str, folder: str) -> str:
+def _check_plain(text: str, folder: str) -> str:
     """Return `folder` without a slash at its end.
 
     Raises ServingError unless it is an absolute path of plain names. `text`: the whole option, for

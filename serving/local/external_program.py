@@ -93,7 +93,7 @@ class LocalProgram(ABC):
     def check(self) -> None:
         """Raise ServerError if the program has ended."""
         if (status := self._started_process().poll()) is not None:
-            raise ServerError(f"{self.name} ended with status {status}: {self._find_reason()}")
+            raise ServerError(f"{self.name} ended with status {status}: {self._reason()}")
 
     def wait(self) -> None:
         """Wait until the program ends by itself, then raise ServerError."""
@@ -148,9 +148,7 @@ class LocalProgram(ABC):
             if self._is_ready():
                 return
             time.sleep(_POLL_S)
-        raise ServerError(
-            f"{self.name} was not ready after {self.ready_s:g} s: {self._find_reason()}"
-        )
+        raise ServerError(f"{self.name} was not ready after {self.ready_s:g} s: {self._reason()}")
 
     def _is_ready(self) -> bool:
         """Whether all URLs of `_ready_urls` answer now."""
@@ -161,7 +159,7 @@ class LocalProgram(ABC):
             return False
         return True
 
-    def _find_reason(self) -> str:
+    def _reason(self) -> str:
         """Return the last line of the log, which usually says why the program has failed."""
         lines = [line.strip() for line in self.log().splitlines() if line.strip()]
         return lines[-1] if lines else "it said nothing"

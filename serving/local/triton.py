@@ -237,7 +237,7 @@ class TritonServer(LocalProgram):
         for file in Path("/dev/shm").glob(f"{self._shm_prefix()}*"):
             file.unlink(missing_ok=True)
 
-    def _find_reason(self) -> str:
+    def _reason(self) -> str:
         """Return a known reason in the log, else its last error, else its last line."""
         log = self.log()
         for pattern in _REASONS:

@@ -59,17 +59,13 @@ def engine_for(backend: Backend, bundle: Bundle, target: str) -> str:
         for name, record in bundle.manifest.targets.items()
         if engine in record.candidates
     }
-    valid_targets = [
-        name
-        for name, candidate in candidates.items()
-        if candidate.status == "valid" and candidate.files
-    ]
-    if target in valid_targets:
+    usable = [name for name, tried in candidates.items() if tried.status == "valid" and tried.files]
+    if target in usable:
         return engine
     reason = "it was built without it"
     if target in candidates:
         reason = candidates[target].reason or candidates[target].status
-    other = next(iter(valid_targets), None)
+    other = next(iter(usable), None)
     elsewhere = f"; {other} has one: --target {other}" if other else ""
     raise ServingError(
         f"{bundle.manifest.name} has no valid artifact of {engine} for {target}, which Triton's "

@@ -116,9 +116,7 @@ class RemoteModel(Executable):
 
         Raises RemoteError; earlier answers of the request are kept.
         """
-        codec = (
-            self._codec
-        )  # kept for the whole message: another thread's `update_form` may replace it
+        codec = self._codec  # kept for the message: `update_form` of another thread may replace it
         if codec is None:
             raise VersionMismatchError(f"{self}: not yet asked in which form it takes requests")
         with self.client.one_deadline():
@@ -205,9 +203,7 @@ class RemoteModel(Executable):
         try:
             return self._ask_in_region(codec, inputs, rows, regions)
         except (RefusedError, VersionMismatchError) as error:
-            if "shared memory region" not in str(
-                error
-            ):  # only the text tells this error from others
+            if "shared memory region" not in str(error):  # only the text tells it from others
                 raise
             regions.forget()
             return self._ask_in_region(codec, inputs, rows, regions)

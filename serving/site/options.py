@@ -34,7 +34,7 @@ class SiteTls(_Part):
     certificate_chain: str | None = None
 
     @model_validator(mode="after")
-    def _key_with_certificate(self) -> SiteTls:
+    def _check_key(self) -> SiteTls:
         """Refuse a key without its certificate, and a certificate without its key."""
         if (self.private_key is None) != (self.certificate_chain is None):
             raise ValueError(
@@ -61,7 +61,7 @@ class SiteServer(_Part):
 
     @field_validator("url")
     @classmethod
-    def _has_address(cls, url: str) -> str:
+    def _check_url(cls, url: str) -> str:
         """Refuse a URL that is not `triton://HOST:PORT`."""
         try:
             address_of(url)
@@ -71,7 +71,7 @@ class SiteServer(_Part):
 
     @field_validator("metrics")
     @classmethod
-    def _is_page(cls, metrics: str | None) -> str | None:
+    def _check_metrics(cls, metrics: str | None) -> str | None:
         """Refuse a URL of the metrics that is not of HTTP, or has no host."""
         if metrics is None:
             return None
@@ -138,7 +138,7 @@ class SitePolicy(_Part):
     allow_nan: bool = False
 
     @model_validator(mode="after")
-    def _attempt_within_deadline(self) -> SitePolicy:
+    def _check_limits(self) -> SitePolicy:
         """Refuse a limit of one attempt that is longer than the limit of all attempts."""
         if self.attempt_s > self.deadline_s:
             raise ValueError(
@@ -169,14 +169,14 @@ class Site(_Part):
 
     @field_validator("servers")
     @classmethod
-    def _unique_servers(cls, servers: tuple[SiteServer, ...]) -> tuple[SiteServer, ...]:
+    def _check_unique(cls, servers: tuple[SiteServer, ...]) -> tuple[SiteServer, ...]:
         """Refuse two servers with the same name or the same URL."""
         _require_unique("name", [server.name for server in servers])
         _require_unique("url", [server.url for server in servers])
         return servers
 
     @model_validator(mode="after")
-    def _consistent(self) -> Site:
+    def _check_site(self) -> Site:
         """Refuse a site whose parts do not fit together.
 
         Devices may not have a server's name, rules must name servers of the site, and there must be
@@ -212,7 +212,5 @@ class Site(_Part):
 
 def _require_unique(field: str, values: Sequence[str]) -> None:
     """Raise ValueError if a value of this field occurs more than once."""
-    if duplicates := repeated(values):
-        raise ValueError(
-            f"found the {field} {duplicates[0]!r} twice; give each server one of its own"
-        )
+    if twice := repeated(values):
+        raise ValueError(f"found the {field} {twice[0]!r} twice; give each server one of its own")

@@ -104,18 +104,15 @@ class Router(Executable):
     def start(self) -> None:
         """Check every place now, and begin the repeated checks.
 
-        Without a fall-back it waits until a place is usable, and raises NowhereError after the
-        policy's deadline.
+        Without a fall-back it waits until a place is usable. Raises NowhereError if none is within
+        the policy's deadline.
         """
         with ThreadPoolExecutor(max(1, len(self._checks))) as pool:
             list(pool.map(lambda check: check.check_now(), self._checks.values()))
         for check in self._checks.values():
             check.start()
-        if self.fall_back is None:
-            self._wait_until_open()
-
-    def _wait_until_open(self) -> None:
-        """Wait until a place is usable. Raises NowhereError after the policy's deadline."""
+        if self.fall_back is not None:
+            return
         with self._changed:
             if self._changed.wait_for(lambda: self.open, self.policy.deadline_s):
                 return
@@ -134,7 +131,7 @@ class Router(Executable):
         tried: dict[Place, int] = {}
         failures: dict[str, str] = {}
         error: Exception | None = None
-        while place := self._take_place(tried, latest_start, first=not (progress.at or failures)):
+        while place := self._choose(tried, latest_start, first=not (progress.at or failures)):
             if error is not None:
                 with self.counting:
                     self._retried += 1
@@ -185,9 +182,7 @@ class Router(Executable):
             self._changed.notify_all()
         return error
 
-    def _take_place(
-        self, tried: dict[Place, int], latest_start: float, first: bool
-    ) -> Place | None:
+    def _choose(self, tried: dict[Place, int], latest_start: float, first: bool) -> Place | None:
         """Choose the best place for an attempt, which the caller must then make.
 
         The attempt is counted as running there. Returns None if no place takes the request;
@@ -277,9 +272,8 @@ class Router(Executable):
         """
         with self._changed:
             if not place.finished:
-                place.seconds *= (
-                    0.5  # no request since the last check: the effect of a slow one decays
-                )
+                # No request has ended since the last check: the effect of a slow one decays.
+                place.seconds *= 0.5
             place.finished = 0
             place.queue_us = queue_us
             if problem is not None:

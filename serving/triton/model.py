@@ -137,14 +137,11 @@ def _make_response(answer: dict[str, Any] | RequestError) -> Any:
             code = pb_utils.TritonError.NOT_FOUND
         return pb_utils.InferenceResponse([], pb_utils.TritonError(str(answer), code))
     return pb_utils.InferenceResponse(
-        [
-            pb_utils.Tensor.from_dlpack(name, _make_capsule(values))
-            for name, values in answer.items()
-        ]
+        [pb_utils.Tensor.from_dlpack(name, _to_dlpack(values)) for name, values in answer.items()]
     )
 
 
-def _make_capsule(values: Values) -> Any:
+def _to_dlpack(values: Values) -> Any:
     """Return a DLPack capsule of an array, without copying it.
 
     An empty array gets the strides that Triton expects: those of a contiguous array of its shape.

@@ -41,7 +41,7 @@ def write_repository(
         """Write the files of the version into its folder."""
         write_version(version, place(version / BUNDLE), service.digest)
 
-    return _write_model(out, service, fill, replace)
+    return _write(out, service, fill, replace)
 
 
 def write_version(folder: Path, bundle: Bundle, digest: str) -> None:
@@ -61,14 +61,10 @@ def write_native_repository(
 
     Returns that folder. Raises ServingError as `write_repository` does.
     """
-    return _write_model(
-        out, service, lambda version: shutil.copyfile(file, version / file.name), replace
-    )
+    return _write(out, service, lambda version: shutil.copyfile(file, version / file.name), replace)
 
 
-def _write_model(
-    out: Path, service: Service, fill: Callable[[Path], object], replace: bool
-) -> Path:
+def _write(out: Path, service: Service, fill: Callable[[Path], object], replace: bool) -> Path:
     """Write the folder of a model, completely or not at all, and return it.
 
     `fill` writes the files of the version into the new folder that it is given. Raises ServingError
