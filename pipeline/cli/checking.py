@@ -193,14 +193,14 @@ def _time_operators(opened: Opened, ref: str, html: Path | None) -> Answer:
     from pipeline.report import new_table, operators_page
     from soa.text import number
     from stages.reference import Reference, label
-    from stages.timing import benchmark_cases, ladder, operator_times
+    from stages.timing import benchmark_cases, ladder, time_operators
 
     bundle, signature = opened.bundle, opened.signature
     inputs = Reference.load(bundle.file(bundle.manifest.reference), signature).inputs
     cases = [ladder(signature)[0], *benchmark_cases(signature)]
     say("building lanes with a counter for each step")
     with show_steps() as show, show("timing operators", None):
-        times = operator_times(bundle.file(bundle.manifest.program), signature, inputs, cases)
+        times = time_operators(bundle.file(bundle.manifest.program), signature, inputs, cases)
     table = new_table("shares of a call of lanes", "operator", "line", *map(label, cases))
     for time in times:
         shares = [f"{number(100 * share, 2)} %" for share in time.shares.values()]

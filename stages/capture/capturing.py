@@ -39,8 +39,8 @@ from stages.model import (
     as_exportable,
     as_torch,
     checks_off,
+    find_difference,
     in_precision,
-    what_differs,
     why_not_run,
 )
 from stages.reference import (
@@ -305,7 +305,7 @@ def _check_eager(
             user_model = user_model.model
         raise CaptureError(
             f"the model gives two answers to the same inputs (output {differing!r}): "
-            f"{what_differs(user_model, ask)}. An artifact has one: switch off what is for "
+            f"{find_difference(user_model, ask)}. An artifact has one: switch off what is for "
             "training alone (model.eval(), F.dropout(x, training=self.training)), and keep no state"
         )
     # torch counts the writes into a tensor and into all its views.

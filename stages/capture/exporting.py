@@ -24,11 +24,11 @@ from stages.errors import CaptureError
 from stages.model import (
     RowWise,
     SoaProgram,
+    find_written_state,
     mutation_line,
     restore_columns,
     stack_arguments,
     stacks_of,
-    state_written,
     where_raised,
     why_not_exported,
 )
@@ -119,7 +119,7 @@ def export_with_fallback(
         if by_row is None:
             raise refusal from error
         return Exported(by_row, str(refusal))
-    if state_written(program):
+    if find_written_state(program):
         without_line = CaptureError("the model writes into its own state: an artifact keeps none")
         raise why_refused(model, signature, arguments) or without_line
     return Exported(program)
@@ -167,7 +167,7 @@ def why_refused(
             functional = exported.run_decompositions({})
         except Exception as error:
             return CaptureError(why_not_exported(model, arguments, shapes, error))
-    if state := state_written(functional):
+    if state := find_written_state(functional):
         return CaptureError(
             f"the model writes into {', '.join(map(repr, state))}{mutation_line(exported)}: an "
             "artifact keeps no state; use the out-of-place operation"

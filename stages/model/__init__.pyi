@@ -1,6 +1,6 @@
+from .blame import find_difference as find_difference
+from .blame import find_written_state as find_written_state
 from .blame import mutation_line as mutation_line
-from .blame import state_written as state_written
-from .blame import what_differs as what_differs
 from .blame import where_raised as where_raised
 from .blame import why_not_exported as why_not_exported
 from .blame import why_not_run as why_not_run

@@ -24,7 +24,7 @@ from soa.dtypes import dtype_name
 from soa.signature import Signature
 
 
-def state_written(exported: ExportedProgram) -> list[str]:
+def find_written_state(exported: ExportedProgram) -> list[str]:
     """The names of the buffers and parameters into which an exported program writes."""
     signature = exported.graph_signature
     specs = [spec for spec in signature.output_specs if "MUTATION" in spec.kind.name]
@@ -279,7 +279,7 @@ class _Operations(TorchDispatchMode):
         return f"{layer or 'the model itself'}{line}"
 
 
-def what_differs(model: torch.nn.Module, ask: Callable[[], object]) -> str:
+def find_difference(model: torch.nn.Module, ask: Callable[[], object]) -> str:
     """Run the model twice by `ask`, and return a sentence about the first operation whose result is
     another one in the second run."""
     runs = []

@@ -19,7 +19,7 @@ from torch.fx import Interpreter, traceback
 
 from soa.signature import Signature
 from stages.errors import CaptureError
-from stages.model.blame import state_written
+from stages.model.blame import find_written_state
 from stages.model.soa_program import outputs_in_order
 
 
@@ -90,7 +90,7 @@ def _export_at_one_row(
     model writes into its own state, or what torch.export raises."""
     exported = torch.export.export(model, one_row, strict=False)
     program: torch.export.ExportedProgram = exported.run_decompositions({})
-    if state_written(program):
+    if find_written_state(program):
         raise CaptureError("the model writes into its own state: an artifact keeps none")
     return program
 

@@ -17,7 +17,7 @@ from soa.dtypes import is_float, torch_dtype
 from soa.layout import Column
 from soa.signature import Signature
 from stages.reference.answers import Arrays, Edge, EdgeKind, MoreRows
-from stages.reference.stress import Member, members, take_first_rows, try_model
+from stages.reference.stress import Member, list_read_columns, take_first_rows, try_model
 
 _ROWS = 37
 # Powers of a dtype's largest number: squares of the second overflow, and sums of the third may.
@@ -71,7 +71,7 @@ def make_edge_rows(
 def _changes(signature: Signature, stated: Collection[str]) -> Iterator[_Changes]:
     """Yield the kinds of values to try, each with the columns that get them. A kind may have no
     columns."""
-    columns = [member for member in members(signature) if member.column.kind != "scalar"]
+    columns = [member for member in list_read_columns(signature) if member.column.kind != "scalar"]
     floats = [member for member in columns if is_float(member.column.dtype)]
     integers = [
         member

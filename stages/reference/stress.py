@@ -42,7 +42,7 @@ class Member:
     column: Column
 
 
-def members(signature: Signature) -> list[Member]:
+def list_read_columns(signature: Signature) -> list[Member]:
     """List the input columns that the model reads, without the offsets of jagged rows."""
     offsets = {offsets_of(name) for name in signature.jagged}
     blocks = [bound.block for bound in signature.inputs]
@@ -108,11 +108,11 @@ def make_stress_rows(model: torch.nn.Module, signature: Signature, inputs: Array
             why = result.failure
             culprits = [
                 member
-                for member in members(signature)
+                for member in list_read_columns(signature)
                 if _attempt_with_column(model, signature, base, rows, member).failure
             ]
             rows = _stress_columns(signature, base.inputs, inputs, kind, seed, culprits)
-            if len(culprits) < len(members(signature)):
+            if len(culprits) < len(list_read_columns(signature)):
                 result = try_model(model, signature, rows, base.case)
             if result.failure:
                 notes.append(f"{what} in every column are not tried: {why}")
@@ -149,7 +149,7 @@ def _stress_columns(
     """
     generator = torch.Generator().manual_seed(seed)
     rows = {name: dict(columns) for name, columns in base.items()}
-    for member in members(signature):
+    for member in list_read_columns(signature):
         name = member.column.name
         own_kind: Kind = "own values" if member in with_own_values else kind
         own = pool[member.collection][name]

@@ -1,5 +1,5 @@
 from .by_operator import OperatorTime as OperatorTime
-from .by_operator import operator_times as operator_times
+from .by_operator import time_operators as time_operators
 from .racing import benchmark as benchmark
 from .racing import benchmark_cases as benchmark_cases
 from .racing import benchmark_targets as benchmark_targets

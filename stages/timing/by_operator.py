@@ -34,7 +34,7 @@ class OperatorTime:
     shares: dict[str, float]
 
 
-def operator_times(
+def time_operators(
     program: Path, signature: Signature, inputs: Arrays, cases: Sequence[Case]
 ) -> list[OperatorTime]:
     """Measure which share of a call each operator of a program takes, in one thread on this host.

@@ -661,8 +661,8 @@ FAULTS = (
     ),
     Fault(
         "stress rows leave out the columns of zeros",
-        "    for member in members(signature):\n        name = member.column.name\n",
-        "    for member in members(signature):\n"
+        "    for member in list_read_columns(signature):\n        name = member.column.name\n",
+        "    for member in list_read_columns(signature):\n"
         "        name = member.column.name\n"
         "        if not pool[member.collection][name].any():\n"
         "            continue\n",
