@@ -88,7 +88,7 @@ def find_installed(family: str) -> dict[str, Declared]:
 
 
 # Every process that runs a model searches for classes. So files are searched once, and only the
-# first lines of classes are parsed.
+# first lines of classes are parsed. Such a line may have parentheses within its parentheses.
 _CLASS_HEAD = re.compile(rb"\n(class \w+\((?:[^()]|\([^()]*\))*\):)")
 
 

@@ -129,7 +129,7 @@ def offsets_of(collection: str) -> str:
 
 def offsets_layout(dtype: str = "int64") -> Layout:
     """Return the layout of offsets: a row has the items from `begin` up to `end` (excluded)."""
-    return Layout([Column("begin", dtype), Column("end", dtype)], 1, "columns")
+    return Layout([Column("begin", dtype), Column("end", dtype)], storage="columns")
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ class Call:
         return number(self.arguments.get(name))
 
     def value(self, name: str = "self") -> Value:
-        """The facts of a tensor argument; `Value()`, without rows, for a number or a missing one."""
+        """The facts of a tensor argument; `Value()`, without rows, for a number or no argument."""
         argument = self.arguments.get(name)
         known = self.values.get(argument) if isinstance(argument, Node) else None
         return known if isinstance(known, Value) else Value()

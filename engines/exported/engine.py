@@ -14,7 +14,7 @@ import torch
 from engines.base import Engine, Executable, Portable
 from engines.errors import EngineError
 from engines.exported.archive import load_program
-from engines.exported.graph import move_to_gpu
+from engines.exported.graph import aten, move_to_gpu
 from engines.processes import require_openmp
 from engines.target import Target
 
@@ -91,7 +91,6 @@ def _store_in_place(module: torch.fx.GraphModule) -> None:
     the copy and copies it back. That also writes the padding, and changes bytes there that are no
     valid bool.
     """
-    aten = torch.ops.aten
     for store in module.graph.find_nodes(op="call_function", target=aten.copy_.default):
         written, value = store.args[:2]
         if value.target is aten.slice_scatter.default and value.args[0] is written:

@@ -91,12 +91,11 @@ def _import_address(address: int, nbytes: int | None, device: str) -> Foreign:
         raise CollectionError(f"address {address:#x} comes without a size: give nbytes=")
     if address < 0 or nbytes < 0:
         raise CollectionError(f"{nbytes} bytes at address {address:#x} are no memory")
-    return Foreign(_checked_span(address, nbytes, device), "uint8", (nbytes,))
+    raw = _span_at(address, nbytes, device, readonly=False, owner=None)
+    return Foreign(raw, "uint8", (nbytes,))
 
 
-def _checked_span(
-    address: int, nbytes: int, device: str, readonly: bool = False, owner: object = None
-) -> Span:
+def _span_at(address: int, nbytes: int, device: str, readonly: bool, owner: object) -> Span:
     """Return the span of the bytes at an address.
 
     On a GPU torch checks them, if it is built for GPUs. Raises CollectionError for a null address,
@@ -148,7 +147,7 @@ def _import_array(array: Array, owner: object) -> Foreign:
     shape = array.shape
     _require_contiguous(array.flags.c_contiguous, f"{array.strides} bytes", shape, "array")
     address = array.__array_interface__["data"][0]
-    span = _checked_span(address, array.nbytes, CPU, not array.flags.writeable, (owner, array))
+    span = _span_at(address, array.nbytes, CPU, not array.flags.writeable, (owner, array))
     return Foreign(span, dtype_name(array.dtype), shape)
 
 
@@ -206,7 +205,7 @@ def _import_unchecked(memory: Any, device: Device) -> Foreign:
     contiguous = strides is None or 0 in shape or list(strides) == dense_strides
     _require_contiguous(contiguous, strides, shape, "memory")
     nbytes = math.prod(shape) * dtype.itemsize
-    span = _checked_span(address or 0, nbytes, device, bool(readonly), memory)
+    span = _span_at(address or 0, nbytes, device, bool(readonly), memory)
     return Foreign(span, dtype_name(dtype), shape)
 
 

@@ -70,8 +70,8 @@ def as_collection(
     values_of = _values_by_name(source, layout, fill or {})
     if layout is None:
         members = [_derive_member(name, column.values) for name, column in values_of.items()]
-        layout = Layout(members, 1, "columns")
-    separate = layout if layout.storage == "columns" else Layout(layout.columns, 1, "columns")
+        layout = Layout(members, storage="columns")
+    separate = layout if layout.storage == "columns" else Layout(layout.columns, storage="columns")
     copied = {name for name, column in values_of.items() if column.copied or source.computed}
     columns: dict[str, Any] = {}
     for member in layout.columns:
@@ -100,9 +100,9 @@ def _values_by_name(
 
     Raises CollectionError if the source lacks a column that the layout or `fill` names.
     """
-    for name in (*([] if layout is None else layout.by_name), *fill):
-        require_column(name, source.names)
     names = source.names if layout is None else list(layout.by_name)
+    for name in (*names, *fill):
+        require_column(name, source.names)
     dtypes = {} if layout is None else {member.name: member.dtype for member in layout.columns}
     return {
         name: _read_values(_Wanted(name, fill.get(name), dtypes.get(name)), source.column(name))
@@ -192,7 +192,7 @@ def _read_array(wanted: _Wanted, value: Any, copied: bool = False) -> _ColumnVal
     array = np.ma.getdata(array)
     if not array.dtype.isnative:
         array, copied = array.astype(array.dtype.newbyteorder("=")), True
-    return _ColumnValues(array, copied, not array.flags.writeable)
+    return _ColumnValues(array, copied, locked=not array.flags.writeable)
 
 
 def _require_one_length(name: str, counts: Any) -> None:
