@@ -59,9 +59,9 @@ def build(
 ) -> Added:
     """Compile, validate and race candidates for `target` here, and add the result to the version.
 
-    `engines`: by default, the engines that are made for this target only, or else those of the
-    version's config. `work`, `say` and `show` are as for `run`. A target that the version already
-    has verified is refused before any work; an unverified or failed one can be replaced. Raises the
+    `engines`: by default those of the version's config, unless only certain engines can build for
+    this target. `work`, `say` and `show` are as for `run`. A target that is already verified in the
+    version is refused before any work; an unverified or failed one can be replaced. Raises the
     error of the step that failed; then nothing was added.
     """
     version = registry.find(ref)
@@ -128,7 +128,7 @@ def _build_candidates(
     bundle: Bundle, target: Target, engines: Sequence[str], work: Work
 ) -> TargetResult:
     """Build the candidates of one target as `pipeline run` does, but from a bundle, without the
-    model's source code. `engines`: empty for those of the target or of the version's config.
+    model's source code. `engines`: if empty, they are chosen as in `build`.
     EngineError if the bundle's portable files do not have the names that a capture gives them."""
     manifest = bundle.manifest
     names = ("program.pt2", "reference.safetensors", "model.ts")  # the names in a `Capture`

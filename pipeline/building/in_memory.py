@@ -184,7 +184,7 @@ class Compiled:
 
     def save(self, path: str | Path) -> list[Path]:
         """Write a config to `path`, and the reference rows and the model beside it. `pipeline run`
-        makes a version with the same answers of them. Returns the files; existing ones are
+        on that config makes a version with the same answers. Returns the files; existing ones are
         replaced.
 
         A module in memory is written as a program of `torch.export`. Raises SourceError if torch

@@ -89,7 +89,7 @@ def deploy(
     served = _choose_served_target(opened, devices, target)
     signature = opened.signature
     Wire.of(signature, requests)  # raises an error if requests cannot have that form
-    why_unmergeable = BLOCKS_ALONE if requests == "blocks" else _why_not_mergeable(opened)
+    why_unmergeable = BLOCKS_ALONE if requests == "blocks" else _find_merge_obstacle(opened)
     if why_unmergeable and merge:
         raise ServingError(f"{name}: --merge cannot be: {why_unmergeable}")
     if why_unmergeable or merge:  # merging is impossible, or the caller asked for it
@@ -215,7 +215,7 @@ def _choose_served_target(opened: Opened, devices: Sequence[str], wanted: str | 
     return choose_target(fitting, kind)
 
 
-def _why_not_mergeable(opened: Opened) -> str | None:
+def _find_merge_obstacle(opened: Opened) -> str | None:
     """Return the reason why requests may not share a run, or None if they may. If the recorded
     facts do not tell, the portable program is run on the reference, to see whether the answer of
     a row depends on other rows."""
