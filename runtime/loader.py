@@ -304,6 +304,6 @@ def _find_gpu_by_driver(device: Device) -> Device:
     except RunError as error:
         raise LoadError(f"device {str(device)!r}: {lacks}; {error}", code=code) from None
     if (device.index or 0) >= count:
-        why = f"{lacks}; NVIDIA's driver sees {count}"
-        raise LoadError(f"device {str(device)!r}: {why}", code=code)
+        lacks = f"{lacks}; NVIDIA's driver sees {count}"
+        raise LoadError(f"device {str(device)!r}: {lacks}", code=code)
     return device

@@ -60,7 +60,7 @@ class Workload:
 
 @dataclass(eq=False)
 class _Lane(Workload):
-    """A session and the events that wait for it."""
+    """One session of a scheduler, and the events that wait for it."""
 
     session: Session
     waiting: deque[_Event] = field(default_factory=deque)
@@ -244,8 +244,7 @@ def _complete(event: _Event, run: Callable[[_Event], None]) -> bool:
 
 
 class _Runner:
-    """Runs the events of one thread, with its staging memory and GPU stream. A call returns when
-    the outputs are written."""
+    """Runs events for one thread, which needs its own staging memory and GPU stream."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -257,6 +256,7 @@ class _Runner:
             self._stream = torch.cuda.Stream(session.device)
 
     def __call__(self, event: _Event) -> None:
+        """Run an event once its inputs are ready, and wait until it has ended."""
         if self._stream is None:
             if event.ready is not None:
                 event.ready.synchronize()

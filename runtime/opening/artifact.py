@@ -168,8 +168,8 @@ def _pinned_files(
         yield pinned
     except EngineError as error:
         pinned.close()
-        text = str(error).replace(str(pinned.folder), str(bundle.path))
-        raise type(error)(text, code=error.code) from error
+        message = str(error).replace(str(pinned.folder), str(bundle.path))
+        raise type(error)(message, code=error.code) from error
     except BaseException:
         pinned.close()
         raise

@@ -107,6 +107,7 @@ class Opening:
     prover: Prover | None = None
 
     def __post_init__(self) -> None:
+        """Raise LoadError for a value that cannot be used."""
         check_fields(LoadError, "load", self, _KINDS)
         if self.mode not in ("test", "production"):
             raise LoadError(f"mode {self.mode!r} is neither 'test' nor 'production'")

@@ -170,7 +170,7 @@ class Session:
         self._executable.close()
 
     def __enter__(self) -> Self:
-        """`with pipeline.load(...) as session`: the session is closed at the end of the block."""
+        """Return the session, which is closed when the `with` block ends."""
         return self
 
     def __exit__(self, *_: object) -> None:

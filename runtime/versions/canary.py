@@ -79,8 +79,9 @@ class CanaryLimits:
 
 
 class CanarySession(SecondSession):
-    """Production's session, `inner`, with a canary. Any number of threads may use it, as any other
-    session.
+    """Production's session, `inner`, with a canary. Any number of threads may use it.
+
+    `share`: the share of calls that the canary answers, from 0 to 1.
 
     `close` saves the record of both versions' calls; `flush` saves it at any time.
 
@@ -180,9 +181,9 @@ class CanarySession(SecondSession):
 
     def _count_failure(self, error: Exception) -> None:
         """Count a call in which the canary failed and production did not; maybe withdraw it."""
-        text = self._results.add_failure(error)
+        reason = self._results.add_failure(error)
         if self._next_failure() >= self._limits.max_errors:
-            self._withdraw(text)
+            self._withdraw(reason)
 
     def _withdraw(self, reason: str) -> None:
         """Give all later calls to production, log the reason, and save it."""
@@ -191,8 +192,8 @@ class CanarySession(SecondSession):
                 return
             self.withdrawn, self._gives = reason, lambda key: False
         begun = self._results.begun
-        text = "the canary %s is withdrawn, and %s answers all calls: %s"
-        log.warning(text, begun.version, begun.production, reason)
+        message = "the canary %s is withdrawn, and %s answers all calls: %s"
+        log.warning(message, begun.version, begun.production, reason)
         now = datetime.now(UTC).isoformat(timespec="seconds")
         self._results.add(withdrawals=1, withdrawn=f"{now}: {reason}")
         # In a thread: no call waits for the registry. It holds this session, so that the garbage

@@ -43,7 +43,8 @@ log = logger("soa-pipeline")
 class LiveSession(Session):
     """A session that follows a name. Any number of threads may bind and run while it moves.
 
-    `current` is the session in place, with its report. Everything else is as in any session.
+    `open_`: opens a session of a version that was found by `name`. `current` is the session in
+    place, with its report. Everything else is as in any session.
 
     Examples
     --------
@@ -207,7 +208,7 @@ class LiveSession(Session):
 class LiveBinding(WrappedBinding):
     """A callable that runs the version in place on the bound memory; made by `LiveSession.bind`.
 
-    `inner` is the binding to the version that the last call ran.
+    `inner` is the binding to the version that the last call ran, `_at` the session of that version.
     """
 
     def __init__(
@@ -216,7 +217,7 @@ class LiveBinding(WrappedBinding):
         self._live = live
         self._graph = graph
         self._memory = (inputs, outputs)
-        self._at = live.current  # the session of `inner`
+        self._at = live.current
         super().__init__(self.bind_on(self._at))
 
     def __call__(self, rows: Rows | None = None, *, stream: Any = None) -> None:

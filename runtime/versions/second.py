@@ -93,9 +93,9 @@ class Results:
     def add_failure(self, error: Exception) -> str:
         """Add a failed run to the results. Returns the error as one line of text."""
         ours = isinstance(error, SoaPipelineError)
-        text = str(error) if ours else f"{type(error).__name__}: {first_line(error)}"
-        self.add(errors=1, error=text)
-        return text
+        message = str(error) if ours else f"{type(error).__name__}: {first_line(error)}"
+        self.add(errors=1, error=message)
+        return message
 
     def save(self) -> None:
         """Save each event exactly once, even if other threads save or run at the same time.

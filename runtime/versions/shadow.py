@@ -34,7 +34,9 @@ _draw = Random().random  # its own generator: the program may have seeded the co
 
 
 class ShadowedSession(SecondSession):
-    """Production's session with a shadow. Any number of threads may use it, as any other session.
+    """Production's session with a shadow. Any number of threads may use it.
+
+    `fraction`: the share of events that the shadow gets, from 0 to 1.
 
     `close` ends the shadow and saves its record; `flush` saves it at any time.
 

@@ -53,7 +53,7 @@ class Counts(Record):
             raise LoadError(f"these are no counts of {self.label}: {error}") from None
 
     def to_json(self) -> str:
-        """The text of a file of counts, which `read_counts` reads."""
+        """Return the text of a file of counts, which `read_counts` can read."""
         return json.dumps(as_data(self)) + "\n"
 
 

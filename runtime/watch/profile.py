@@ -46,6 +46,7 @@ class Bins(Record):
     counts: list[Values]
 
     def __post_init__(self) -> None:
+        """Raise ValueError if edges and counts do not fit together, or the edges do not ascend."""
         super().__post_init__()
         if len(self.counts) != len(KINDS) + max(len(self.edges) - 1, 0):
             raise ValueError(f"{len(self.edges)} edges with {len(self.counts)} counts")

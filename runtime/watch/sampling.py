@@ -42,8 +42,9 @@ _draw = Random().random  # its own generator: the program may have seeded the co
 class Watcher:
     """Counts calls of the sessions of one version in this process, and writes the counts to a file.
 
-    Any number of threads may use it. A child of a fork begins with no counts, in a file of its own.
-    It keeps no file of the version open.
+    `share`: the share of calls to count. `folder`: where the file is. Any number of threads may use
+    it. A child of a fork begins with no counts, in a file of its own. It keeps no file of the
+    version open.
     """
 
     def __init__(self, opened: Opened, profile: Profile, share: float, folder: Path) -> None:
@@ -116,7 +117,7 @@ class _Writer:
         self._process = 0
 
     def add(self, watcher: Watcher) -> None:
-        """From now on write the file of this watcher regularly. Each counted call calls this."""
+        """Write the file of this watcher regularly from now on. Each counted call calls this."""
         if watcher in self._watchers and self._process == os.getpid():
             return
         with self._lock:

@@ -133,6 +133,7 @@ class RemoteModel(Executable):
             progress.add(codec, None if rows == left else sum(rows.values()), answers)
 
     def close(self) -> None:
+        """Close the shared memory, then the connection. Calls in progress fail."""
         if not self._process.here():
             return  # in the child of a fork everything belongs to the parent
         if self._regions is not None:

@@ -361,6 +361,7 @@ class OnDevice(Executable):
         self._outputs = [i for i, role in enumerate(roles) if role == "output"]
 
     def __call__(self, arguments: Sequence[torch.Tensor]) -> None:
+        """Run the artifact on arguments in CPU memory."""
         on_device = [argument.to(self._device) for argument in arguments]
         self._executable(on_device)
         results = [on_device[i].cpu() for i in self._outputs]  # waits for the device

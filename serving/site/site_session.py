@@ -23,7 +23,7 @@ from soa.signature import Signature
 
 
 class SiteSession(RemoteSession):
-    """Runs one model on CPU collections, at the places that the site's policy chooses.
+    """Runs one model on CPU collections, at the servers and devices of a site.
 
     Examples
     --------
@@ -36,7 +36,7 @@ class SiteSession(RemoteSession):
         self._router = router
 
     def report(self) -> SiteReport:
-        """The numbers of answers and failures of each place up to now."""
+        """Return the numbers of answers and failures of each place up to now."""
         return self._router.report()
 
 

@@ -55,6 +55,7 @@ class Service:
     backend: Backend = "python"
 
     def __post_init__(self) -> None:
+        """Raise ServingError for settings that are out of range or conflict."""
         if not (1 <= self.instances <= _LARGEST and 0 <= self.queue_delay_us <= _LARGEST):
             raise ServingError(
                 f"{self.instances} instances with a queue delay of {self.queue_delay_us} us: "
