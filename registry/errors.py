@@ -42,7 +42,7 @@ class NoRegistryError(NotFoundError):
 
     @classmethod
     def at(cls, shown: str, why: str) -> NoRegistryError:
-        """The error for the URI `shown`."""
+        """Return the error for a registry's URI; `shown` has no password, `why` is the reason."""
         return cls(
             f"nothing is registered in {shown}: {why}; `pipeline run CONFIG` makes a registry "
             "there, and --registry or PIPELINE_REGISTRY names another one"

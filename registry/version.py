@@ -49,7 +49,7 @@ class Promotion:
     """UTC, ISO 8601, in whole seconds."""
     decisions: tuple[Decision, ...]
     annexes: Mapping[str, str] = field(default_factory=dict)
-    """Targets built later that the gates saw too, and the digests of their annexes."""
+    """The digests of the annexes that the gates saw too, by the targets that were built later."""
     model: str | None = None
     number: int | None = None
     digest: str | None = None
@@ -107,15 +107,15 @@ class Version:
     """The digest that the version's bundle must have, see `Bundle.digest`."""
     aliases: tuple[str, ...]
     targets: Mapping[str, str]
-    """By target: its status, see `TargetRecord.status`."""
+    """The status of each target, see `TargetRecord.status`."""
     chosen: Mapping[str, str]
-    """By target: the engine that runs it."""
+    """The engine that runs each target."""
     annexes: Mapping[str, str]
-    """By target that was built after the version was sealed: the digest of its annex."""
+    """The digest of the annex of each target that was built after the version was sealed."""
     created: datetime
     run_id: str | None
     source: str
-    """URI of the bundle's folder in the artifact store."""
+    """The URI of the bundle's folder in the artifact store."""
     tags: Mapping[str, str] = field(repr=False)
 
     @property
@@ -132,7 +132,7 @@ class Version:
         return f"Version({self.ref}{names}: {', '.join(targets)})"
 
     def _repr_html_(self) -> str:
-        """The version and its targets, for a notebook. Text of others is escaped."""
+        """Return HTML with the version and its targets, for a notebook; all text is escaped."""
         names = "".join(f" @{alias}" for alias in self.aliases)
         rows = [
             (target, self.chosen.get(target, ""), status) for target, status in self.targets.items()

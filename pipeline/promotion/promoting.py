@@ -39,10 +39,10 @@ class Assessment:
     version: Version
     decisions: tuple[Decision, ...]
     replaced: Version | None
-    """The version that had the alias, with which this version was compared."""
+    """The version that had the alias and was compared with this one; None if there was none."""
     policies: tuple[str, ...]
     annexes: tuple[str, ...] = ()
-    """Targets built later that were judged too."""
+    """The targets that were built later and were judged too."""
 
     @property
     def passed(self) -> bool:

@@ -100,11 +100,13 @@ def compare_tensor(
     """
 
     def describe_type(tensor: torch.Tensor | None) -> str | None:
+        """Return dtype and shape, such as `float32 (48, 6)`."""
         if tensor is None:
             return None
         return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
     def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+        """Return all elements as bytes, since these are equal also for NaN."""
         return tensor.contiguous().reshape(-1).view(torch.uint8)
 
     change = {"name": name, "a": describe_type(a), "b": describe_type(b), "elements": None}

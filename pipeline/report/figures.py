@@ -76,7 +76,10 @@ class Steps:
 
 @dataclass(frozen=True)
 class Deviations:
-    """Deviations whose bins are added to one histogram."""
+    """Deviations that make one histogram, in which their bins are added up.
+
+    `ours` is False for a reference: a dashed line.
+    """
 
     name: str
     deviations: Sequence[Deviation]
@@ -406,7 +409,11 @@ def _draw_line(axes: Any, line: Line, color: str, marker: str) -> None:
 
 
 def _prepare_svg(svg: str, label: str) -> str:
-    """Prepare an SVG for a page: unique ids, the page's colours, and `label` for screen readers."""
+    """Prepare an SVG for a page that may have several; `label` is its text for screen readers.
+
+    Its ids become unique on the page, its colours those of the page's style sheet, and its size
+    that of the place where it stands.
+    """
     prefix = f"f{zlib.crc32((label + svg).encode()):x}-"
     markup = svg[svg.index("<svg") :]
     markup = re.sub(r'\bid="', f'id="{prefix}', markup)

@@ -186,7 +186,7 @@ def make_flow(name: str, signature: Signature) -> Flow:
     """Return the boxes of the model `name`: input columns, blocks, the model, output columns."""
 
     def columns(bound_blocks: Sequence[BoundBlock]) -> tuple[tuple[str, str], ...]:
-        """A line for each collection, with its columns."""
+        """Return a line for each collection, with its columns."""
         by_collection: dict[str, dict[str, None]] = {}
         for bound in bound_blocks:
             names = by_collection.setdefault(bound.block.collection, {})
@@ -194,7 +194,7 @@ def make_flow(name: str, signature: Signature) -> Flow:
         return tuple((collection, ", ".join(names)) for collection, names in by_collection.items())
 
     def blocks(bound_blocks: Sequence[BoundBlock]) -> tuple[tuple[str, str], ...]:
-        """A line for each block, with its dtype and the shape of a row."""
+        """Return a line for each block, with its dtype and the shape of a row."""
         return tuple(
             (bound.name, f"{bound.plan.dtype} {' by '.join(map(str, bound.plan.feature_shape))}")
             for bound in bound_blocks
@@ -253,7 +253,7 @@ def _confusion_table(bound: BoundBlock, engine: str, deviation: Deviation) -> Ta
     classes = [bound.plan.components[i] for i in bound.plan.order]
 
     def name_of(index: int) -> str:
-        """The column of a class, with the index of its element if the column is a vector."""
+        """Name a class by its column, and by its element if the column is a vector: `scores[2]`."""
         if index >= len(classes):  # a report from others may not fit
             return f"{index}"
         column, element = classes[index]

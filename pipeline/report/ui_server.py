@@ -60,14 +60,14 @@ def make_site(registry: Registry, host: str = _THIS_HOST[0]) -> Any:
 
     @app.exception_handler(SoaPipelineError)
     def show_error(_: Request, error: SoaPipelineError) -> HTMLResponse:
-        """The page about an error of a request; HTTP 404 if something does not exist, else 503."""
+        """Answer with a page about an error: HTTP 404 if something does not exist, else 503."""
         missing = isinstance(error, NotFoundError)
         title = "Not found" if missing else "Not available now"
         return answer(render_page(title, [], [plain(error)], [HOME]), 404 if missing else 503)
 
     @app.get("/")
     def show_models() -> HTMLResponse:
-        """The page with all models; for a registry without any, what to do."""
+        """Answer with the page of all models; if there is none, it says what to do."""
         versions_of = {model.name: registry.versions(model.name) for model in registry.list()}
         if not versions_of:
             empty = "It is empty: fill it with `pipeline run CONFIG`."
@@ -76,12 +76,13 @@ def make_site(registry: Registry, host: str = _THIS_HOST[0]) -> Any:
 
     @app.get("/models/{name}")
     def show_model(name: str) -> HTMLResponse:
+        """Answer with the page of a model."""
         with _one_at_a_time:
             return answer(model_page(name, registry.versions(name), registry.history(name)))
 
     @app.get("/models/{name}/{number}")
     def show_version(name: str, number: int) -> HTMLResponse:
-        """The page of a version, whose digests are checked before."""
+        """Answer with the page of a version, after its digests were checked."""
         version = registry.find(Ref(name, number))
         with _one_at_a_time:
             opened = open_version(Opening(version.ref, mode="test", registry=registry))
@@ -92,6 +93,7 @@ def make_site(registry: Registry, host: str = _THIS_HOST[0]) -> Any:
 
     @app.get("/models/{name}/{second}/beside/{first}")
     def show_difference(name: str, second: int, first: int) -> HTMLResponse:
+        """Answer with the page that compares two versions of a model."""
         with _one_at_a_time:
             difference = diff(registry, f"{name}/{first}", f"{name}/{second}")
         ends = ((f"{name}/{n}", f"/models/{name}/{n}") for n in (first, second))

@@ -38,12 +38,12 @@ def prefix_of(target: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class AnnexRecord(Record):
-    """`annex.json`."""
+    """The content of `annex.json`: the target's record, and of which bundle and how it was built."""
 
     schema_version: Annotated[int, Within(1)] = ANNEX_SCHEMA
     name: ModelName
     base: Sha256
-    """The digest of the bundle that this was built from."""
+    """The digest of the bundle from which the annex was built."""
     target: TargetName
     record: TargetRecord
     created: str
@@ -67,7 +67,7 @@ class AnnexRecord(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Annex(Sealed):
-    """An opened annex."""
+    """An opened annex: a sealed folder with the artifacts for one more target of a version."""
 
     record: AnnexRecord
 

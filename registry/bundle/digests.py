@@ -73,7 +73,7 @@ class Sealed:
     digest: str
     """The sha256 of `SHA256SUMS`."""
     files: Mapping[str, str] = field(repr=False)
-    """Each file's path in the folder, and its listed sha256."""
+    """The sha256 of each file as the seal lists it, by the file's path in the folder."""
     hashed: Mapping[str, Identity] = field(default_factory=dict, repr=False, compare=False)
     """The identity of each file when its digest was checked: see registry/bundle/pinned.py."""
     holds: tuple[object, ...] = field(default=(), repr=False, compare=False)

@@ -79,10 +79,10 @@ class Capture(Record):
     torchscript_note: str | None = None
     precision: Literal["fp32", "tf32", "fp16", "bf16"] = "fp32"
     dependence: str | None = None
-    """The reason, from the program's graph, why rows may depend on each other; empty: they do not.
-    None: not analysed, in bundles of older releases."""
+    """Why rows may depend on each other, as the program's graph shows; an empty text: they do not.
+    None: the graph was not analysed, in bundles of older releases."""
     tried: str = ""
-    """If no graph shows that rows are independent, but a trial found it: why none shows it."""
+    """If only a trial found that rows are independent: the reason why no graph shows it."""
 
     @property
     def shown(self) -> bool:
@@ -97,7 +97,7 @@ class Worst(Record):
     max_abs: Measured
     max_rel: Measured
     outside: Measured
-    """Fraction of the elements that deviate by more than `atol + rtol * |reference|`."""
+    """The fraction of the elements that deviate by more than `atol + rtol * |reference|`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,9 +106,9 @@ class ManyRows(Record):
 
     rows: Annotated[int, Within(1)]
     outside: Annotated[int, Within(0)]
-    """Rows with an output outside its tolerance."""
+    """The number of rows with an output outside its tolerance."""
     below: Measured
-    """With a confidence of 95 %, the share of such rows is below this."""
+    """The share of such rows is below this number, with a confidence of 95 %."""
     artifact: Annotated[int, Within(0)] = 0
     """In how many rows the artifact is nearer to the model in float64 than the eager model is.
     Only rows outside are looked at, and not all of them. `eager` counts the opposite."""
@@ -147,7 +147,7 @@ class Tolerance:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkStats(Record):
-    """Time of one call at one row count, in microseconds."""
+    """The time of one call at one row count, in microseconds."""
 
     median_us: Time
     p05_us: Time
@@ -160,7 +160,7 @@ class SessionSettings(Record):
 
     threads: Count = 1
     instances: Count | None = None
-    """The number of runs at the same time; None: one for each core."""
+    """How many runs a session has at the same time; None: one for each core."""
 
 
 Evidence = Literal["unverified", "compiles", "emulated"]
@@ -189,7 +189,7 @@ class Candidate(Record):
     files: list[BundlePath] = field(default_factory=list)
     """Paths relative to the bundle; the engine opens the first."""
     tile: Annotated[int, Within(1)] | None = None
-    """The number of rows in one call of the engine; None: all."""
+    """The number of rows in one call of the engine; None: each call has all rows."""
     windows: bool = False
     """True if it was validated on windows of larger collections that begin at odd rows."""
     bits: Sha256 | None = None
@@ -200,7 +200,7 @@ class Candidate(Record):
     """What the engine records about its artifact, such as an opset or the bytes a call copies."""
     worst: dict[str, Worst] = field(default_factory=dict)
     many_rows: ManyRows | None = None
-    """None: not tried, as in bundles of older releases."""
+    """None: this was not tried, as in bundles of older releases."""
     benchmark: dict[CaseName, BenchmarkStats] = field(default_factory=dict)
 
 
@@ -214,17 +214,20 @@ class Below(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class TargetRecord(Record):
-    """One target. `unverified`, `compiles`, `emulated`: it was built, but has not run on a device
-    of this kind."""
+    """One target: its candidates, and which of them serve it.
+
+    With the status `unverified`, `compiles` or `emulated` it was built, but has not run on a device
+    of its kind: see `Evidence`.
+    """
 
     status: Literal["verified", "unverified", "compiles", "emulated", "failed"]
     chosen: str | None = None
     below: list[Below] = field(default_factory=list)
-    """Other engines than `chosen` that are faster for small row counts: `rows` ascending."""
+    """Engines other than `chosen` that are faster for small row counts, with `rows` ascending."""
     raced_with: list[str] = field(default_factory=list)
     """Targets whose times may be compared with these, because they were measured together."""
     metrics: dict[str, Measured] = field(default_factory=dict)
-    """By name: the metrics of the chosen artifact's outputs on the labelled rows."""
+    """The metrics of the chosen artifact's outputs on the labelled rows, by name."""
     candidates: dict[EngineName, Candidate] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -304,8 +307,8 @@ class Provenance(Record):
     host: dict[str, str] = field(default_factory=dict)
     python: str
     seconds: dict[str, Measured] = field(default_factory=dict)
-    """By stage: the time of its steps, without those whose result was kept from an earlier run.
-    Steps that ran at the same time are added up."""
+    """The time of each stage's steps, added up even if they ran at the same time. Steps whose
+    result was kept from an earlier run are left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,12 +321,12 @@ class LabelledData(Record):
     sha256: str
     rows: int
     code: dict[str, BundlePath] = field(default_factory=dict)
-    """By metric: the file with its function."""
+    """The file with the function of each metric, by its name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest(Record):
-    """`manifest.json`."""
+    """The content of `manifest.json`: a bundle's files, how it was made, and its measurements."""
 
     schema_version: Annotated[int, Within(1)] = SCHEMA_VERSION
     name: ModelName
@@ -336,9 +339,9 @@ class Manifest(Record):
     reference: BundlePath = "reference.safetensors"
     targets: dict[TargetName, TargetRecord] = field(default_factory=dict)
     tolerances: dict[str, Tolerance] = field(default_factory=dict)
-    """The tolerances by output."""
+    """The tolerance of each output, by its name."""
     classifiers: list[str] = field(default_factory=list)
-    """Outputs whose arg-max agreement is reported."""
+    """The outputs that are scores of classes: the agreement of their arg-max is reported."""
     labelled: LabelledData | None = None
     session: SessionSettings = SessionSettings()
     provenance: Provenance

@@ -28,7 +28,7 @@ class PulledNote:
     by: str
     at: str
     annexes: Mapping[str, str] = field(default_factory=dict)
-    """Targets built later that were promoted too, and the digests of their annexes."""
+    """The digests of the annexes that were promoted too, by the targets that were built later."""
     __closed__ = True
 
 

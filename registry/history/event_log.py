@@ -56,7 +56,10 @@ _NOT_YET = datetime.min.replace(tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Event:
-    """One event. `alias`: the alias that the user named. `version`: the version concerned."""
+    """One event of a model's history.
+
+    `alias`: the alias that the user named. `version`: the number of the version concerned.
+    """
 
     kind: Kind
     model: str
@@ -73,7 +76,7 @@ class Event:
     reason: str = ""
     approver: str = ""
     annexes: Mapping[str, str] = field(default_factory=dict)
-    """By target, the digests of the annexes that were built, that the gates of a promotion saw, or
+    """The digests, by target, of the annexes that were built, that the gates of a promotion saw, or
     that were removed with their version."""
     engine: str = ""
     """The engine chosen for the target that was built."""

@@ -96,7 +96,7 @@ def _number_from_key(key: object) -> object:
 
 @dataclass(frozen=True, kw_only=True)
 class Export(Record):
-    """`export.json`."""
+    """The content of `export.json`: the versions and events of an export, and where it is from."""
 
     schema_version: Annotated[int, Within(1)] = EXPORT_SCHEMA
     name: ModelName

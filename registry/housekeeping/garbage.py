@@ -46,7 +46,7 @@ _UNFINISHED = ("RUNNING", "SCHEDULED")
 
 @dataclass(frozen=True)
 class Garbage:
-    """Files to which nothing refers. `bytes`: their size together."""
+    """Files to which nothing refers, in one folder. `bytes`: their size together."""
 
     kind: Kind
     what: str

@@ -21,7 +21,7 @@ REMOVED = "soa.removed"
 
 @dataclass(frozen=True)
 class Removal:
-    """A removed version. `event`: the record in the history. `bytes`: the size of the files."""
+    """The result of a removal. `event`: its record in the history. `bytes`: the files' size."""
 
     version: Version
     event: Event

@@ -51,7 +51,7 @@ def aliases_of(model: Any) -> dict[str, int]:
 
 
 class ClientStore:
-    """A `Store` that asks MLflow's client. That interface says what the methods return."""
+    """A `Store` that asks MLflow's client. `Store` says what the methods return."""
 
     def __init__(self, client: MlflowClient) -> None:
         self._client = client

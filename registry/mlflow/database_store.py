@@ -133,7 +133,7 @@ def _group_pairs(rows: Iterable[Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 
 class TableStore:
-    """A `Store` that sends SQL queries. That interface says what the methods return."""
+    """A `Store` that sends SQL queries. `Store` says what the methods return."""
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask

@@ -40,8 +40,11 @@ _COLUMN_TYPES = {
 
 @dataclass(frozen=True)
 class Field:
-    """A column. Its name for MLflow's users is `pt`, or `nodes.pt` if there are several
-    collections. `rows`: its row dimension, None for a scalar."""
+    """A column as MLflow's users see it.
+
+    `name` is `pt`, or `nodes.pt` if there are several collections. `rows`: the row dimension of the
+    column, None for a scalar.
+    """
 
     name: str
     collection: str

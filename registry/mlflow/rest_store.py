@@ -96,7 +96,7 @@ def open_server(uri: str) -> Iterator[RestStore | None]:
 
 
 class RestStore:
-    """A `Store` that sends HTTP requests. That interface says what the methods return.
+    """A `Store` that sends HTTP requests. `Store` says what the methods return.
 
     `session`: an open `requests.Session`, which the caller closes.
     """

@@ -66,8 +66,8 @@ class RunQuery:
     """The value of the tag; None: any value."""
     status: str | None = None
     started: tuple[int, int] | None = None
-    """The start of a run: from the first time on and before the second, in milliseconds since
-    1970."""
+    """A run must have started at or after the first time and before the second, both in
+    milliseconds since 1970."""
     order: Order = "start_time ASC"
     limit: int | None = None
 
@@ -103,19 +103,22 @@ class Store(Protocol):
     """
 
     def model(self, name: str) -> StoredModel | None:
-        """The model of that name, or None."""
+        """Return the model of that name, or None."""
 
     def models(self) -> list[StoredModel]:
-        """All models, in any order."""
+        """Return all models, in any order."""
 
     def versions(self, name: str) -> list[StoredVersion]:
-        """All versions of a model that are not deleted, in any order; none for an unknown name."""
+        """Return all versions of a model that are not deleted, in any order.
+
+        There are none for a name that is no model's.
+        """
 
     def version(self, name: str, number: int) -> StoredVersion | None:
-        """One version of a model; None if there is no such version or model."""
+        """Return one version of a model; None if there is no such version or model."""
 
     def experiment(self, name: str) -> StoredExperiment | None:
-        """The experiment of that name, also if it was deleted, or None."""
+        """Return the experiment of that name, also if it was deleted, or None."""
 
     def runs(self, query: RunQuery) -> list[StoredRun]:
-        """The runs that `query` asks for, in its order."""
+        """Return the runs that `query` asks for, in its order."""

@@ -14,7 +14,7 @@ NEVER_OVERRIDDEN = frozenset({"digests", "signature"})
 
 @dataclass(frozen=True)
 class Decision:
-    """A gate's decision. `found` and `limit` are for a table; `detail` is a sentence with both."""
+    """A gate's decision. `found` and `limit` are short, for a table; `detail` is a sentence."""
 
     gate: str
     passed: bool

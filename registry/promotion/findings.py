@@ -33,7 +33,7 @@ class SpeedPoint:
 
 @dataclass(frozen=True)
 class SpeedComparison:
-    """All points measured against the version `old` ("name/3"); empty: timing was impossible."""
+    """All points measured against the version `old` ("name/3"); none if timing was impossible."""
 
     old: str
     points: tuple[SpeedPoint, ...]
@@ -41,9 +41,9 @@ class SpeedComparison:
 
 @dataclass(frozen=True)
 class SetResult:
-    """Comparison of one artifact with the portable program on a larger reference set.
+    """The comparison of one artifact with the portable program on a larger reference set.
 
-    `worst` None: there is no result, for the reason `why`.
+    If `worst` is None, there is no result, for the reason `why`.
     """
 
     name: str
@@ -55,9 +55,10 @@ class SetResult:
 
 @dataclass(frozen=True)
 class Proof:
-    """The largest fraction of an output's reference values that are NaN or infinite.
+    """How well the reference tests the model.
 
-    `refusal`: the reason if this fraction is too large, else None.
+    `nonfinite`: the largest fraction of an output's values that are NaN or infinite. `refusal`: the
+    reason if this fraction is too large, else None.
     """
 
     nonfinite: float
@@ -69,8 +70,8 @@ class Proof:
 class Bits:
     """The digest of an artifact's outputs when it runs in one way; `how` describes the way.
 
-    `digest` None: it was not measured, for the reason `why`. `every`: True for the digest of all
-    cases of the reference, False for a few rows; only digests of the same kind are compared.
+    If `digest` is None, it was not measured, for the reason `why`. `every`: True for the digest of
+    all cases of the reference, False for a few rows; only digests of the same kind are compared.
     """
 
     target: str
@@ -118,11 +119,11 @@ class Findings:
     needed: Requirements
     proof: Proof
     worst: Mapping[str, Mapping[str, Worst]]
-    """By target that was run again now: the worst deviation of each output."""
+    """The worst deviation of each output, by target that was run again now."""
     allow_unverified: frozenset[str] = frozenset()
     """Targets that may pass without having run, unless a policy names them."""
     sets: Sequence[SetResult] = ()
-    """A result for each larger reference set, target that this host runs, and engine of it."""
+    """A result for each larger reference set, each target that this host runs, and its engines."""
     speed: SpeedComparison | None = None
     """None if no other version holds the alias."""
     in_staging: timedelta | None = None
@@ -133,7 +134,7 @@ class Findings:
     bounded: Sequence[Measured] = ()
     """Numbers whose bounds the config sets: latency, memory, size, metrics, a shadow's record."""
     bits: Sequence[Bits] = ()
-    """For each artifact of the targets that this host runs, if reproducibility is required."""
+    """Results for each artifact that this host runs, if reproducibility is required."""
 
     def needs_a_device(self, target: str) -> bool:
         """Return whether a target is built, and only needs a test on a device of its kind."""

@@ -51,9 +51,9 @@ class Policy(BaseModel):
     max_outside_by_output: dict[str, Fraction] = {}
     max_slowdown: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     reproducible: bool = False
-    """True: the outputs must have the same bits on every processor. See docs/howto/same_bits.md."""
+    """If True, outputs must have the same bits on every processor: see docs/howto/same_bits.md."""
     independence: Literal["shown"] | None = None
-    """`shown`: the program's graph must show that rows are independent; a trial is not enough."""
+    """If `shown`, the program's graph must show that rows are independent: no trial is enough."""
     reference: str | None = None
     """The path of a safetensors file, see `stages.reference.read_set`."""
     min_time_in_staging: Annotated[str, AfterValidator(_checked_duration)] | None = None
@@ -81,7 +81,7 @@ class SourcedPolicy:
 
 @dataclass(frozen=True)
 class Requirements:
-    """The requirements of all policies together."""
+    """The requirements of the config and of all policies together."""
 
     targets: tuple[str, ...]
     named_targets: frozenset[str]
@@ -96,10 +96,10 @@ class Requirements:
     min_time_in_staging: timedelta
     approvals: tuple[str, ...]
     signed_by: tuple[tuple[str, ...], ...]
-    """For each policy that requires a signature: its keys, of which one must have signed."""
+    """The keys of each policy that requires a signature; one key of each must have signed."""
     origins: tuple[str, ...]
     production: bool = True
-    """True if the alias is `production`; then a test on an emulator is not enough."""
+    """True if the alias is `production`, for which a test on an emulator is not enough."""
 
 
 def strictest(

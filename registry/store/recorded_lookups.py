@@ -35,7 +35,7 @@ class Lookup:
 
     version: Version
     signers: Mapping[str, tuple[str, ...]]
-    """By origin of a policy: its public keys in PEM format, one of which must have signed."""
+    """The public keys (PEM) of each policy, one of which must have signed, by the policy's origin."""
     at: datetime
     """The time of the registry's answer (UTC)."""
     policy: str = "offline"
