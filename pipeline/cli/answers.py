@@ -138,7 +138,7 @@ def write_page(html: Path | None, make_page: Callable[[], str]) -> list[str]:
 
 
 def open_ref(ref: str, registry: Registry) -> Opened:
-    """Open a version, promoted or not, in test mode: to show it or to measure it."""
+    """Open the version that a REF names in test mode, so that it need not be promoted."""
     from runtime.opening import Opening, open_version
 
     return open_version(Opening(ref, mode="test", registry=registry))

@@ -46,12 +46,12 @@ def source_of(config: Config) -> ModelSource:
         )
         # The signature has one block more for each jagged collection: its offsets.
         + (None,) * len(config.signature().jagged),
-        padding=_padding(config),
-        arrangement=_arrangement(config),
+        padding=_make_padding(config),
+        arrangement=_make_arrangement(config),
     )
 
 
-def _arrangement(config: Config) -> Arrangement:
+def _make_arrangement(config: Config) -> Arrangement:
     """Returns how the model is called: with tensors, a dict or a list, and with which order of the
     axes of each input and output."""
     return Arrangement(
@@ -62,7 +62,7 @@ def _arrangement(config: Config) -> Arrangement:
     )
 
 
-def _padding(config: Config) -> tuple[int | Padding, ...]:
+def _make_padding(config: Config) -> tuple[int | Padding, ...]:
     """Returns for each input of the model how it is made from the blocks of the signature: the
     index of its block, or a `Padding` if the input is jagged or a mask. If the signature has no
     jagged block, returns (): then the inputs are the blocks."""
@@ -136,8 +136,8 @@ def stated_columns(config: Config, signature: Signature) -> frozenset[str]:
 
 
 def further_inputs(config: Config, signature: Signature) -> Arrays | None:
-    """Returns rows of the reference file that `reference_inputs` leaves unused. Returns None if
-    there are none, and if the config names no file."""
+    """Returns rows of the reference file that `reference_inputs` leaves unused. Returns None if the
+    config names no file, if no rows are left, and for jagged rows or several row dimensions."""
     file = config.reference.file
     return None if file is None else read_more_rows(signature, config.file(file))
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from engines.target import Target
 from pipeline.config.expressions import check_preprocess
-from pipeline.config.mistakes import not_among, shown
+from pipeline.config.mistakes import not_among, quote
 from pipeline.config.schema import SOURCES, BlockConfig, Config
 from pipeline.config.yaml_lines import Key, Problem
 from soa.block import plan_block
@@ -182,7 +182,7 @@ def _check_tf32(config: Config) -> Iterator[Problem]:
     for key, name in targets:
         if not Target.parse(name).has_tf32:
             text = "only CUDA GPUs have it, from cuda/sm_80 on"
-            yield key, f"found {shown(name)} with precision: tf32; {text}"
+            yield key, f"found {quote(name)} with precision: tf32; {text}"
 
 
 def _check_limits(config: Config) -> Iterator[Problem]:

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from engines.base import DEFAULT_ENGINES
 from pipeline.config.checks import check_config
 from pipeline.config.gates import GatesConfig
-from pipeline.config.mistakes import validated
+from pipeline.config.mistakes import validate
 from pipeline.config.name_ranges import expand_columns
 from pipeline.config.schema import ApplyConfig, CompileConfig, Config, ReferenceConfig
 from pipeline.config.yaml_lines import read_yaml
@@ -27,7 +27,7 @@ def load_config(path: str | Path) -> Config:
     them, a line for each: `file:line: key: found; allowed`."""
     source = Path(path)
     document = expand_columns(read_yaml(source))
-    config = validated(document, Config, "config")
+    config = validate(document, Config, "config")
     config._folder = source.resolve().parent
     document.refuse(check_config(config), "config")
     return config

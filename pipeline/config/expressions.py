@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config.mistakes import not_among, shown
+from pipeline.config.mistakes import not_among, quote
 from pipeline.config.yaml_lines import Key, Problem
 from soa.block import Block
 from stages.model import BINARY, UNARY, Expression, Features, Operation
@@ -69,7 +69,7 @@ def _read_expression(key: Key, written: Any, columns: Collection[str]) -> Expres
     elif isinstance(written, list | tuple) and written:
         column_key = (*key, 0)
     else:
-        raise _Mistake(key, f"found {shown(written)}; expected a column, or [column, operation, …]")
+        raise _Mistake(key, f"found {quote(written)}; expected a column, or [column, operation, …]")
     if written[0] not in columns:
         raise _Mistake(column_key, not_among(written[0], columns))
     steps = [_read_operation((*key, i), written[i], columns) for i in range(1, len(written))]
@@ -85,7 +85,7 @@ def _read_operation(key: Key, written: Any, columns: Collection[str]) -> Operati
     elif isinstance(written, str):
         name, argument = written, []
     else:
-        text = f"found {shown(written)}; expected one operation, such as log or clip: [-5, 5]"
+        text = f"found {quote(written)}; expected one operation, such as log or clip: [-5, 5]"
         raise _Mistake(key, text)
     if name in UNARY:
         return _read_unary(key, name, argument)
@@ -119,5 +119,5 @@ def _read_number(key: Key, value: Any) -> float:
     """Returns a finite number as a float. Raises _Mistake for anything else, and for true and
     false, which Python takes for 1 and 0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise _Mistake(key, f"found {shown(value)}; expected a finite number")
+        raise _Mistake(key, f"found {quote(value)}; expected a finite number")
     return float(value)

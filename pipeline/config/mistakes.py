@@ -15,7 +15,7 @@ from engines.errors import TargetError
 from engines.target import Target
 from pipeline.config.yaml_lines import Document, Key, Problem
 from soa.layout import IDENTIFIER
-from soa.options import nearest
+from soa.options import nearest_hint
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
@@ -32,7 +32,7 @@ _EXPECTED = {
 }
 
 
-def validated(document: Document, model: type[M], whole: str) -> M:
+def validate(document: Document, model: type[M], whole: str) -> M:
     """Converts a document to the pydantic model `model`. If it has mistakes, raises a ConfigError
     that lists all of them. `whole`: the word for the document in mistakes that have no key."""
     try:
@@ -57,8 +57,8 @@ def _describe_error(error: ErrorDetails, root: type[BaseModel], data: Any) -> Pr
         at = at[:-1]
     context = error.get("ctx", {})
     if kind == "extra_forbidden":
-        name, allowed = str(at[-1]), _keys_of(root, at[:-1])
-        return at, f"unknown key; allowed: {', '.join(allowed)}{nearest(name, allowed)}"
+        name, allowed = str(at[-1]), _list_keys(root, at[:-1])
+        return at, f"unknown key; allowed: {', '.join(allowed)}{nearest_hint(name, allowed)}"
     if kind == "missing" and isinstance(at[-1], str):
         return at[:-1], f"the key {at[-1]!r} is missing"
     if kind == "missing":  # in a pair: no other list has a fixed length
@@ -74,8 +74,8 @@ def _describe_error(error: ErrorDetails, root: type[BaseModel], data: Any) -> Pr
     if kind == "value_error":
         return at, str(context["error"])
     if kind in _EXPECTED:
-        return at, f"found {shown(found)}; expected {_EXPECTED[kind]}{_advise_quotes(kind, found)}"
-    return at, f"found {shown(found)}; {error['msg'].replace('Input should', 'it should')}"
+        return at, f"found {quote(found)}; expected {_EXPECTED[kind]}{_advise_quotes(kind, found)}"
+    return at, f"found {quote(found)}; {error['msg'].replace('Input should', 'it should')}"
 
 
 _LONGEST_SHOWN = 60  # characters of a value in a message
@@ -97,12 +97,12 @@ def not_among(found: object, allowed: Iterable[str]) -> str:
     """Returns the text of a problem with a value that is not in a list of allowed words:
     `found 'flot32'; allowed: float32, float64; did you mean 'float32'?`"""
     allowed = list(allowed)
-    hint = nearest(found, allowed) if isinstance(found, str) else ""
-    return f"found {shown(found)}; allowed: {', '.join(allowed) or 'none'}{hint}"
+    hint = nearest_hint(found, allowed) if isinstance(found, str) else ""
+    return f"found {quote(found)}; allowed: {', '.join(allowed) or 'none'}{hint}"
 
 
-def shown(value: object) -> str:
-    """Returns a value as one short line of text: `'flot32'`, `1.5`, `a list`."""
+def quote(value: object) -> str:
+    """Returns a value as one short line of a message: `'flot32'`, `1.5`, `a list`."""
     match value:
         case None:
             return "nothing"
@@ -125,7 +125,7 @@ def _count_entries(data: Any, at: Key) -> str:
     return "1 entry" if len(entries) == 1 else f"{len(entries)} entries"
 
 
-def _keys_of(root: type[BaseModel], at: Key) -> list[str]:
+def _list_keys(root: type[BaseModel], at: Key) -> list[str]:
     """Returns the keys of the pydantic model at a key path that starts at the model `root`. The
     path leads through models, mappings (`dict[str, T]`) and lists (`tuple[T, ...]`)."""
     annotation: Any = root
@@ -155,7 +155,7 @@ def _check_identifier(name: str) -> str:
     """Refuse a name that is no identifier."""
     if not IDENTIFIER.fullmatch(name):
         raise ValueError(
-            f"found {shown(name)}; allowed: letters, digits and '_', not a digit first"
+            f"found {quote(name)}; allowed: letters, digits and '_', not a digit first"
         )
     return name
 

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from itertools import chain
 from typing import Any
 
-from pipeline.config.mistakes import not_among, shown
+from pipeline.config.mistakes import not_among, quote
 from pipeline.config.yaml_lines import Document, Key, Problem
 
 _MOST, _MOST_DIGITS = 1 << 16, 9  # names in a range, and digits of the number that grows
@@ -43,7 +43,7 @@ def _expand_range(written: str) -> list[str]:
         first, last = map(_NUMBER.split, ends)
         numbers = range(int(first[index]), int(last[index]) + 1)
         if len(numbers) > _MOST:
-            raise ValueError(f"found {shown(written)}; at most {_MOST} names in a range")
+            raise ValueError(f"found {quote(written)}; at most {_MOST} names in a range")
         before, after = "".join(first[:index]), "".join(first[index + 1 :])
         width = len(first[index])
         names = [f"{before}{n:0{width}}{after}" for n in numbers]
@@ -51,16 +51,15 @@ def _expand_range(written: str) -> list[str]:
         if names[-1:] == [ends[1]]:
             return names
     raise ValueError(
-        f"found {shown(written)}; a range is its first and its last name, which differ in one "
+        f"found {quote(written)}; a range is its first and its last name, which differ in one "
         "number that grows: part0 .. part15"
     )
 
 
 def _find_growing_index(first: str, last: str) -> int | None:
-    """Returns the index of the only number in which two names differ, among the pieces into which
-    `_NUMBER` splits a name: (`a1_b7`, `a1_b9`), split into `a`, 1, `_b`, 7, "" -> 3.
-
-    Returns None if they differ in anything else too, or if the number has too many digits.
+    """Returns the index of the number in which two names differ, among the pieces into which
+    `_NUMBER` splits a name. `a1_b7` and `a1_b9` begin with the pieces `a`, `1`, `_b`, and differ in
+    the next one -> 3. Returns None if they differ in anything else, or if the number is too long.
     """
     pieces, others = _NUMBER.split(first), _NUMBER.split(last)
     if len(pieces) != len(others):

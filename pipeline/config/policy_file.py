@@ -7,7 +7,7 @@ from pathlib import Path
 
 from engines.errors import TargetError
 from engines.target import Target
-from pipeline.config.mistakes import validated
+from pipeline.config.mistakes import validate
 from pipeline.config.yaml_lines import Problem, read_yaml
 from registry.errors import TrustError
 from registry.promotion import Policy, ReferenceFile, SourcedPolicy
@@ -23,7 +23,7 @@ def load_policy(source: Path) -> SourcedPolicy:
     `signed_by` holds the keys themselves instead of the names of their files.
     """
     document = read_yaml(source)
-    policy = validated(document, Policy, "policy")
+    policy = validate(document, Policy, "policy")
     problems = list(_check_targets(policy.targets or ()))
     keys: list[str] = []
     for i, name in enumerate(policy.signed_by or ()):

@@ -38,7 +38,7 @@ from pipeline.config.mistakes import (
     Shape,
     TargetName,
     check_unique,
-    shown,
+    quote,
 )
 from registry.bundle import MOST_THREADS
 from registry.ref import NAME_PATTERN
@@ -54,7 +54,7 @@ def _check_name(name: str) -> str:
     """Returns the name if a model may have it. Raises ValueError if not."""
     if not re.fullmatch(NAME_PATTERN, name):
         raise ValueError(
-            f"found {shown(name)}; allowed: letters, digits, '_', '.' and '-', the last two not in "
+            f"found {quote(name)}; allowed: letters, digits, '_', '.' and '-', the last two not in "
             "front; at most 200"
         )
     return name
@@ -369,7 +369,7 @@ class Config(Part):
         is_file = file_or_module.endswith(".py")
         is_module = all(IDENTIFIER.fullmatch(part) for part in file_or_module.split("."))
         if not IDENTIFIER.fullmatch(name) or not (is_file or is_module):
-            raise ValueError(f"found {shown(text)}; write file.py:callable or module:callable")
+            raise ValueError(f"found {quote(text)}; write file.py:callable or module:callable")
         return f"{self.file(file_or_module)}:{name}" if is_file else text
 
     def quick(self) -> Config:
@@ -451,5 +451,5 @@ def _expand_variables(written: str) -> str:
 
     text = _VARIABLE.sub(value_of, written)
     if "${" in text:
-        raise ValueError(f"found {shown(written)}; write ${{NAME}} or ${{NAME:-default}}")
+        raise ValueError(f"found {quote(written)}; write ${{NAME}} or ${{NAME:-default}}")
     return text

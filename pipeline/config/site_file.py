@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipeline.config.mistakes import validated
+from pipeline.config.mistakes import validate
 from pipeline.config.yaml_lines import Problem, read_yaml
 from pipeline.errors import ConfigError
 from serving.client import address_of
@@ -21,7 +21,7 @@ def load_site(path: str | Path) -> Site:
     """Read a site file. If it has mistakes, raises a ConfigError that lists all of them, a line for
     each: `file:line: key: found; allowed`."""
     document = read_yaml(Path(path))
-    site = validated(document, Site, "site")
+    site = validate(document, Site, "site")
     advice = "found nothing; write `tls: {}` for the system's certificates, or leave it off"
     problems: list[Problem] = [
         (("servers", i, "tls"), advice)

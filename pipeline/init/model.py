@@ -102,8 +102,8 @@ def _find_kind(spec: str) -> str:
 
 
 def _locate(spec: str) -> Any:
-    """Returns the value of the field of `ModelSource`: the path of a file, or a callable as text,
-    in which the path of a Python file is absolute."""
+    """Returns the model as `ModelSource` takes it: the path of a file, or a callable as text. The
+    path of a callable's Python file is made absolute."""
     file, _, name = spec.rpartition(":")
     if not file:
         return Path(spec)
@@ -111,7 +111,7 @@ def _locate(spec: str) -> Any:
 
 
 def _locate_from(folder: Path, spec: str) -> str:
-    """Returns the model as a config in `folder` names it, with a path relative to this folder."""
+    """Returns the model as text for a config in `folder`, with a path relative to this folder."""
     file, _, name = spec.rpartition(":")
     if not file:
         return os.path.relpath(spec, folder)

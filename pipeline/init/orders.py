@@ -246,8 +246,8 @@ def _list_shapes(feeds: Sequence[Feed], options: Sequence[Option]) -> str:
 
 def _choose_length(model: Model, feeds: Sequence[Feed], length: int | None, ask: Ask) -> int:
     """Returns how many items of a jagged row the model gets; 0 if no input is jagged. The order of
-    the sources is that of `fit_options`. Raises InitError, also if the model seems to take rows of
-    one item."""
+    the sources is that of `fit_options`. Raises InitError, also if the model runs on single items:
+    then the user must choose between `--flatten` and `--length`."""
     columns = [column for feed in feeds for column in feed.columns]
     offsets: list[Any] = [column.offsets for column in columns if column.offsets is not None]
     trained = max((feed.trained.length for feed in feeds if feed.trained), default=0)

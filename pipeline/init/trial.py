@@ -27,8 +27,8 @@ _AS_IS = Order()
 @dataclass(frozen=True)
 class Option:
     """A way to give one input of the model. `shape`: the shape of a row of the block. `axes`: the
-    names of the block's axes, of which the rows' is `n`. `order` makes the model's tensor of the
-    block."""
+    names of the block's axes; that of the rows is called `n`. `order` makes the model's tensor of
+    the block."""
 
     shape: tuple[int, ...]
     axes: tuple[str, ...]
@@ -60,7 +60,8 @@ class Option:
         return self.named.index("n")
 
     def _reorder(self, axes: tuple[str, ...]) -> tuple[str, ...]:
-        """Returns what stands for each axis of the block in the order of the model's tensor."""
+        """Returns `axes`, one value for each axis of the block, in the order in which the axes are
+        in the model's tensor."""
         return tuple(axes[i] for i in self.order.permute) or axes
 
 
@@ -208,7 +209,7 @@ def search(model: Model, choices: Sequence[Sequence[Option]]) -> Search:
     failed: list[Outcome] = []
     mixing: Outcome | None = None
     not_a_number: Outcome | None = None
-    for options in _sort_by_likelihood(choices):
+    for options in _list_combinations(choices):
         if mixing is not None and not _may_be_better(mixing, options, model):
             continue
         outcome = try_options(model, options)
@@ -223,7 +224,7 @@ def search(model: Model, choices: Sequence[Sequence[Option]]) -> Search:
     return Search(mixing or not_a_number, failed)
 
 
-def _sort_by_likelihood(choices: Sequence[Sequence[Option]]) -> list[list[Option]]:
+def _list_combinations(choices: Sequence[Sequence[Option]]) -> list[list[Option]]:
     """Returns combinations of an option for each input, the likely ones first, at most `_MOST`.
 
     The options of an input are in the order of likelihood, so a combination is as likely as the sum
@@ -235,8 +236,8 @@ def _sort_by_likelihood(choices: Sequence[Sequence[Option]]) -> list[list[Option
 
 
 def _may_be_better(mixing: Outcome, options: Sequence[Option], model: Model) -> bool:
-    """Whether these options may be better than `mixing`, which runs but mixes the rows: they have
-    the same dtypes, and the rows first, or a layer of the model takes the rows second."""
+    """Whether `options` may be better than those of `mixing`, which run but mix the rows. They must
+    have the same dtypes. If the rows are not first, a layer of the model must be made for this."""
     if [option.dtype for option in options] != [option.dtype for option in mixing.options]:
         return False
     return not any(option.rows_axis for option in options) or _takes_rows_second(model)
