@@ -586,7 +586,7 @@ def test_a_region_of_a_request_that_was_tried_again_is_nobody_elses(
     shop: Shop, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first attempt may still write to the region, until the server unregisters it."""
-    monkeypatch.setattr("serving.client.regions._REMIND_S", 0.0)
+    monkeypatch.setattr("serving.client.regions._ASK_AGAIN_S", 0.0)
     sharing = Sharing(server, in_use=1)
     sharing.fault = aborts(grpc.StatusCode.UNAVAILABLE, "Socket closed", times=1)
     with sharing.listening() as url:
