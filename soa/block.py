@@ -20,7 +20,7 @@ from typing import Literal
 from soa.dtypes import DTYPES
 from soa.errors import BlockError, LayoutError
 from soa.layout import Column, Layout
-from soa.options import repeated
+from soa.options import find_repeated
 
 PlanKind = Literal["matrix", "columns", "scalars"]
 
@@ -98,7 +98,7 @@ def _find_members(block: Block, layout: Layout) -> list[Column]:
     where = f"block {block.name!r}"
     if not block.columns:
         raise BlockError(f"{where} names no columns")
-    if twice := repeated(block.columns):
+    if twice := find_repeated(block.columns):
         raise BlockError(f"{where} names column {twice[0]!r} twice")
     try:
         members = [layout[name] for name in block.columns]

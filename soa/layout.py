@@ -25,7 +25,7 @@ from typing import Literal
 
 from soa.dtypes import DTYPES, is_opaque, itemsize
 from soa.errors import LayoutError
-from soa.options import TEXT, Accepted, check_fields, nearest, repeated, takes
+from soa.options import TEXT, Accepted, check_fields, find_repeated, nearest_hint, takes
 
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 """The names that columns, blocks, collections and row dimensions of a model may have.
@@ -240,7 +240,7 @@ class Layout:
             raise LayoutError(
                 f"Layout: {others[0]!r} is no column: use column(…), eigen(…), scalar(…)"
             )
-        if twice := repeated(member.name for member in self.columns):
+        if twice := find_repeated(member.name for member in self.columns):
             raise LayoutError(f"column {twice[0]!r} is declared twice")
         powers = (1 << bit for bit in range(_LARGEST_ALIGNMENT.bit_length()))
         if type(self.alignment) is not int or self.alignment not in powers:
@@ -272,7 +272,7 @@ class Layout:
             return self.by_name[name]
         except (KeyError, TypeError):  # TypeError: a list, which is no name
             names = ", ".join(member.name for member in self.columns)
-            hint = nearest(name, self.by_name)
+            hint = nearest_hint(name, self.by_name)
             raise LayoutError(
                 f"no column {name!r} in the layout, which has: {names}{hint}"
             ) from None

@@ -161,16 +161,16 @@ def known_options(record: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 def _unknown_option_message(function: str, name: str, known: list[str]) -> str:
     """Return the message about an option that a function does not have."""
-    advice = nearest(name, known).removeprefix("; ") or f"it has: {', '.join(known)}"
+    advice = nearest_hint(name, known).removeprefix("; ") or f"it has: {', '.join(known)}"
     return f"{function} has no option {name!r}: {advice}"
 
 
-def repeated(names: Iterable[R]) -> list[R]:
+def find_repeated(names: Iterable[R]) -> list[R]:
     """Return the names that occur more than once, each once."""
     return [name for name, times in Counter(names).items() if times > 1]
 
 
-def nearest(name: object, known: Iterable[object]) -> str:
+def nearest_hint(name: object, known: Iterable[object]) -> str:
     """Return the end of a message about a name that does not exist: `; did you mean 'pt'?`.
 
     It is empty if no known name is near. A name is near if it differs in capitals or a few letters,

@@ -17,7 +17,7 @@ from soa.block import Block, Plan, plan_block
 from soa.dtypes import is_float
 from soa.errors import BlockError, SignatureError
 from soa.layout import IDENTIFIER, Column, Layout, Storage
-from soa.options import repeated
+from soa.options import find_repeated
 from soa.records import as_data, as_record
 from soa.text import html_table
 
@@ -183,7 +183,7 @@ class Signature:
         """Raise SignatureError or BlockError if blocks, columns and rows do not fit together."""
         if not self.inputs or not self.outputs:
             raise SignatureError("a model needs at least one input and one output block")
-        if twice := repeated(bound.name for bound in (*self.inputs, *self.outputs)):
+        if twice := find_repeated(bound.name for bound in (*self.inputs, *self.outputs)):
             raise SignatureError(f"two blocks are called {twice[0]!r}")
         self._check_rows()
         self._check_outputs()

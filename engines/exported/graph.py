@@ -85,12 +85,12 @@ def read_bools_as_bytes(program: ExportedProgram) -> None:
         _read_input_as_bytes(graph, node)
     if bools and program.example_inputs is not None:
         indices = {arguments.index(node.name) for node in bools}
-        examples, named = program.example_inputs
+        examples, keyword_examples = program.example_inputs
         as_bytes = (
             example.to(torch.uint8) if i in indices else example
             for i, example in enumerate(examples)
         )
-        program._example_inputs = (tuple(as_bytes), named)
+        program._example_inputs = (tuple(as_bytes), keyword_examples)
     program.graph_module.recompile()
 
 
@@ -144,7 +144,7 @@ def make_zero_divisions_zero(program: ExportedProgram) -> list[str]:
             continue
         for division in [node for node in module.graph.nodes if _may_divide_by_zero(node)]:
             traces.append(division.meta.get("stack_trace") or "")
-            result = _make_zero_division_zero(module.graph, division, traces[-1])
+            result = _replace_zero_divisor(module.graph, division, traces[-1])
             replaced[division.name] = result.name
     if traces:
         for spec in program.graph_signature.output_specs:
@@ -153,7 +153,7 @@ def make_zero_divisions_zero(program: ExportedProgram) -> list[str]:
     return traces
 
 
-def _make_zero_division_zero(graph: Graph, division: Node, trace: str) -> Node:
+def _replace_zero_divisor(graph: Graph, division: Node, trace: str) -> Node:
     """Let a division divide by 1 instead of 0, and replace such results by 0.
 
     Returns the node of the new result. `trace`: the stack trace that new nodes get.

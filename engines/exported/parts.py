@@ -89,8 +89,8 @@ def decompose_call(node: Node, table: Decompositions) -> GraphModule | None:
         return None
     shapes = mode.shape_env
 
-    def run(*own_values: Any) -> Any:
-        value_of = dict(zip(inputs, own_values, strict=True))
+    def run(*input_values: Any) -> Any:
+        value_of = dict(zip(inputs, input_values, strict=True))
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), value_of.__getitem__)
         return node.target(*args, **kwargs)  # type: ignore[operator]
 

@@ -26,7 +26,7 @@ from runtime.loader import Reopening, find_device, open_session
 from runtime.opening import Opened, Opening, open_version
 from runtime.watch import has_profile, read_profile
 from soa.errors import CollectionError, needs_extra
-from soa.options import nearest, repeated
+from soa.options import find_repeated, nearest_hint
 from soa.signature import Signature, offsets_of
 
 FOLDER = ".pipeline-apply"
@@ -90,7 +90,7 @@ def _find_distinct_files(inputs: Sequence[Path]) -> list[Path]:
     if not inputs:
         raise ApplyError("no file to score: name some")
     files = [file.absolute() for path in inputs for file in _find_files(path)]
-    if twice := repeated(files):
+    if twice := find_repeated(files):
         raise ApplyError(f"{twice[0]} is named twice")
     return files
 
@@ -102,10 +102,8 @@ def _inspect(path: Path, tree: str | None, plan: Plan) -> _Inspected:
         source.require(plan.names)
         edges, status = source.edges(plan.names), path.stat()
         size, mtime_ns = status.st_size, status.st_mtime_ns
-        return _Inspected(
-            Input(str(path), source.tree, source.ntuple, edges[-1], size, mtime_ns),
-            [*cut_file(edges, plan.batch, source.seeks)],
-        )
+        file = Input(str(path), source.tree, source.ntuple, edges[-1], size, mtime_ns)
+        return _Inspected(file, [*cut_file(edges, plan.batch, source.seeks)])
 
 
 def _find_files(path: Path) -> Sequence[Path]:
@@ -167,7 +165,7 @@ def _resolve_fill(fill: Mapping[str, float], read: Mapping[str, str]) -> dict[st
     for name in by_file_column:
         if name not in read.values():
             names = ", ".join(dict.fromkeys(read.values()))
-            hint = nearest(name, read.values())
+            hint = nearest_hint(name, read.values())
             raise ApplyError(f"--fill {name}: the model reads {names}{hint}")
     return by_file_column
 
@@ -197,7 +195,7 @@ def match_columns(signature: Signature, source: Source, named: Mapping[str, str]
             raise DataError(
                 f"{source.path} has no {tried[-1]!r}; it has {source.listed}{source.advice}: say "
                 f"which column it is, --columns {key}=NAME or `apply: columns:` in the config"
-                f"{nearest(tried[-1], source.columns)}"
+                f"{nearest_hint(tried[-1], source.columns)}"
             )
         matches[key] = match
         if by_user:

@@ -24,7 +24,7 @@ from pipeline.applying.columns import Array, eigen_shape, extract_field, from_aw
 from pipeline.errors import DataError
 from soa.errors import SoaPipelineError, needs_extra
 from soa.files import check_members, open_plain
-from soa.options import nearest
+from soa.options import nearest_hint
 
 ABOUT = "soa_pipeline"
 """The key of the text that says what made a file: in the metadata of Parquet and Arrow, as an
@@ -82,7 +82,7 @@ class Source:
         """Raise DataError unless the file has all these columns."""
         for name in names:
             if name not in self:
-                hint = nearest(name, self.columns) or self.advice
+                hint = nearest_hint(name, self.columns) or self.advice
                 raise DataError(f"{self.path} has no {name!r}; it has {self.listed}{hint}")
 
     def counter(self, name: str) -> str | None:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator,
 
 from serving.client import HEADERS, LARGEST, RemoteOptions, Tls, address_of
 from serving.errors import ServingError
-from soa.options import repeated
+from soa.options import find_repeated
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Texts = Annotated[tuple[str, ...], Field(strict=False)]
@@ -212,5 +212,5 @@ class Site(_Part):
 
 def _require_unique(field: str, values: Sequence[str]) -> None:
     """Raise ValueError if a value of this field occurs more than once."""
-    if twice := repeated(values):
+    if twice := find_repeated(values):
         raise ValueError(f"found the {field} {twice[0]!r} twice; give each server one of its own")

@@ -20,7 +20,7 @@ from soa.dtypes import DTYPES, dtype_name, is_float, is_opaque, itemsize, numpy_
 from soa.errors import CollectionError
 from soa.layout import Column, Layout
 from soa.memory.span import CPU, Array, Device, Export, Span, is_tensor, span_of, torch_drives_gpus
-from soa.options import nearest
+from soa.options import nearest_hint
 
 if TYPE_CHECKING:
     import torch
@@ -399,7 +399,7 @@ def _check_names(layout: Layout, columns: Mapping[str, Any]) -> None:
     if missing or unknown:
         faults = [f"missing {missing}"] if missing else []
         faults += [f"unknown {unknown}"] if unknown else []
-        hint = nearest(missing[0], unknown) if missing and unknown else ""
+        hint = nearest_hint(missing[0], unknown) if missing and unknown else ""
         raise CollectionError(f"columns do not match the layout: {', '.join(faults)}{hint}")
 
 

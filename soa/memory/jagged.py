@@ -15,8 +15,9 @@ import numpy as np
 from soa.errors import CollectionError, needs_extra
 from soa.memory.collection import Collection
 from soa.memory.from_libraries import as_collection, drop_empty_mask
+from soa.memory.named_columns import require_column
 from soa.memory.span import Array
-from soa.options import TEXT, nearest, of_type, takes
+from soa.options import TEXT, of_type, takes
 from soa.signature import Signature, offsets_of
 
 
@@ -100,9 +101,7 @@ def _read_lists(name: str, rows: Any) -> _Lists:
 
     `rows` is Awkward's content: lists of records, or records of lists.
     """
-    if name not in rows.fields:
-        known = ", ".join(rows.fields)
-        raise CollectionError(f"no column {name!r}, there are: {known}{nearest(name, rows.fields)}")
+    require_column(name, rows.fields)
     lists = _apply_index(rows.content(name)) if rows.is_record else rows
     if lists.is_option or not lists.is_list:
         raise CollectionError(f"column {name!r} has no list in every row: {type(lists).__name__}")

@@ -9,7 +9,7 @@ from typing import Any
 from soa.errors import CollectionError
 from soa.memory.collection import Collection
 from soa.memory.to_libraries import to_numpy
-from soa.options import nearest, repeated
+from soa.options import find_repeated, nearest_hint
 
 
 def library_of(value: object) -> str:
@@ -27,7 +27,7 @@ def require_column(name: str, names: Sequence[Any]) -> None:
     """Raise CollectionError, with the nearest name, if `name` is not among the names."""
     if name not in names:
         known = ", ".join(map(str, names))
-        raise CollectionError(f"no column {name!r}, there are: {known}{nearest(name, names)}")
+        raise CollectionError(f"no column {name!r}, there are: {known}{nearest_hint(name, names)}")
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def named_columns(data: Any) -> NamedColumns:
             "structured array, a table or flat records; one buffer is Collection.wrap(layout, "
             "memory, n)"
         )
-    if twice := repeated(columns.names):
+    if twice := find_repeated(columns.names):
         raise CollectionError(f"two columns are called {twice[0]!r}: rename one")
     return columns
 
