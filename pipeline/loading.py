@@ -174,7 +174,10 @@ def load(
     if canary is None and shadow is None and shadow_record is not None:
         raise LoadError("shadow_record without a shadow or a canary: name one")
     if remote_place:
-        opener = _make_remote_opener(opening, device, site, remote)
+        if isinstance(device, str) and device.startswith(SCHEME):
+            opener = _make_server_opener(opening, device, remote)
+        else:
+            opener = _make_site_opener(opening, site)
         session = opener(open_version(opening))
     else:
         opener = partial(open_session, device=find_device("cpu"))
@@ -211,16 +214,6 @@ def _check_place(device: Device, site: Ref | Site | None, remote: RemoteOptions 
         reason = "the site file has them" if at_site else f"they are for device {SCHEME}HOST:PORT"
         raise LoadError(f"remote options with device {str(device)!r}: {reason}")
     return "a site" if at_site else ""
-
-
-def _make_remote_opener(
-    opening: Opening, device: Device, site: Ref | Site | None, remote: RemoteOptions | None
-) -> Callable[[Opened], Session]:
-    """Return a function that opens a version at the server that `device` names, else at the site.
-    Raises LoadError if an option does not apply there."""
-    if isinstance(device, str) and device.startswith(SCHEME):
-        return _make_server_opener(opening, device, remote)
-    return _make_site_opener(opening, site)
 
 
 def _make_opening(ref: Ref, mode: Mode, build: Build, options: Options) -> Opening:

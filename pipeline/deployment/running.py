@@ -9,10 +9,10 @@ more.
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from engines.errors import first_line
@@ -72,10 +72,7 @@ def load_on(
     Raises ServerError if the answers are out of tolerance, ServingError, or the registry's errors.
     The server then serves what it served before, unless the message says that restoring it failed.
     """
-    with (
-        tempfile.TemporaryDirectory(prefix="soa-load-") as scratch,
-        _open_client(url, options) as client,
-    ):
+    with TemporaryDirectory(prefix="soa-load-") as scratch, _open_client(url, options) as client:
         deployed = deploy(registry, ref, Path(scratch), **service)
         new_config = config_message(deployed.service)
         served = _ServedModel.read(client, deployed.service.name, deployed.folder)
@@ -110,10 +107,7 @@ def unload_from(
     before, or what somebody else has loaded meanwhile.
     """
     version = registry.find(ref)
-    with (
-        tempfile.TemporaryDirectory(prefix="soa-load-") as scratch,
-        _open_client(url, options) as client,
-    ):
+    with TemporaryDirectory(prefix="soa-load-") as scratch, _open_client(url, options) as client:
         served = _ServedModel.read(client, version.name, Path(scratch))
         if version.number not in served.numbers:
             have = ", ".join(map(str, served.numbers)) or "none"
