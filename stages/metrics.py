@@ -37,11 +37,15 @@ class Form(Enum):
 
 @dataclass(frozen=True)
 class Metric:
-    """`function(labels, output, **kwargs)`: a scikit-learn name, `efficiency`, `resolution`, or a
-    callable as `file.py:name` or `module:name`, which also gets `column(name)` for other columns.
+    """A number that is computed from the labels in a column and from an output of the model.
 
-    Labels are `(rows,)`. With `signal`, a label equal to it becomes 1, any other 0. `output` is an
-    output column, `(rows,)`, or a block, `(rows, columns)`. A function of classes gets the bools
+    `function` names what computes it: a metric of scikit-learn, `efficiency`, `resolution`, or a
+    callable of the user's as `file.py:name` or `module:name`. It is called as `function(labels,
+    output, **kwargs)`; a callable of the user's gets a third argument, `column(name)`, which
+    returns another column.
+
+    Labels are `(rows,)`. With `signal`, a label equal to it becomes 1, any other 0. The output is a
+    column, `(rows,)`, or a block, `(rows, columns)`. A function of classes gets the bools
     output > `threshold`; for several columns it gets the index of the largest one in each row.
     """
 

@@ -114,7 +114,7 @@ def capture(
     dependence = _find_dependence(
         exported, signature, lambda: how_rows_depend(model, signature, inputs)
     )
-    dependence.tell(signature, tried_is_enough, say)
+    dependence.note(signature, tried_is_enough, say)
     say("scripting")
     script = write_torchscript(
         reduced, signature, arguments, soa_arguments, route, folder, bool(exported.row_wise)
@@ -199,7 +199,7 @@ class _Dependence:
     why: str = ""
     tried: bool = False
 
-    def tell(self, signature: Signature, tried_is_enough: bool, say: Callable[[str], None]) -> None:
+    def note(self, signature: Signature, tried_is_enough: bool, say: Callable[[str], None]) -> None:
         """Say a note to the user if the graph does not show that rows are independent.
 
         Raises CaptureError if rows are unbounded, and so must run in tiles, but a row may depend on

@@ -28,7 +28,8 @@ class _Unanswered(NamedTuple):
 
 
 class SoaProgram(torch.nn.Module):
-    """`forward(*arguments)` with the arguments of a signature, in its order; returns nothing."""
+    """A model in the calling convention. `forward` takes the arguments of a signature, in its
+    order, writes the outputs into the last of them, and returns nothing."""
 
     def __init__(
         self,
@@ -109,7 +110,7 @@ class SoaProgram(torch.nn.Module):
         else:
             block = arguments[0].narrow(1, 0, n)
             if _is_eigen(bound):
-                rows, cols = plan.feature_shape
+                rows, cols = plan.feature_shape  # Eigen stores a matrix column by column
                 split: torch.Tensor = block.unflatten(0, (cols, rows))
                 return split.permute(2, 1, 0).to(dtype)
             if not plan.identity:

@@ -27,6 +27,7 @@ from stages.reference.nonfinite import Case
 
 _WINDOWS = 64  # the most windows of further rows
 Given = dict[str, dict[str, Any]]
+"""Arrays as a file has them, by collection and column."""
 
 
 def read_set(signature: Signature, path: Path) -> Arrays:

@@ -22,7 +22,8 @@ class ByRows(Padded):
     """Padding row by row. Raises CaptureError for wrong offsets."""
 
     def pad(self, padding: Padding, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Make one input of the model, padded rows or the mask, row by row."""
+        """Make one input of the model, padded rows or the mask, row by row. The shapes are those
+        that `Padding` lists."""
         spans: list[list[int]] = inputs[padding.offsets].tolist()
         count = max((0, *(end for _, end in spans)))
         # A mask is made as if each item were 1.

@@ -193,7 +193,7 @@ def _draw_floats(
         return normal.abs() + 0.01  # never 0
     if kind == "own size":
         largest = float(finite.abs().max())
-        return normal * (largest or 1.0) / 2
+        return normal * (largest or 1.0) / 2  # most are within two deviations, and so in its size
     return normal
 
 

@@ -21,8 +21,11 @@ Takes = Literal["tensors", "dict", "list"]
 
 @dataclass(frozen=True)
 class Order:
-    """`x.permute(permute)` of a tensor of rows first; `flatten` then joins all axes but the first.
-    Without `permute` the axes stay in their order."""
+    """The order of the axes of a tensor.
+
+    `permute` has the indices of the axes in their new order, as torch's permute takes them; empty:
+    the axes stay as they are. With `flatten`, all axes but the first are then joined to one.
+    """
 
     permute: tuple[int, ...] = ()
     flatten: bool = False
@@ -94,7 +97,8 @@ def _as_list(returned: Any) -> list[Any]:
 
 
 class Arranged(InFront):
-    """A model that takes and returns rows first. The plan is one Arrangement."""
+    """A model whose inputs and outputs have the rows first, around one that has another order of
+    axes. The plan is one Arrangement."""
 
     def prepare(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         (arrangement,) = self.plan

@@ -40,8 +40,8 @@ class InFront(torch.nn.Module):
 
 
 class Preprocessed(InFront):
-    """A model that takes the raw blocks. The plan has Features for each block, or None if the block
-    is passed as it is."""
+    """Computes the model's features from the raw blocks. The plan has Features for each block, or
+    None if the block is passed as it is."""
 
     def prepare(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [
@@ -51,7 +51,8 @@ class Preprocessed(InFront):
 
 
 class Copied(InFront):
-    """A model that writes into some inputs; `plan` has their indices. The graph copies these."""
+    """Copies those inputs into which the model writes, so that the caller's memory does not change.
+    The plan has their indices."""
 
     def prepare(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [x.clone() if i in self.plan else x for i, x in enumerate(inputs)]
