@@ -38,7 +38,7 @@ def prefix_of(target: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class AnnexRecord(Record):
-    """The content of `annex.json`: the target's record, and of which bundle and how it was built."""
+    """The content of `annex.json`: the target's record, and how it was built for which bundle."""
 
     schema_version: Annotated[int, Within(1)] = ANNEX_SCHEMA
     name: ModelName

@@ -35,7 +35,7 @@ class Lookup:
 
     version: Version
     signers: Mapping[str, tuple[str, ...]]
-    """The public keys (PEM) of each policy, one of which must have signed, by the policy's origin."""
+    """The keys (PEM) of each policy, of which one must have signed, by the policy's origin."""
     at: datetime
     """The time of the registry's answer (UTC)."""
     policy: str = "offline"
