@@ -155,8 +155,8 @@ class _ServedModel:
     def read(cls, client: Client, name: str, folder: Path) -> _ServedModel:
         """Ask the server what it serves of the model `name`. ServingError if it serves a model of
         that name which `pipeline deploy` did not write."""
-        numbers = client.versions(name)
-        config = client.model_config(name, "") if numbers else None
+        numbers = client.ask_versions(name)
+        config = client.ask_config(name, "") if numbers else None
         if config is not None:
             if config.backend != "python" or not read_fact(config, DIGEST):
                 raise ServingError(
@@ -204,7 +204,7 @@ class _ServedModel:
     def fetch_versions(self) -> list[int]:
         """Ask the server for the versions that it serves, and return their numbers. ServingError if
         they are none of `may_serve`, since somebody else then loads the model too."""
-        numbers = self.client.versions(self.name)
+        numbers = self.client.ask_versions(self.name)
         if numbers not in self.may_serve:
             raise ServingError(
                 f"server {self.client.address}: somebody else loads {self.name} at the same time: "

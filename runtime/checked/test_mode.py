@@ -112,7 +112,7 @@ class _CheckedBinding(Binding):
         self._session = session
 
     def __call__(self, rows: Rows | None = None, *, stream: Any = None) -> None:
-        self._instrumented(self._checked_call)(rows, stream)
+        self._instrument(self._checked_call)(rows, stream)
 
     def _checked_call(self, rows: Rows | None, stream: Any) -> None:
         """Run as `Binding._run` does, and compare. Raises RunError for a second thread."""

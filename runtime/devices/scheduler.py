@@ -201,9 +201,9 @@ class Scheduler:
 
     def _serve(self, lane: _Lane, run: Callable[[_Event], None]) -> None:
         """Run the events of a lane with `run`, until the scheduler is closed and none is left."""
-        while (event := self._next_event(lane)) is not None:
+        while (event := self._wait_for_event(lane)) is not None:
             start = time.perf_counter()
-            has_run = _complete(event, run)
+            has_run = _run_and_complete(event, run)
             seconds = time.perf_counter() - start
             del event  # an idle thread keeps no memory of a caller alive
             with self._changed:
@@ -212,7 +212,7 @@ class Scheduler:
                     lane.add_time(seconds)
                 self._changed.notify_all()
 
-    def _next_event(self, lane: _Lane) -> _Event | None:
+    def _wait_for_event(self, lane: _Lane) -> _Event | None:
         """Wait for the next event of a lane, and count it as running.
 
         Returns None if the scheduler is closed and the lane has no more events.
@@ -227,7 +227,7 @@ class Scheduler:
             return lane.waiting.popleft()
 
 
-def _complete(event: _Event, run: Callable[[_Event], None]) -> bool:
+def _run_and_complete(event: _Event, run: Callable[[_Event], None]) -> bool:
     """Run an event, and give its future the result or the error.
 
     Returns whether it was run: an event whose future was cancelled is not.

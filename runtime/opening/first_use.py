@@ -38,7 +38,7 @@ def validate_here(opened: Opened, target: str, device: torch.device, prover: Pro
     if record.status not in WAITING:
         return opened
     for engine in opened.engines(target):
-        if reason := _why_refused(opened, target, engine, device, prover):
+        if reason := _find_refusal(opened, target, engine, device, prover):
             raise LoadError(
                 f"{opened.label}: {engine} for {target} was {record.status} when it was built, and "
                 f"it is refused on this device: {reason}",
@@ -62,7 +62,7 @@ def _mark_verified(record: TargetRecord) -> TargetRecord:
     return replace(record, status="verified", candidates=candidates)
 
 
-def _why_refused(
+def _find_refusal(
     opened: Opened, target: str, engine: str, device: torch.device, prover: Prover
 ) -> str | None:
     """Return why the artifact is refused on this device, or None if it is valid.
@@ -75,10 +75,10 @@ def _why_refused(
         log.info("%s: %s for %s is validated here at its first use", opened.label, engine, target)
         return prover(opened, target, engine)
 
-    return find_out_once("first-use", opened, target, engine, _device_kind(device), validate)
+    return find_out_once("first-use", opened, target, engine, _describe_device(device), validate)
 
 
-def _device_kind(device: torch.device) -> str:
+def _describe_device(device: torch.device) -> str:
     """Describe the kind of device for which a validation counts, for example by the CPU's flags."""
     if device.type == "cpu":
         return " ".join(sorted(cpu_flags()))

@@ -53,7 +53,7 @@ def open_version(
     An annex is a target that was built later than the version. `annexes`: the annexes to use; None:
     all of them. `canary`: see `Name`. Raises LoadError, or the error of the registry.
     """
-    ref = _ref_or_folder(opening)
+    ref = _parse_ref_or_folder(opening)
     if isinstance(ref, Path):
         return _open_folder(ref, opening)
     name = Name(ref, opening, canary)
@@ -62,11 +62,11 @@ def open_version(
 
 def name_to_look_up(opening: Opening) -> Name | None:
     """Return the name that `opening` asks for; None if it asks for a folder."""
-    ref = _ref_or_folder(opening)
+    ref = _parse_ref_or_folder(opening)
     return None if isinstance(ref, Path) else Name(ref, opening)
 
 
-def _ref_or_folder(opening: Opening) -> Ref | Path:
+def _parse_ref_or_folder(opening: Opening) -> Ref | Path:
     """Return the folder to open, or the reference to a version. Raises RegistryError."""
     return opening.ref if isinstance(opening.ref, Path) else parse_ref(opening.ref)
 
@@ -145,7 +145,7 @@ class Name:
         key_groups = []
         try:
             if opening.production:
-                promotion = require_promoted(version, lookup.history, self._gate(version))
+                promotion = require_promoted(version, lookup.history, self._required_alias(version))
                 lookup = replace(lookup, version=version.promoted(promotion))
                 key_groups = read_required_keys(lookup.signers, opening.trusted_keys)
                 usable, withheld = usable_annexes(version, promotion, bool(key_groups))
@@ -170,7 +170,7 @@ class Name:
                 self._record.write(str(self.ref), lookup)
         return Opened(bundle, version.name, version.number, lookup, opening, withheld)
 
-    def _gate(self, version: Version) -> str:
+    def _required_alias(self, version: Version) -> str:
         """Return the alias into which gates must have let the version.
 
         It is `production`. For a canary it is the first of `production` and `staging` into which
@@ -209,7 +209,7 @@ class Name:
             for stated in self._store.policies(version.name)
             if stated.policy.signed_by
         }
-        history = self._store.promotions(version, self._gate(version))
+        history = self._store.promotions(version, self._required_alias(version))
         return replace(lookup, signers=signers, history=history)
 
     def _read_record(self) -> Lookup | None:

@@ -124,7 +124,7 @@ class Binding:
         if rows is None and stream is None and self._native is not None:
             self._native()
             return
-        self._instrumented(self._run)(rows, stream)
+        self._instrument(self._run)(rows, stream)
 
     def _run(self, rows: Rows | None, stream: Any) -> None:
         """Run on `rows`, or on all bound rows for None.
@@ -159,15 +159,15 @@ class Binding:
         native = self.prepared.current
         if not self._on_cpu or not isinstance(native, PreparedCall):
             return None
-        return self._instrumented(native.run) if self.writes else _do_nothing
+        return self._instrument(native.run) if self.writes else _do_nothing
 
-    def _instrumented(self, run: Callable[P, None]) -> Callable[P, None]:
+    def _instrument(self, run: Callable[P, None]) -> Callable[P, None]:
         """Wrap a call so that telemetry and the watcher see it. Without both, return `run`."""
         if self._watcher is not None:
             run = self._watcher.count_calls(run, self)
         if self._telemetry is None:
             return run
-        return self._telemetry.timed(run, self.origin, lambda: sum(self.rows.values()))
+        return self._telemetry.time_calls(run, self.origin, lambda: sum(self.rows.values()))
 
     def require_idle(self) -> None:
         """Raise RunError while another thread is using the binding."""
@@ -200,7 +200,7 @@ class Binding:
 
         The caller holds `_alone`. Raises BindError, without any change, for rows that do not fit.
         """
-        wanted = self.bound if rows is None else _row_counts(rows, self.bound)
+        wanted = self.bound if rows is None else _parse_rows(rows, self.bound)
         if wanted == self.rows:
             return
         self._require_rows(wanted)
@@ -391,7 +391,7 @@ def _has_output(signature: Signature, rows: Mapping[str, int]) -> bool:
     return any(bound.plan.kind == "scalars" or rows[bound.rows] for bound in signature.outputs)
 
 
-def _row_counts(rows: Rows, dims: Mapping[str, int]) -> dict[str, int]:
+def _parse_rows(rows: Rows, dims: Mapping[str, int]) -> dict[str, int]:
     """Convert the rows of a call to plain integers by dimension; one number is for each dimension.
 
     `dims`: the keys are the model's dimensions. NumPy's integers are accepted. Raises BindError for

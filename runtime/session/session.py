@@ -120,7 +120,7 @@ class Session:
         >>> session.run({"jets": jets}, {"tags": tags})
         """
         active = telemetry()  # counts a failed bind here, and a failed call in the binding
-        with nullcontext() if active is None else active.failures(self.origin):
+        with nullcontext() if active is None else active.count_failures(self.origin):
             binding = self.bind(inputs, outputs)
         binding(stream=stream)
 

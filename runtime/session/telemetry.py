@@ -77,7 +77,7 @@ class Telemetry:
             ) from None
 
     @contextmanager
-    def failures(self, origin: Origin | None) -> Iterator[None]:
+    def count_failures(self, origin: Origin | None) -> Iterator[None]:
         """Count and log an exception that leaves the `with` block as a failed call."""
         try:
             yield
@@ -88,7 +88,7 @@ class Telemetry:
             log.warning(json.dumps({"event": "failure", **attributes}))
             raise
 
-    def timed(
+    def time_calls(
         self, run: Callable[P, object], origin: Origin | None, n: Callable[[], int]
     ) -> Callable[P, None]:
         """Wrap `run`, the call of an artifact, so that it adds to these counts and times.
@@ -101,7 +101,7 @@ class Telemetry:
         def call(*args: P.args, **kwargs: P.kwargs) -> None:
             """Run, and add time and rows. A call that raises is counted as a failure only."""
             start = time.perf_counter()
-            with self.failures(origin):
+            with self.count_failures(origin):
                 run(*args, **kwargs)
             seconds.observe(time.perf_counter() - start)
             rows.inc(n())

@@ -51,7 +51,7 @@ class _Tiled(Executable):
     def prepare(self, arguments: Sequence[Span]) -> Prepared:
         return _TiledCall(self, arguments)
 
-    def calls(self, arguments: Sequence[Span]) -> list[Prepared]:
+    def prepare_tiles(self, arguments: Sequence[Span]) -> list[Prepared]:
         """Prepare the calls of a run, one for each tile.
 
         The first argument is the row carrier: its shape says how many rows there are.
@@ -81,7 +81,7 @@ class _TiledCall(Prepared):
     def __init__(self, executable: _Tiled, arguments: Sequence[Span]) -> None:
         self._executable = executable
         self._arguments = list(arguments)
-        self._calls = executable.calls(arguments)
+        self._calls = executable.prepare_tiles(arguments)
 
     def run(self, stream: int = 0, /) -> None:
         for call in self._calls:
@@ -92,7 +92,7 @@ class _TiledCall(Prepared):
         for call in self._calls:
             call.replace({})  # raises while a thread is running it
         arguments = [changes.get(i, span) for i, span in enumerate(self._arguments)]
-        self._arguments, self._calls = arguments, self._executable.calls(arguments)
+        self._arguments, self._calls = arguments, self._executable.prepare_tiles(arguments)
 
 
 def _cut_span(span: Span, kind: str, begin: int, n: int) -> Span:

@@ -230,7 +230,7 @@ class CanaryBinding(WrappedBinding):
         the call decides."""
         with_canary = self._session._gives(key)
         with self._alone:
-            if not with_canary or not self._canary_answers(rows, stream):
+            if not with_canary or not self._try_canary(rows, stream):
                 self._run_production(rows, stream)
 
     def _run_production(self, rows: Rows | None, stream: Any) -> None:
@@ -241,7 +241,7 @@ class CanaryBinding(WrappedBinding):
         session._theirs.append(perf_counter() - start)
         session._results.production_calls.add()
 
-    def _canary_answers(self, rows: Rows | None, stream: Any) -> bool:
+    def _try_canary(self, rows: Rows | None, stream: Any) -> bool:
         """Let the canary answer a call, and production if the canary fails.
 
         Returns False if the canary's answer differs too much from production's: then the caller

@@ -64,7 +64,7 @@ class LiveSession(Session):
         self._watchers: list[Watcher] = []
         self._closed = False
         opened = name.open(name.find())
-        self._current_lookup = _lookup(opened)
+        self._current_lookup = _lookup_of(opened)
         self.current: Session = open_(opened)
         """The session in place. Only `refresh` sets it, at once for all bindings."""
         self.signature = self.current.signature
@@ -111,7 +111,7 @@ class LiveSession(Session):
                 return False
             opened = self._name.open(looked_up)
             # If its files are missing, a recorded version was opened.
-            if not self._is_newer(_lookup(opened)):
+            if not self._is_newer(_lookup_of(opened)):
                 return False
             coming = self._open(opened)
             try:
@@ -120,7 +120,7 @@ class LiveSession(Session):
                 coming.close()
                 raise
             log.info("%s: %s takes the place of %s", self._name.ref, opened.label, self.ref)
-            self._current_lookup = _lookup(opened)
+            self._current_lookup = _lookup_of(opened)
             self.current = coming
             return True
 
@@ -295,7 +295,7 @@ class Watcher:
                 self.error = None
 
 
-def _lookup(opened: Opened) -> Lookup:
+def _lookup_of(opened: Opened) -> Lookup:
     """Return the lookup of a version, which must have been opened by its name."""
     assert opened.lookup is not None
     return opened.lookup

@@ -77,9 +77,9 @@ class Results:
     def record(self) -> ShadowRecord:
         """The results since the last `save`."""
         with self._lock:
-            return self._with_counts()
+            return self._add_counts()
 
-    def _with_counts(self) -> ShadowRecord:
+    def _add_counts(self) -> ShadowRecord:
         """Move the counts into the unsaved record, and return it. The caller holds `_lock`."""
         counted: dict[str, Any] = {name: getattr(self, name).take_new() for name in _COUNTED}
         self._unsaved = self._unsaved.plus([replace(self.begun, **counted)])
@@ -105,7 +105,7 @@ class Results:
         self._process.require()
         with self._saving:
             with self._lock:
-                unsaved, self._unsaved = self._with_counts(), self.begun
+                unsaved, self._unsaved = self._add_counts(), self.begun
             if unsaved == self.begun:
                 return
             try:

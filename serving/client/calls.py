@@ -120,7 +120,7 @@ class Client:
             f"({self.options.message_bytes}): send fewer rows at once, or use shared memory"
         )
 
-    def model_config(self, name: str, version: str, within_s: float | None = None) -> Any:
+    def ask_config(self, name: str, version: str, within_s: float | None = None) -> Any:
         """Ask the server for Triton's ModelConfig of a model. Raises RemoteError.
 
         `version`: a number, or "" for any. `within_s` replaces the deadline of the options.
@@ -128,8 +128,8 @@ class Client:
         request = service_pb2.ModelConfigRequest(name=name, version=version)
         return self._call(self._stub.ModelConfig, request, within_s).config
 
-    def ready(self, name: str, version: str, within_s: float) -> bool:
-        """Ask the server whether the model is ready. Raises RemoteError.
+    def ask_ready(self, name: str, version: str, within_s: float) -> bool:
+        """Ask the server whether a model is ready; returns the answer. Raises RemoteError.
 
         It is not asked whether it is ready itself: while it loads any model, and after any model
         failed to load, it says no, but answers requests to the others.
@@ -137,7 +137,7 @@ class Client:
         request = service_pb2.ModelReadyRequest(name=name, version=version)
         return bool(self._call(self._stub.ModelReady, request, within_s).ready)
 
-    def versions(self, name: str) -> list[int]:
+    def ask_versions(self, name: str) -> list[int]:
         """Ask the server which versions of a model it serves now; returns their numbers, ascending.
 
         The list is empty if it has no such model. Raises RemoteError for other failures.

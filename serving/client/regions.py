@@ -97,7 +97,7 @@ class Regions:
         if not reusable:
             self._give_up(region)
 
-    def forget(self) -> None:
+    def give_up_unused(self) -> None:
         """Give up the regions that are not in use.
 
         For example the server was restarted, and no longer knows them.
@@ -111,7 +111,7 @@ class Regions:
         """Tell the server to forget all regions, and wait at most a second for it."""
         with self._lock:
             self._closed = True
-        self.forget()
+        self.give_up_unused()
         until = time.monotonic() + _CLOSE_S
         while self._leaving and (remaining_s := until - time.monotonic()) > 0:
             answer = next(iter(self._leaving.values())).answer

@@ -45,12 +45,12 @@ class RemoteModel(Executable):
         """The number of the version in requests; "" for any version."""
         return "" if self.opened.number is None else str(self.opened.number)
 
-    def ready(self, within_s: float) -> bool:
+    def is_ready(self, within_s: float) -> bool:
         """Ask the server whether the model is ready. Raises RemoteError.
 
         `within_s`: the time limit in seconds.
         """
-        return self.client.ready(self.opened.name, self._version, within_s)
+        return self.client.ask_ready(self.opened.name, self._version, within_s)
 
     def update_form(self, within_s: float | None = None) -> None:
         """Ask the server for the form of its requests, and use this form from now on.
@@ -60,7 +60,7 @@ class RemoteModel(Executable):
         """
         name, label = self.opened.name, self.opened.label
         try:
-            config = self.client.model_config(name, self._version, within_s)
+            config = self.client.ask_config(name, self._version, within_s)
         except RefusedError as error:
             raise VersionMismatchError(f"{label} is not served there: {error}") from None
         form, merge = self._find_form(config), config.max_batch_size > 0
@@ -120,7 +120,7 @@ class RemoteModel(Executable):
         if codec is None:
             raise VersionMismatchError(f"{self}: not yet asked in which form it takes requests")
         with self.client.one_deadline():
-            left = progress.left(self._signature.dims)
+            left = progress.rows_left(self._signature.dims)
             shareable = all(tensor.nbytes(left[tensor.rows]) for tensor in codec.tensors)
             regions = self._regions if shareable else None  # Triton shares no empty arrays
             rows = self._rows_that_fit(codec, left) if regions is None else left
@@ -206,7 +206,7 @@ class RemoteModel(Executable):
         except (RefusedError, VersionMismatchError) as error:
             if "shared memory region" not in str(error):  # only the text tells it from others
                 raise
-            regions.forget()
+            regions.give_up_unused()
             return self._ask_in_region(codec, inputs, rows, regions)
 
     def _ask_in_region(

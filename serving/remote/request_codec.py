@@ -112,7 +112,7 @@ class Progress:
         self.done = False
         self._answers: list[tuple[Codec, int, Mapping[str, Any]]] = []
 
-    def left(self, dims: Sequence[str]) -> dict[str, int]:
+    def rows_left(self, dims: Sequence[str]) -> dict[str, int]:
         """Return the number of rows without an answer, by dimension.
 
         The shapes of the first arguments, the row carriers, give the number of all rows.

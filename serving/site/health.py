@@ -117,7 +117,7 @@ class HealthCheck:
             return None
         client = self._model.client
         try:
-            if not self._model.ready(self._within_s):
+            if not self._model.is_ready(self._within_s):
                 return f"server {client.address}: {self._model.opened.label} is not ready"
             self._model.update_form(self._within_s)
         except DeadlineError as error:

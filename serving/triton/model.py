@@ -93,7 +93,7 @@ def _read_request(request: Any) -> Request:
         }
     else:
         inputs = {tensor.name(): dlpack.from_dlpack(tensor.to_dlpack()) for tensor in tensors}
-    digest, form = _digest_and_form(request.parameters())
+    digest, form = _parse_parameters(request.parameters())
     return Request(inputs, digest, form)
 
 
@@ -119,7 +119,7 @@ class _InputTensor:
 
 
 @functools.lru_cache(maxsize=64)
-def _digest_and_form(parameters: str) -> tuple[str | None, str | None]:
+def _parse_parameters(parameters: str) -> tuple[str | None, str | None]:
     """Return the bundle's digest and the form that a request asks for; None if it asks for none.
 
     `parameters`: the request's parameters, as JSON. Cached, because most requests have the same.
