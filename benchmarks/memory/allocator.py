@@ -17,7 +17,7 @@ from pipeline.report.tables import microseconds, new_table, show
 from runtime.opening import Opening, open_version
 from runtime.process import keep_freed_memory
 from stages.reference.answers import Reference
-from stages.timing import bound_call, race
+from stages.timing import bind_call, race
 
 _SIZES = (1, 8, 32)
 _ROUNDS = 3
@@ -48,7 +48,7 @@ def timed(ref: str, way: str) -> dict[int, float]:
     session = load(ref)
     inputs = Reference.load(bundle.file(bundle.manifest.reference)).inputs
     (dim,) = session.signature.dims
-    calls = {n: bound_call(session, inputs, {dim: n}) for n in _SIZES}
+    calls = {n: bind_call(session, inputs, {dim: n}) for n in _SIZES}
     return {n: race({"": call}, _SECONDS)[""].median_us for n, call in calls.items()}
 
 

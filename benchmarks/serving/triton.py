@@ -35,7 +35,7 @@ from serving.triton import DIGEST
 from soa.errors import SoaPipelineError
 from soa.memory import argument_tensors
 from stages.reference.answers import Arrays, Reference, filled_collections
-from stages.timing import bound_call, race
+from stages.timing import bind_call, race
 
 _SECONDS = 3.0
 _SIZES = (1, 10, 100)
@@ -142,7 +142,7 @@ def show_calls(registry: Registry, ref: str, deployed: Deployed, url: str) -> No
     (dim,) = deployed.service.signature.dims
     table = new_table(f"{ref}: one client, one call", "", *(f"n={n}" for n in _SIZES))
     for name, session in sessions.items():
-        calls = [bound_call(session, inputs, {dim: n}) for n in _SIZES]
+        calls = [bind_call(session, inputs, {dim: n}) for n in _SIZES]
         times = [race({"": call}, 1.0)[""].median_us for call in calls]
         table.add_row(name, *map(microseconds, times))
         session.close()

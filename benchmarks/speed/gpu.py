@@ -38,7 +38,7 @@ from stages.judging import Trial, validate_candidate
 from stages.model import build_model
 from stages.reference import Case
 from stages.reports import ValidationReport
-from stages.timing import bound_call, ladder, race, row_major_call
+from stages.timing import bind_call, ladder, race, row_major_call
 
 ENGINES = ("lanes", "aoti", "onnxruntime", "tensorrt")
 _EAGER = "eager"
@@ -127,7 +127,7 @@ def ways(
             _EAGER: row_major_call(signature, model, inputs, case, device),
             "torch.compile": row_major_call(signature, compiled, inputs, case, device),
             "with copies": row_major_call(signature, on_host_rows(model, device), inputs, case),
-            **{name: bound_call(each, inputs, case) for name, each in sessions.items()},
+            **{name: bind_call(each, inputs, case) for name, each in sessions.items()},
         }
 
     cases = [case for case in ladder(signature) if max(case.values()) <= _MOST_ROWS]

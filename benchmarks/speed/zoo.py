@@ -47,7 +47,7 @@ from stages.model.source import build_model
 from stages.reference.answers import Arrays, Reference, row_major_inputs
 from stages.reference.nonfinite import Case, label
 from stages.reports import EAGER, Timing
-from stages.timing import benchmark_cases, bound_call, ladder, race, row_major_call
+from stages.timing import benchmark_cases, bind_call, ladder, race, row_major_call
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 _CHOSEN = "ours"
@@ -101,7 +101,7 @@ def measure(config: Path, bundle: Bundle, folder: Path) -> Races:
     with one_core():  # JAX keeps to one thread in no other way
         for case in ladder(signature):
             runs: dict[str, Callable[[], object]] = {
-                name: bound_call(session, inputs, case) for name, session in sessions.items()
+                name: bind_call(session, inputs, case) for name, session in sessions.items()
             }
             for name, way in by_hand.items():
                 runs[name] = row_major_call(signature, way, inputs, case)

@@ -28,7 +28,7 @@ from stages.model import tf32_switches
 from stages.package import Candidate
 from stages.reference import Arrays, Reference
 from stages.reports import BenchmarkReport, ValidationReport
-from stages.timing import benchmark_targets, bound_call, fastest_tile, ladder, tiled, warm_seconds
+from stages.timing import benchmark_targets, bind_call, fastest_tile, ladder, tiled, time_warm_s
 
 HEAVY_S = 1e-3  # a model is heavy if a call with the fewest rows takes longer
 
@@ -147,8 +147,8 @@ class Steps:
         def measure(_: Path) -> bool:
             session = open_session(self.captured, target, compiled)
             fewest = ladder(self.captured.signature)[0]
-            call = bound_call(session, self._inputs, fewest)
-            return warm_seconds(call) > HEAVY_S
+            call = bind_call(session, self._inputs, fewest)
+            return time_warm_s(call) > HEAVY_S
 
         dependencies = {**self._dependencies_of(target, compiled.engine), "host": host()}
         return self.work.read_or_make("heavy", dependencies, bool, measure)

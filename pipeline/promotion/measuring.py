@@ -44,7 +44,7 @@ from stages.judging import (
 )
 from stages.reference import Arrays, Reference, read_proof, why_too_nonfinite
 from stages.reports import ValidationReport
-from stages.timing import benchmark_cases, bound_call, one_thread, race
+from stages.timing import benchmark_cases, bind_call, one_thread, race
 
 Say = Callable[[str], None]
 _SECONDS_A_SIZE = 1.0
@@ -355,7 +355,7 @@ def _race_versions(new: Opened, old: Opened, target: str) -> list[SpeedPoint]:
         for case in benchmark_cases(new.signature):
             if not _accepts_case(old.signature, case):
                 continue
-            calls = {side: bound_call(sessions[side], inputs[side], case) for side in versions}
+            calls = {side: bind_call(sessions[side], inputs[side], case) for side in versions}
             times = race(calls, _SECONDS_A_SIZE)
             rows = max(case.values())
             points.append(SpeedPoint(target, rows, times["new"].median_us, times["old"].median_us))

@@ -21,7 +21,7 @@ from runtime.opening import Opened, copy_files, hold_files
 from soa.errors import SoaPipelineError
 from stages.errors import NotMeasuredError
 from stages.reference import Reference, label
-from stages.timing import bound_call, one_thread, p99_us
+from stages.timing import bind_call, measure_p99_us, one_thread
 
 Say = Callable[[str], None]
 _MEMORY_LIMIT_S = 600.0
@@ -96,7 +96,7 @@ def _measure_latency(opened: Opened, target: str, limit: LimitConfig) -> Measure
     """Measure the 99th percentile of the time of a call with `limit.rows` rows, on one thread."""
     inputs = Reference.load(opened.bundle.file(opened.bundle.manifest.reference)).inputs
     with one_thread():
-        p99 = p99_us(bound_call(open_measured_session(opened, target), inputs, limit.rows))
+        p99 = measure_p99_us(bind_call(open_measured_session(opened, target), inputs, limit.rows))
     quantity = f"p99 of a call on {target} at {label(limit.rows)} in us"
     return Measured("latency", quantity, p99, max=limit.max)
 

@@ -20,7 +20,7 @@ from runtime.session import Session
 from soa.dtypes import dtype_name
 from soa.signature import Signature
 from stages.errors import CaptureError
-from stages.reference import Arrays, eager_answers, session_answers, take_rows
+from stages.reference import Arrays, run_eager, run_session, take_rows
 
 SEE_EACH_OTHER = "the rows see each other, so it cannot run on some of them at a time"
 
@@ -40,7 +40,7 @@ def how_rows_depend(model: torch.nn.Module, signature: Signature, inputs: Arrays
     (dim,) = signature.dims
     rows = signature.ranges[dim]
     generator = torch.Generator().manual_seed(1)
-    among_all = eager_answers(model, signature, inputs, {dim: rows.proven})
+    among_all = run_eager(model, signature, inputs, {dim: rows.proven})
     allowed = {
         name: default_tolerance(dtype_name(value.dtype)) for name, value in among_all.items()
     }
@@ -49,7 +49,7 @@ def how_rows_depend(model: torch.nn.Module, signature: Signature, inputs: Arrays
         for unscaled in dict.fromkeys((n, 1 + n // 8)):  # all rows, then an eighth of them
             arrays = _scale_rows(take_rows(signature, inputs, {dim: chosen}), unscaled)
             try:
-                answers = eager_answers(model, signature, arrays, {dim: n})
+                answers = run_eager(model, signature, arrays, {dim: n})
             except CaptureError as error:
                 return first_line(error)
             if why := _find_difference(answers, among_all, chosen[:unscaled], allowed):
@@ -77,7 +77,7 @@ def rows_are_independent(
         return False
 
     def answers(rows: torch.Tensor) -> dict[str, torch.Tensor]:
-        return session_answers(session, take_rows(signature, inputs, {dim: rows}), {dim: len(rows)})
+        return run_session(session, take_rows(signature, inputs, {dim: rows}), {dim: len(rows)})
 
     in_order = torch.arange(high)
     shuffled = torch.randperm(high, generator=torch.Generator().manual_seed(1))

@@ -14,7 +14,7 @@ from runtime.session import Session
 from soa.signature import Signature
 from stages.capture import dependence_of
 from stages.judging.sensitivity import Answers, compare_in_float64, distance, row_maxima
-from stages.reference import Arrays, Case, Edge, session_answers
+from stages.reference import Arrays, Case, Edge, run_session
 
 _CONFIDENCE = 0.95
 _LOOKED_AT = 256  # rows outside the tolerance that are compared with the float64 model at most
@@ -101,7 +101,7 @@ def compare_on_many_rows(
     for edge in pieces:
         answers = {
             name: Answers.of(value, edge.outputs[name], tolerances[name])
-            for name, value in session_answers(session, edge.inputs, edge.case).items()
+            for name, value in run_session(session, edge.inputs, edge.case).items()
         }
         outside_by_output = {name: row_maxima(answer.outside) for name, answer in answers.items()}
         outside = _largest_by_dim(signature, outside_by_output)

@@ -26,7 +26,7 @@ from runtime.session import Session
 from soa.memory import argument_tensors, read_block
 from soa.signature import Signature
 from soa.text import logger, number
-from stages.reference import Arrays, Case, filled_collections, has_few_digits, session_answers
+from stages.reference import Arrays, Case, filled_collections, has_few_digits, run_session
 
 log = logger("soa-pipeline")
 
@@ -165,7 +165,7 @@ def compare_in_float64(
     try:
         model = open_candidate("exported", program, torch.device("cpu"))
         exact = _run_in_double(model, signature, inputs, case, None)
-        others = [session_answers(Session(signature, model), inputs, case)]
+        others = [run_session(Session(signature, model), inputs, case)]
         others += [_run_in_double(model, signature, inputs, case, seed) for seed in range(_TRIES)]
     except Exception:  # torch raises many types
         log.info("the program does not run in float64", exc_info=True)

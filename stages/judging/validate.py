@@ -52,7 +52,7 @@ from stages.reference import (
     inputs_at,
     label,
     read_set,
-    session_answers,
+    run_session,
     windows,
 )
 from stages.reports import NO_MEMORY, CaseReport, ValidationReport
@@ -280,7 +280,7 @@ def _validate_with_program(session: Session, trial: Trial) -> ValidationReport:
     counts: list[Nonfinite] = []
     for rows, case in windows(signature, inputs):
         print(f"at {label(case)} of the set", flush=True)  # ours
-        answers = session_answers(portable, rows, case)
+        answers = run_session(portable, rows, case)
         cases.append(_validate_case(session, rows, case, answers, trial.tolerances, frozenset()))
         counts += count_nonfinite(signature, (case,), (answers,))
     why = _why_unproven(counts, trial.set_nonfinite)

@@ -5,13 +5,13 @@ from .answers import MoreRows as MoreRows
 from .answers import Reference as Reference
 from .answers import check_inputs as check_inputs
 from .answers import compute_reference as compute_reference
-from .answers import eager_answers as eager_answers
 from .answers import eager_outputs as eager_outputs
 from .answers import filled_collections as filled_collections
 from .answers import make_cases as make_cases
 from .answers import random_inputs as random_inputs
 from .answers import row_major_inputs as row_major_inputs
-from .answers import session_answers as session_answers
+from .answers import run_eager as run_eager
+from .answers import run_session as run_session
 from .answers import take_rows as take_rows
 from .bootstrap import has_few_digits as has_few_digits
 from .bootstrap import make_many_rows as make_many_rows

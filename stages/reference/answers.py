@@ -387,7 +387,7 @@ def filled_collections(
     return sources, written
 
 
-def session_answers(session: Session, inputs: Arrays, case: Case) -> dict[str, torch.Tensor]:
+def run_session(session: Session, inputs: Arrays, case: Case) -> dict[str, torch.Tensor]:
     """Run a session on the first rows of `inputs`, as many as `case` says. Returns its answers on
     the CPU, by block."""
     sources, written = filled_collections(session.signature, inputs, case, session.device)
@@ -480,13 +480,13 @@ def compute_reference(
     """
     known_case, known_answers = known if known is not None else ({}, {})  # no case is empty
     outputs = tuple(
-        known_answers if case == known_case else eager_answers(model, signature, inputs, case)
+        known_answers if case == known_case else run_eager(model, signature, inputs, case)
         for case in cases
     )
     return Reference(inputs, cases, outputs)
 
 
-def eager_answers(
+def run_eager(
     model: torch.nn.Module, signature: Signature, inputs: Arrays, case: Case
 ) -> dict[str, torch.Tensor]:
     """Run the eager model on the first rows of `inputs`, as many as `case` says. Returns its

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import flop_registry
 from engines.errors import first_line
 from soa.dtypes import is_float
 from soa.signature import Signature, offsets_of
-from stages.reference.answers import Arrays, Edge, MoreRows, eager_answers, take_rows
+from stages.reference.answers import Arrays, Edge, MoreRows, run_eager, take_rows
 from stages.reference.nonfinite import Case
 from stages.reference.offsets import draw_offsets
 
@@ -52,7 +52,7 @@ def make_many_rows(
         return MoreRows()
 
     def answer(rows: Arrays) -> Edge:
-        return Edge(WHAT, "stress", rows, case, eager_answers(model, signature, rows, case))
+        return Edge(WHAT, "stress", rows, case, run_eager(model, signature, rows, case))
 
     work = _Work()
     try:

@@ -19,8 +19,8 @@ from stages.reference.answers import (
     Arrays,
     Reference,
     check_inputs,
-    eager_answers,
     read_tensors,
+    run_eager,
     take_rows,
 )
 from stages.reference.nonfinite import Case
@@ -178,5 +178,5 @@ def answer_windows(model: torch.nn.Module, signature: Signature, arrays: Arrays)
     """Run the eager model on each of the `windows` of the inputs, and return its answers as a
     reference with a case for each. Raises CaptureError if the model fails."""
     pieces = list(windows(signature, arrays))
-    outputs = tuple(eager_answers(model, signature, rows, case) for rows, case in pieces)
+    outputs = tuple(run_eager(model, signature, rows, case) for rows, case in pieces)
     return Reference(arrays, tuple(case for _, case in pieces), outputs)

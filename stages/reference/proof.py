@@ -16,7 +16,7 @@ import torch
 
 from soa.signature import BoundBlock, Signature
 from stages.errors import ReferenceDataError
-from stages.reference.answers import Reference, eager_answers
+from stages.reference.answers import Reference, run_eager
 from stages.reference.nonfinite import CURE, Case, label
 
 # Row counts to try if the smallest size shows nothing, since more rows hold rarer values: the first
@@ -124,7 +124,7 @@ def _try_columns(
             inputs = {name: dict(values) for name, values in reference.inputs.items()}
             inputs[column.collection][column.name] = other_values
             try:
-                answers = eager_answers(model, signature, inputs, case)
+                answers = run_eager(model, signature, inputs, case)
                 changed = {name for name in names if not _equal(answers[name], expected[name])}
             except Exception:  # an error shows that the model reads the column
                 changed = names
@@ -157,7 +157,7 @@ def _try_columns_in_rows(
                 inputs[column.collection][column.name] = other_values
                 changed_in[row] = column
         try:
-            answers = eager_answers(model, signature, inputs, case)
+            answers = run_eager(model, signature, inputs, case)
         except Exception:  # tried one by one, each column shows whether it is the cause
             continue
         for row, column in changed_in.items():

@@ -16,7 +16,7 @@ from engines.errors import first_line
 from soa.dtypes import is_float, torch_dtype
 from soa.layout import Column
 from soa.signature import Signature, offsets_of
-from stages.reference.answers import Arrays, Edge, MoreRows, eager_answers, take_rows
+from stages.reference.answers import Arrays, Edge, MoreRows, run_eager, take_rows
 from stages.reference.nonfinite import Case
 from stages.reference.offsets import inputs_at
 
@@ -84,7 +84,7 @@ def try_model(model: torch.nn.Module, signature: Signature, rows: Arrays, case: 
     """Run the eager model on the first rows of `rows`, as many as `case` says. No error of the
     model is raised: it is in the `failure` of the result."""
     try:
-        return Attempt(eager_answers(model, signature, rows, case))
+        return Attempt(run_eager(model, signature, rows, case))
     except Exception as error:  # the user's own code may raise any type
         return Attempt({}, first_line(error))
 

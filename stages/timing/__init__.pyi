@@ -3,13 +3,13 @@ from .by_operator import time_operators as time_operators
 from .racing import benchmark as benchmark
 from .racing import benchmark_cases as benchmark_cases
 from .racing import benchmark_targets as benchmark_targets
-from .racing import bound_call as bound_call
+from .racing import bind_call as bind_call
 from .racing import ladder as ladder
+from .racing import measure_p99_us as measure_p99_us
 from .racing import one_thread as one_thread
-from .racing import p99_us as p99_us
 from .racing import race as race
 from .racing import row_major_call as row_major_call
-from .racing import warm_seconds as warm_seconds
+from .racing import time_warm_s as time_warm_s
 from .tile_choice import fastest_tile as fastest_tile
 from .tile_choice import tiled as tiled
 from .tile_choice import tiles_of as tiles_of

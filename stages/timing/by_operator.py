@@ -16,7 +16,7 @@ from runtime.opening import open_candidate
 from runtime.session import Session
 from soa.signature import Signature
 from stages.reference import Arrays, Case, label
-from stages.timing.racing import bound_call, warm_seconds
+from stages.timing.racing import bind_call, time_warm_s
 
 _AT_LEAST_S = 0.2  # the time of the calls that are counted, for each size
 
@@ -59,8 +59,8 @@ def _measure_shares(
 ) -> list[float]:
     """Time some calls and return the share of each step in them. The compiled code counts in
     `ticks` the processor's ticks that each step took, summed over all calls."""
-    call = bound_call(session, inputs, case)
-    call_s = max(warm_seconds(call), 1e-7)
+    call = bind_call(session, inputs, case)
+    call_s = max(time_warm_s(call), 1e-7)
     before = list(ticks)
     for _ in range(max(3, int(_AT_LEAST_S / call_s))):
         call()

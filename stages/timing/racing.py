@@ -119,7 +119,7 @@ def benchmark_targets(
     with one_thread():
         for case in ladder(signature):
             runs: dict[Session | str, Callable[[], None]] = {
-                session: bound_call(session, inputs, case) for session in distinct
+                session: bind_call(session, inputs, case) for session in distinct
             }
             baseline: dict[str, Timing] = {}
             if model is not None:
@@ -214,7 +214,7 @@ def race(
     never dropped; if `stay` is None, nobody is.
     """
     call_s = {name: _time_once_s(run) for name, run in runs.items()}
-    call_s |= {name: warm_seconds(runs[name]) for name, cold in call_s.items() if cold < _LONG_S}
+    call_s |= {name: time_warm_s(runs[name]) for name, cold in call_s.items() if cold < _LONG_S}
     repeats = {name: max(1, round(_TURN_S / max(call, 1e-7))) for name, call in call_s.items()}
     turns_us: dict[K, list[float]] = {name: [] for name in runs}
     shuffle = random.Random(0).shuffle
@@ -284,7 +284,7 @@ def _time_once_s(run: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
-def warm_seconds(run: Callable[[], object]) -> float:
+def time_warm_s(run: Callable[[], object]) -> float:
     """Call `run` a few times, and return the shortest time in seconds, since the system may
     interrupt a call."""
     return min(_time_once_s(run) for _ in range(_WARM_CALLS))
@@ -298,7 +298,7 @@ def _summarize(times_us: list[float]) -> Timing:
     return Timing(statistics.median(ordered), p05_us, p95_us, rounds=len(ordered))
 
 
-def p99_us(run: Callable[[], object]) -> float:
+def measure_p99_us(run: Callable[[], object]) -> float:
     """The 99th percentile of the times of single calls, in microseconds.
 
     At least 200 calls are timed, and for at least a second; some calls before are not timed.
@@ -342,7 +342,7 @@ def _read_peak_mb() -> float:
     return next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("VmHWM"))
 
 
-def bound_call(session: Session, inputs: Arrays, case: Case) -> Callable[[], None]:
+def bind_call(session: Session, inputs: Arrays, case: Case) -> Callable[[], None]:
     """Bind a session to the reference inputs of a case, and return a function that runs it. The
     function returns when the outputs are written, also on a GPU."""
     binding = session.bind(*filled_collections(session.signature, inputs, case, session.device))

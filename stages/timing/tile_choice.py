@@ -13,7 +13,7 @@ import math
 from runtime.session import Session, in_tiles
 from soa.signature import Signature
 from stages.reference import TILES, Arrays
-from stages.timing.racing import bound_call, race, warm_seconds
+from stages.timing.racing import bind_call, race, time_warm_s
 
 _WORTH = 0.95  # tiles are used if they need at most this part of the time
 _AS_GOOD = 1.03  # the smallest tile within this factor of the best: more threads can share a run
@@ -35,13 +35,13 @@ def fastest_tile(session: Session, inputs: Arrays) -> int | None:
     rows = session.signature.ranges[dim]
     n = min(rows.max, _MANY)
     default_tile = sizes[-1] if rows.unbounded else 0
-    call = bound_call(tiled(session, default_tile), inputs, {dim: n})
-    seconds = warm_seconds(call)
+    call = bind_call(tiled(session, default_tile), inputs, {dim: n})
+    seconds = time_warm_s(call)
     if seconds > _LONG_S:  # fewer rows fill any cache too
         n = max(rows.min, 2 * sizes[0], int(n * _LONG_S / seconds))
         sizes = tuple(tile for tile in sizes if 2 * tile <= n)
     contestants = dict.fromkeys((*sizes, default_tile))
-    runs = {tile: bound_call(tiled(session, tile), inputs, {dim: n}) for tile in contestants}
+    runs = {tile: bind_call(tiled(session, tile), inputs, {dim: n}) for tile in contestants}
     times = {tile: timing.median_us for tile, timing in race(runs, _SECONDS, stay=()).items()}
     best = min(times[tile] for tile in sizes)
     if best > _WORTH * times.get(0, math.inf):
