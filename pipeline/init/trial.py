@@ -273,10 +273,8 @@ def can_be_exported(model: Model, outcome: Outcome) -> bool:
     """Whether torch exports the model with these options. An export checks each size; operators of
     TorchScript may not, and then read memory that is not theirs."""
     options = outcome.options
-    arguments = [
-        option.order.of(block)
-        for option, block in zip(options, draw_blocks(options, rows_of_trial(options)), strict=True)
-    ]
+    blocks = draw_blocks(options, rows_of_trial(options))
+    arguments = [option.order.of(block) for option, block in zip(options, blocks, strict=True)]
     try:
         with quiet_torch(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
             module = as_exportable(model.module, arguments)
@@ -290,10 +288,8 @@ def with_more_items(outcome: Outcome) -> list[Option]:
     """Returns the options with one item more in each input that has items."""
 
     def longer(option: Option) -> Option:
-        shape = tuple(
-            size + 1 if name == "items" else size
-            for name, size in zip(option.axes[1:], option.shape, strict=True)
-        )
+        named_sizes = zip(option.axes[1:], option.shape, strict=True)
+        shape = tuple(size + 1 if name == "items" else size for name, size in named_sizes)
         return replace(option, shape=shape)
 
     return [longer(option) for option in outcome.options]

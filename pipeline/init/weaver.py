@@ -51,9 +51,7 @@ def read_weaver(path: Path, have: Collection[str]) -> tuple[dict[str, WeaverInpu
             entries = {name: part["vars"] for name, part in data["inputs"].items()}
             lengths = {name: part.get("length", 0) for name, part in data["inputs"].items()}
             labels = data["labels"]["value"]
-        inputs = {
-            name: _read_input(name, entries[name], lengths[name], data, have) for name in entries
-        }
+        inputs = {key: _read_input(key, entries[key], lengths[key], data, have) for key in entries}
     except (KeyError, TypeError, AttributeError) as error:
         why = f"{path} is neither a data config of weaver nor a preprocess.json: {error!r}"
         raise InitError(why) from error
