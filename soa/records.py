@@ -380,7 +380,10 @@ def _has_no_default(field: Field[Any]) -> bool:
 
 
 def _dataclass_reader(kind: Any) -> Reader:
-    """Return a reader of objects as a dataclass. Fields without a default must not be missing."""
+    """Return a reader that makes a dataclass of an object, by the names of its fields.
+
+    A field without a default must not be missing. A class with `__closed__` refuses other keys.
+    """
     reads = _field_readers(kind)
     needed = [field.name for field in fields(kind) if field.init and _has_no_default(field)]
     closed = getattr(kind, "__closed__", False)

@@ -109,9 +109,9 @@ def _require_records(records: Sequence[str]) -> None:
 
 
 def _require_no_pickle(reader: Any) -> None:
-    """Raise an error if weights, constants or sample inputs are stored as a pickle.
+    """Raise an error if torch would unpickle weights, constants or sample inputs freely.
 
-    Sample inputs are a pickle in any case: of these, only what `weights_only` allows is accepted.
+    Sample inputs always are a pickle. They may hold only what torch's `weights_only` allows.
     """
     for name in _CONFIGS:
         for key, payload in parse_json(reader.get_record(name))["config"].items():

@@ -132,6 +132,7 @@ class Call:
         are_sizes = _SIZES | {"start", "end"} if self.name in _BOUNDED else _SIZES
         for name, argument in self.arguments.items():
             if name not in are_sizes:
+                # `map_arg` calls the function for each node in the argument.
                 torch.fx.node.map_arg(argument, lambda node: numbers.append(number(node)))
         return [value for value in numbers if not isinstance(value, Node | int | float)]
 

@@ -169,8 +169,9 @@ def follow_view(rows: Rows, before: Sequence[Any], after: Sequence[Any]) -> Rows
     row_dims = [dim for dim, size in enumerate(after) if not isinstance(size, int)]
     if len(row_dims) == 1 and not rows.tail:
         (dim,) = row_dims
-        # The elements keep their order. Sizes in front of n that are no dimensions of the new
-        # shape are joined with it as `outer`, those behind it as `inner`.
+        # The elements keep their order. So the new dimension of the rows has as `outer` what it
+        # takes from the sizes in front of n, and as `inner` what it takes from those behind it:
+        # (2, n, 3) -> (2 * n, 3) has outer = 2, and (2, n, 3) -> (2, n * 3) has inner = 3.
         outer = _divide_products([*before[: rows.dim], rows.outer], after[:dim])
         inner = _divide_products([rows.inner, *before[rows.dim + 1 :]], after[dim + 1 :])
         if outer and inner:

@@ -153,14 +153,14 @@ def _follow_and(call: Call) -> Value:
 
 
 def follow_where(call: Call) -> Value:
-    """Follow rows through `where`, which may compute indices of items.
+    """Follow rows through `where`, which may compute indices of a row's items.
 
-    `where(begin + c < end, begin + c, m)` gives the index of an item of the row, or of the element
-    after all m items.
+    In a jagged collection of m items, those of a row lie from `begin` up to `end`. So
+    `where(begin + c < end, begin + c, m)` is the index of item c of the row, or m if it has none.
     """
     rows = call.broadcast()
-    picks = {_find_picked(call, side) for side in ("self", "other")} - {_INSIDE}
-    own = picks.pop() if len(picks) == 1 else None
+    picked = {_find_picked(call, side) for side in ("self", "other")} - {_INSIDE}
+    own = picked.pop() if len(picked) == 1 else None
     if own is None and call.counted:
         raise Mixed(COUNT)
     if own is not None and rows is not None:

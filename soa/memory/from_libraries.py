@@ -83,6 +83,7 @@ def as_collection(
             copied.add(member.name)
         columns[member.name] = components if member.kind == "eigen" else components[0]
     readonly = bool(copied) or any(column.locked for column in values_of.values())
+    # None: it is read-only if the memory of a column is.
     collection = Collection.from_columns(separate, columns, readonly=readonly or None)
     if layout is not separate:
         collection, copied = collection.to(collection.device, layout).locked(), set(columns)
@@ -315,7 +316,7 @@ def _tensors_as_lists(array: Any) -> Any:
     kind, lists = array.type, array.storage
     shape = tuple(kind.shape)
     values = lists.values.slice(lists.offset * math.prod(shape), len(lists) * math.prod(shape))
-    if kind.permutation is not None:
+    if kind.permutation is not None:  # take the values in the order of the permuted axes
         order = [0, *(1 + axis for axis in kind.permutation)]
         indices = np.arange(len(values)).reshape(len(lists), *shape).transpose(order)
         values, shape = values.take(pa.array(indices.ravel())), indices.shape[1:]
