@@ -27,7 +27,7 @@ class _Script(Executable):
         require_openmp(torch.get_num_threads())
         # The profiling executor specialises for the first inputs. Without it, every call runs the
         # same code for every n, and the first call costs no more than the others.
-        with torch.no_grad(), optimized_execution(False):
+        with torch.no_grad(), optimized_execution(should_optimize=False):
             self._module(*arguments)
 
 

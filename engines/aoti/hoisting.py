@@ -202,8 +202,8 @@ def _pass_one_input(value: Node, dim: int, shape: Any = None, at: int = 0) -> _P
 def _pass_transpose(value: Node, dim: int) -> _Passage:
     """The passage of an exchange of two dimensions."""
     exchanged: Any = value.args[1:3]
-    first, second = (int(number) % len(sizes(value)) for number in exchanged)
-    return _pass_one_input(value, {first: second, second: first}.get(dim, dim))
+    one, other = (int(number) % len(sizes(value)) for number in exchanged)
+    return _pass_one_input(value, {one: other, other: one}.get(dim, dim))
 
 
 def _pass_permute(value: Node, dim: int) -> _Passage:
@@ -259,11 +259,11 @@ def _pass_index(value: Node, dim: int) -> _Passage | None:
     if len(dims) != 1 or indices[dims[0]].meta["val"].dtype is torch.bool:
         return None
     # In the result, the dimensions of the index tensor replace the indexed dimension.
-    first = dims[0]
-    added = len(sizes(indices[first])) - 1
-    if first <= dim <= first + added:
+    indexed_dim = dims[0]
+    added = len(sizes(indices[indexed_dim])) - 1
+    if indexed_dim <= dim <= indexed_dim + added:
         return None
-    return _pass_one_input(value, dim if dim < first else dim - added)
+    return _pass_one_input(value, dim if dim < indexed_dim else dim - added)
 
 
 def _pass_sum(value: Node, dim: int) -> _Passage | None:

@@ -44,7 +44,7 @@ def answer(path: str, names: list[str], inputs: str, answers: str) -> None:
     calls this. The arrays in the file `inputs` are its inputs, in the order of `names`."""
     session = open_session(Path(path), torch.device("cpu"), threads=1)
     feed = dict(zip(names, _read_arrays(Path(inputs)), strict=True))
-    np.savez(answers, *session.run(None, feed))
+    np.savez(answers, *session.run(None, feed))  # None: all outputs
 
 
 def _read_arrays(path: Path) -> list[Any]:

@@ -129,7 +129,8 @@ def _with_new_signature(
     arguments, and also its weights and constants.
     """
     output_specs = [
-        OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(value.name), None) for value in returned
+        OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(value.name), target=None)
+        for value in returned
     ]
     return ExportedProgram(
         program.graph_module,
@@ -138,8 +139,7 @@ def _with_new_signature(
         program.state_dict,
         program.range_constraints,
         [_make_call_entry(inputs, len(returned))],
-        None,
-        program.constants,
+        constants=program.constants,
         verifiers=program.verifiers,
     )
 

@@ -83,16 +83,16 @@ def _serve_until_end(
     `ours` is the connection to the child, and `ended` a file descriptor that becomes readable when
     the child ends. Raises CrashError if the child ends without a result.
     """
-    step = place = ""
+    step = detail = ""
     while True:
         kind, content = _receive(ours, ended)
         if kind == "say":
             if not content[0].startswith("note:"):
                 step = content[0]
-            place = ""
+            detail = ""
             ours.send_bytes(pickle.dumps(say(*content)))
         elif kind == "doing":
-            place = content
+            detail = content
         elif kind in ("stdout", "stderr"):
             getattr(sys, kind).write(content)
         elif kind == "value":
@@ -100,7 +100,7 @@ def _serve_until_end(
         elif kind == "error":
             raise _unpickle_error(*content)
         else:
-            where = ", ".join(text for text in (step, place) if text)
+            where = ", ".join(text for text in (step, detail) if text)
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             raise _make_crash_error(subject, where, code)
 
@@ -121,11 +121,11 @@ def _make_crash_error(subject: str, where: str, code: int) -> CrashError:
     """Make the error for a child that ended without a result. `where` says what it was doing, and
     `code` is its exit code, or the negative number of the signal that killed it."""
     end = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with code {code}"
-    why = "its own code does so, without an engine: change the operation, or give other rows"
+    advice = "its own code does so, without an engine: change the operation, or give other rows"
     if code == -signal.SIGKILL:
-        why = f"as the kernel does where memory runs out: {MORE_MEMORY}"
-    place = f" ({where})" if where else ""
-    return CrashError(f"{subject} {end}{place}: {why}")
+        advice = f"as the kernel does where memory runs out: {MORE_MEMORY}"
+    in_brackets = f" ({where})" if where else ""
+    return CrashError(f"{subject} {end}{in_brackets}: {advice}")
 
 
 def _unpickle_error(pickled: bytes, text: str) -> BaseException:

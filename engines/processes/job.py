@@ -33,10 +33,8 @@ def _describe_failure(error: Exception) -> dict[str, Any]:
     is not one of ours, its traceback is printed to the log."""
     lines = str(error).strip().splitlines() or [""]
     if isinstance(error, SoaPipelineError):
-        result: dict[str, Any] = {
-            "error": str(error),
-            "not_applicable": isinstance(error, NotApplicableError),
-        }
+        not_applicable = isinstance(error, NotApplicableError)
+        result: dict[str, Any] = {"error": str(error), "not_applicable": not_applicable}
     else:
         result = {"error": f"{type(error).__name__}: {lines[0]}"}
         traceback.print_exception(error)

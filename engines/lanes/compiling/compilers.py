@@ -18,9 +18,9 @@ from pathlib import Path
 from engines.errors import EngineError
 from engines.target import Target
 
-# Floating-point arithmetic as written in the source. Flags in the environment are ignored.
+# Floating-point arithmetic is as written in the source, and integers wrap around. Flags in the environment are ignored.
 _FLAGS = (
-    "-O3", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off",
+    "-O3", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fwrapv",
     "-fno-math-errno", "-fno-trapping-math", "-fno-exceptions", "-fno-rtti", "-nodefaultlibs",
     "-Wno-psabi", "-Wno-ignored-attributes", "-Wno-unknown-warning-option",
 )  # fmt: skip

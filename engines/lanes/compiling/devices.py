@@ -255,8 +255,9 @@ def _occupancy(arch: int, registers: int, shared: int) -> float:
     registers_of_warp = max(-(-registers * _WARP // _UNIT) * _UNIT, 1)  # rounded up to units
     by_registers = 4 * _WARP * (_REGISTERS // registers_of_warp)
     by_memory = THREADS * ((_SHARED_AT_ONCE.get(arch, 228) << 10) // (shared + 1024))
-    most = _THREADS_AT_ONCE.get(arch, 2048)
-    return min(by_registers, by_memory if shared else most, most) / most
+    most_threads = _THREADS_AT_ONCE.get(arch, 2048)
+    limits = [by_registers, by_memory, most_threads] if shared else [by_registers, most_threads]
+    return min(limits) / most_threads
 
 
 def _known_archs(library: ctypes.CDLL) -> list[int]:

@@ -43,13 +43,13 @@ def build_header(source: Portable, target: Target, out: Path) -> list[str]:
     (out / HEADER).write_text(header.text)
     (out / "network.cpp").write_text(header.library)
     facts = {} if language == "cpp" else {"registers": _registers_by_arch(out, language)}
-    here = Target.parse("cpu")
+    host = Target.parse("cpu")
     command = [
-        *compiler(family(here)), "-O2", "-std=c++17", "-fPIC", *machine_flags(here), "-shared",
+        *compiler(family(host)), "-O2", "-std=c++17", "-fPIC", *machine_flags(host), "-shared",
         "-o", "network.so", "network.cpp",
     ]  # fmt: skip
     run_compiler(command, out, out / "network.so")
-    (out / "target.txt").write_text(f"soa-target 1\n{here}\n")
+    (out / "target.txt").write_text(f"soa-target 1\n{host}\n")
     (out / FACTS).write_text(json.dumps(facts))
     return ["network.so", HEADER, "network.cpp", "target.txt", FACTS]
 
@@ -57,13 +57,13 @@ def build_header(source: Portable, target: Target, out: Path) -> list[str]:
 def passes_self_test(text: str, name: str) -> bool:
     """Compile a header's text with this host's compiler, and run the self-test in its namespace
     `name`. True if no value had other bits. Raises EngineError if it does not compile."""
-    here = Target.parse("cpu")
+    host = Target.parse("cpu")
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         (folder / HEADER).write_text(text)
         program = f'#include "{HEADER}"\nint main() {{ return {name}::self_test() != 0; }}\n'
         (folder / "main.cpp").write_text(program)
-        command = [*compiler(family(here)), "-O2", "-std=c++17", *machine_flags(here)]
+        command = [*compiler(family(host)), "-O2", "-std=c++17", *machine_flags(host)]
         run_compiler([*command, "-o", "main", "main.cpp"], folder, folder / "main")
         return subprocess.run([str(folder / "main")], check=False).returncode == 0
 
@@ -79,9 +79,9 @@ def _registers_by_arch(folder: Path, language: Language) -> dict[str, int]:
             registers[arch] = number_in(compiled.log, r"Used (\d+) registers")
         return registers
     with tempfile.TemporaryDirectory() as scratch:
-        place = Path(scratch)
-        (place / "kernel.hip").write_text(_KERNEL)
+        scratch_folder = Path(scratch)
+        (scratch_folder / "kernel.hip").write_text(_KERNEL)
         for arch in _AMD:
-            log = compile_hip("kernel.hip", arch, place, folder)
+            log = compile_hip("kernel.hip", arch, scratch_folder, folder)
             registers[arch] = number_in(log, r"VGPRs: (\d+)")
     return registers

@@ -71,7 +71,7 @@ class Loops:
             return None
         m = _longest_loop(v for v in kernel.loops if left_at.factor(v) and not right_at.factor(v))
         j = _longest_loop(v for v in kernel.loops if right_at.factor(v) and not left_at.factor(v))
-        outer = tuple(v for v in kernel.loops if v not in (m, j))
+        outer = tuple(loop for loop in kernel.loops if loop not in (m, j))
         steps = loops_of(product.steps())
         return cls(left, right, outer, m, j, steps, itemsize(product.dtype))
 
@@ -83,12 +83,12 @@ class Loops:
     @property
     def around(self) -> int:
         """The number of steps of all outer loops together."""
-        return math.prod(v.extent for v in self.outer)
+        return math.prod(loop.extent for loop in self.outer)
 
     @property
     def length(self) -> int:
         """The number of products that are added up in a sum."""
-        return math.prod(v.extent for v in self.steps)
+        return math.prod(loop.extent for loop in self.steps)
 
 
 def address(read: Read) -> Index:

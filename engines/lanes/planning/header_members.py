@@ -77,6 +77,7 @@ def members_of(signature: Signature) -> Members:
     components = [(b.block.collection, name, k) for b in blocks for name, k in b.plan.components]
     columns = dict.fromkeys((collection, name) for collection, name, _ in components)
     count_of = Counter(name for _, name in columns)
+    # In the order of their row dimensions.
     jagged = [n for dim in signature.dims for n in signature.jagged if signature.rows_of[n] == dim]
     wanted = {(c, name): name if count_of[name] == 1 else f"{c}_{name}" for c, name in columns}
     names = cxx_names([*wanted.values(), *(f"{name}_items" for name in jagged)], _reserved_names())

@@ -463,8 +463,8 @@ def _place_in_arena(steps: Sequence[Step], elements: Elements) -> tuple[dict[Ten
     lives: dict[Tensor, range] = {}  # the steps from the first to the last that touches a tensor
     for number, step in enumerate(steps):
         for tensor in tensors_touched(step, elements):
-            first = lives[tensor].start if tensor in lives else number
-            lives[tensor] = range(first, number + 1)
+            begin = lives[tensor].start if tensor in lives else number
+            lives[tensor] = range(begin, number + 1)
     slots: dict[Tensor, range] = {}
     for tensor in sorted(lives, key=lambda tensor: (-slots_of(tensor), lives[tensor].start)):
         taken = [slots[other] for other in slots if _ranges_overlap(lives[other], lives[tensor])]

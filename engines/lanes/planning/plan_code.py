@@ -456,10 +456,10 @@ class Writer:
         """Find where the columns that the trees compare lie in memory, for one row of
         `step.source`."""
         row, _ = step.source.variables()
-        first = self.at(step.source, (row, Index()))
-        assert isinstance(first, Read)
-        place = self.offset(first.tensor.address(first.index))
-        return _Features(f"{self.names[first.tensor]} + {place}", self.stride(step.source, 1))
+        read = self.at(step.source, (row, Index()))  # of the first column
+        assert isinstance(read, Read)
+        offset = self.offset(read.tensor.address(read.index))
+        return _Features(f"{self.names[read.tensor]} + {offset}", self.stride(step.source, dim=1))
 
     def add_table(self, data: torch.Tensor, step: Leaves) -> str:
         """Add a table of a forest to the constants. Returns the C++ text of its address."""
@@ -599,8 +599,8 @@ class Names:
             return f"load_{tensor.dtype}({items}.bytes, 0)"
         address = self._index_vector(tensor.address(index), "I")
         if isinstance(tensor, Constant):
-            first = constants.add(widen(tensor.data), tensor.line)
-            return f"pick(({scalar(tensor.dtype)} const *)weights + {first}, {address})"
+            begin = constants.add(widen(tensor.data), tensor.line)
+            return f"pick(({scalar(tensor.dtype)} const *)weights + {begin}, {address})"
         return f"pick_row({self.writer.names[tensor]}, {address}, r)"
 
     def _index_vector(self, index: Index, kind: str) -> str:

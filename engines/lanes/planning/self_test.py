@@ -137,7 +137,7 @@ def _self_test(members: Members, rows: Rows) -> str:
 
 def _number_of_items(collection: str, rows: Rows) -> int:
     """The number of items in the test data of a jagged collection, which all its columns have."""
-    columns = (components for (own, _), components in rows.values.items() if own == collection)
+    columns = (components for (owner, _), components in rows.values.items() if owner == collection)
     return next(columns)[0].size
 
 
