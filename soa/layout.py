@@ -136,7 +136,7 @@ class Column:
 
 
 def column(name: str, dtype: str) -> Column:
-    """A plain column: one value per element (`SOA_COLUMN`).
+    """Return a plain column, which has one value per element (`SOA_COLUMN`).
 
     Examples
     --------
@@ -147,7 +147,7 @@ def column(name: str, dtype: str) -> Column:
 
 
 def opaque(name: str, nbytes: int) -> Column:
-    """`nbytes` bytes per element that no model reads: a struct, a std::array.
+    """Return a column of `nbytes` bytes per element that no model reads: a struct, a std::array.
 
     Examples
     --------
@@ -158,7 +158,7 @@ def opaque(name: str, nbytes: int) -> Column:
 
 
 def scalar(name: str, dtype: str) -> Column:
-    """One value for the whole collection (`SOA_SCALAR`).
+    """Return a scalar, which has one value for the whole collection (`SOA_SCALAR`).
 
     Examples
     --------
@@ -171,7 +171,7 @@ def scalar(name: str, dtype: str) -> Column:
 
 
 def eigen(name: str, dtype: str, *shape: int) -> Column:
-    """A vector `(r)` or matrix `(r, c)` of fixed shape per element (`SOA_EIGEN_COLUMN`).
+    """Return a column with a vector `(r)` or matrix `(r, c)` per element (`SOA_EIGEN_COLUMN`).
 
     Examples
     --------
@@ -332,7 +332,7 @@ class Layout:
         {'pt': 0, 'rho': 256}
         """
         offsets: dict[str, int] = {}
-        end = 0  # of the columns so far
+        end = 0  # the bytes that the columns so far take
         for member in self.columns:
             offsets[member.name] = end
             end += self.pitch(member.name, n) * member.components

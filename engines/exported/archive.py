@@ -163,8 +163,8 @@ def _require_expression(text: str, allowed: frozenset[str]) -> None:
         raise EngineError(f"{text[:40]!r} is not a shape") from None
     called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     for node in ast.walk(tree):
-        a_symbol = isinstance(node, ast.Name) and id(node) not in called and _is_symbol(node.id)
-        if not a_symbol and not _is_allowed(node, allowed):
+        is_symbol = isinstance(node, ast.Name) and id(node) not in called and _is_symbol(node.id)
+        if not is_symbol and not _is_allowed(node, allowed):
             raise EngineError(f"{text[:40]!r} is not a shape")
     if _most_bits(tree.body) > _MOST_BITS:
         raise EngineError(f"{text[:40]!r} is too large a number for a shape")

@@ -45,10 +45,10 @@ def import_bytes(memory: Any, nbytes: int | None = None, device: str | None = No
     lie on a `device` of this kind.
     """
     foreign = _import_by_protocol(memory, nbytes, device)
-    where = foreign.bytes.device
-    if device is not None and where.type != Device(device).type:
+    actual = foreign.bytes.device
+    if device is not None and actual.type != Device(device).type:
         raise CollectionError(
-            f"this {type(memory).__name__} lies on {where}, not on {device}: "
+            f"this {type(memory).__name__} lies on {actual}, not on {device}: "
             "wrap it where it lies, then copy it with Collection.to"
         )
     return foreign
