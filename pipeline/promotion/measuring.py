@@ -317,7 +317,7 @@ def _open_in_place(
         return InPlace(replaced.ref, open_to_measure(registry, replaced))
     except BundleError as error:
         say(f"{replaced.ref}, which is in place, cannot be opened: {error}")
-        return InPlace(replaced.ref, None)
+        return InPlace(replaced.ref, opened=None)
 
 
 def _compare_speed(
@@ -332,7 +332,7 @@ def _compare_speed(
         return None
     other = in_place.opened
     if other is None:
-        return SpeedComparison(in_place.ref, ())
+        return SpeedComparison(in_place.ref, points=())
     points: list[SpeedPoint] = []
     for target in targets:
         record = other.bundle.manifest.targets.get(target)

@@ -306,7 +306,7 @@ def _row_text(signature: Signature, arrays: Arrays, dim: str, row: int | None) -
     if row is None:
         return ""
     values = [
-        f"{name} {number(float(array[row]), 4)}"
+        f"{name} {number(float(array[row]), digits=4)}"
         for collection, columns in arrays.items()
         if signature.rows_of.get(collection) == dim
         for name, array in columns.items()

@@ -85,7 +85,7 @@ def read_benchmark(bundle: Bundle, target: str) -> BenchmarkReport:
     """
     stored = bundle.report(BENCHMARK)
     if target not in stored:
-        return BenchmarkReport({}, None)
+        return BenchmarkReport(timings={}, fastest=None)
     return _read_report(BenchmarkReport, bundle, stored, target)
 
 
@@ -130,7 +130,7 @@ def describe_metrics(bundle: Bundle) -> Iterator[Part]:
     stored, targets = bundle.manifest.labelled, bundle.manifest.targets
     if stored is not None:
         rows = [
-            (metric, target, number(value, 6))
+            (metric, target, number(value, digits=6))
             for target, record in targets.items()
             for metric, value in record.metrics.items()
         ]

@@ -120,7 +120,7 @@ class ManyRows(Record):
         """The numbers in words."""
         share = (
             f"{self.outside:,} of {self.rows:,} rows outside the tolerance: a share below "
-            f"{number(self.below, 2)} with 95 %"
+            f"{number(self.below, digits=2)} with 95 %"
         )
         if not self.outside:
             return share

@@ -105,7 +105,7 @@ def _hold_file_lock(database: Path, shown: str) -> Iterator[WriteLock]:
             f"and holds {database}.lock: stop it, or try again"
         ) from None
     with acquired:
-        yield WriteLock(None)
+        yield WriteLock(until=None)
 
 
 @contextlib.contextmanager
@@ -165,7 +165,7 @@ class Lease:
         start = time.monotonic()
         self._asked_at = start if self._asked_at is None else self._asked_at
         if self._try_to_create():
-            return WriteLock(start + LEASE_S / 2)
+            return WriteLock(until=start + LEASE_S / 2)
         lease = find_model(self._client, self.name)
         if lease is None:
             return None
@@ -175,7 +175,7 @@ class Lease:
         self.holder = lease.tags.get(_BY, "somebody")
         if owner == self.token:  # our own request created it, and its answer was lost
             if now < self._asked_at + LEASE_S / 2:
-                return WriteLock(self._asked_at + LEASE_S / 2)
+                return WriteLock(until=self._asked_at + LEASE_S / 2)
             self.release()
             self.token = uuid.uuid4().hex  # if the release failed, it counts as a dead owner's
         self._asked_at = None

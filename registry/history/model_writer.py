@@ -105,7 +105,7 @@ def promotions_of(store: Store, history: History, version: Version, alias: str) 
         ]
 
     # If a promotion was interrupted after it set the tag, earlier promotions still count.
-    return completed(tagged.time) or completed(None)
+    return completed(second=tagged.time) or completed(second=None)
 
 
 def _has_taken_effect(store: Store, event: Event, aliases: Mapping[str, int]) -> bool:
@@ -151,7 +151,7 @@ class ModelWriter:
             self._settle_event(self.last)
         expected = {} if self.last is None else dict(self.last.left)
         if expected != self.aliases:
-            self.record(Event("found", self.model, expected, dict(self.aliases)))
+            self.record(Event("found", self.model, before=expected, after=dict(self.aliases)))
 
     def new_event(
         self, kind: Kind, version: Version, alias: str | None = None, **fields: Any

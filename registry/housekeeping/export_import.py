@@ -242,7 +242,7 @@ def _add_events(registry: Registry, model: str, export: Export, numbers: Mapping
                 known = _imported_keys(writer.history.events())
             if foreign.key not in known:
                 aliases, original = dict(writer.aliases), as_data(foreign)
-                event = Event("import", model, aliases, aliases, version=number)
+                event = Event("import", model, before=aliases, after=aliases, version=number)
                 writer.record(replace(event, reason=title, imported=original))
                 added += 1
             newest = 0 if writer.last is None else writer.last.number

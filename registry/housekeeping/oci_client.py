@@ -30,7 +30,7 @@ from soa.errors import SoaPipelineError
 
 ANSWER_S = 120.0
 """How long to wait for an answer; a registry may take a minute to store a large file."""
-RETRIES = urllib3.Retry(3, backoff_factor=0.3, respect_retry_after_header=False)
+RETRIES = urllib3.Retry(total=3, backoff_factor=0.3, respect_retry_after_header=False)
 IN_CHUNKS = 64 << 20
 """Larger files, in bytes, are uploaded in chunks; smaller ones are held in memory."""
 LARGEST_MANIFEST = 4 << 20

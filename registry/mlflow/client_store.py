@@ -101,7 +101,7 @@ class ClientStore:
             )
 
         # With a limit, one page holds all that was asked for.
-        runs = search(None) if query.limit else fetch_all_pages(search)
+        runs = search(page_token=None) if query.limit else fetch_all_pages(search)
         return [_convert_run(run) for run in runs]
 
 

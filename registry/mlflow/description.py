@@ -134,7 +134,8 @@ def _candidate_rows(targets: Targets) -> Rows:
             # By length first: then the decimal numbers are in ascending order.
             timed = sorted(candidate.benchmark.items(), key=lambda item: (len(item[0]), item[0]))
             deviations = [
-                f"{output} {number(worst.max_abs, 2)}" for output, worst in candidate.worst.items()
+                f"{output} {number(worst.max_abs, digits=2)}"
+                for output, worst in candidate.worst.items()
             ]
             medians = [f"{microseconds(stats.median_us)} at n={case}" for case, stats in timed]
             rows.append(

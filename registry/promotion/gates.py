@@ -241,10 +241,10 @@ def _judge_bounds(measured: Measured) -> Decision:
         ]
     bounds = [(text, limit, within) for text, limit, within in checks if limit is not None]
     passed = math.isfinite(value) and all(within(limit) for _, limit, within in bounds)
-    limits = ", ".join(f"{text} {number(limit, 6)}" for text, limit, _ in bounds) or "none"
-    shown = number(value, 6)
+    limits = ", ".join(f"{text} {number(limit, digits=6)}" for text, limit, _ in bounds) or "none"
+    shown = number(value, digits=6)
     if measured.beside:
-        shown += f"; {measured.beside} has {number(old, 6)}"
+        shown += f"; {measured.beside} has {number(old, digits=6)}"
     why = f": {measured.why}" if measured.why else ""
     detail = f"{measured.what} is {shown}, limit {limits}{why}"
     return Decision(measured.gate, passed, shown, limits, detail)

@@ -113,7 +113,7 @@ def fetch(access: Access, version: Version, dest: Path) -> None:
     If that fails, `dest` is not created.
     """
     with write_atomically(dest) as partial:
-        bundle = _copy_registered(Bundle, access, version, None, partial)
+        bundle = _copy_registered(Bundle, access, version, target=None, into=partial)
         annexes = []
         for target in version.annexes:
             into = partial / ANNEXES / target
@@ -147,7 +147,7 @@ def _copy_registered(
         # registry knows whether this version is promoted, and which targets were added to it.
         (into / PROMOTED).unlink(missing_ok=True)
         shutil.rmtree(into / ANNEXES, ignore_errors=True)
-    return _open_registered(kind, version, target, into, True)
+    return _open_registered(kind, version, target, into, verify=True)
 
 
 def _open_registered(

@@ -84,7 +84,7 @@ class Cache:
         if fill is None:
             raise NotCachedError(f"{digest[:12]}… is not in the cache {self.root}")
         while entry is None:  # another process may evict it before we hold it
-            self._fill(digest, fill, None)
+            self._fill(digest, fill, instead_of=None)
             entry = self._hold_existing(digest)
         self.shrink(cache_size_limit())
         return entry
@@ -92,7 +92,7 @@ class Cache:
     def refill(self, damaged: EntryInUse, fill: Fill) -> EntryInUse:
         """Replace a damaged entry, unless another process has replaced it already."""
         digest = damaged.path.name
-        self._fill(digest, fill, damaged.inode)
+        self._fill(digest, fill, instead_of=damaged.inode)
         return self.hold(digest, fill)
 
     def entries(self) -> list[Entry]:
@@ -225,7 +225,9 @@ class Cache:
         for digest in {path.name.split(".")[1] for path in self._find_children(_LEFTOVER)}:
             with (
                 contextlib.suppress(RegistryUnavailableError, BundleError),
-                self._hold_fetch_lock(digest, 0),  # raises if another process is filling the entry
+                self._hold_fetch_lock(
+                    digest, wait_s=0
+                ),  # raises if another process is filling the entry
             ):
                 self._sweep(digest)
 

@@ -148,7 +148,7 @@ class Reader(Access):
         host_cache = Cache(cache_root(cache))
         source = bundle_files.Source(self, version, host_cache, in_place, fetch)
         targets = [target for target in version.annexes if annexes is None or target in annexes]
-        bundle = source.open(Bundle, None, verify)
+        bundle = source.open(Bundle, target=None, verify=verify)
         return attach(bundle, [source.open(Annex, target, verify) for target in targets])
 
     def require_signature(
