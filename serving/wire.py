@@ -122,9 +122,9 @@ class WireTensor:
         return self.order == tuple(range(len(self.order)))
 
     def window(self, parts: Parts, at: int, n: int) -> Any:
-        """Return `n` rows from row `at` on in the wire's shape, as a view of the physical columns.
+        """Return `n` rows from row `at` on in the wire's shape, as a view of the columns `parts`.
 
-        `parts`: the columns. None if their memory has another order. A scalar has no such view.
+        None for a scalar, or if the columns are not in this order in memory.
         """
         # Each `reshape` here splits one extent, which never copies.
         if self.scalar:

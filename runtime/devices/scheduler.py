@@ -100,6 +100,7 @@ class Scheduler:
         workers: int = 1,
         when_full: WhenFull = "wait",
     ) -> None:
+        """Start `workers` threads for each session. Raises ValueError for impossible arguments."""
         if not sessions or queue < 1 or workers < 1:
             raise ValueError("at least one session, a queue of one and one worker are needed")
         if when_full not in ("wait", "spill", "raise"):
@@ -247,6 +248,7 @@ class _Runner:
     """Runs events for one thread, which needs its own staging memory and GPU stream."""
 
     def __init__(self, session: Session) -> None:
+        """Make the staging memory, and on a GPU the stream."""
         self._session = session
         self._staging = Staging(session)
         self._stream: Any = None  # on a CPU

@@ -79,6 +79,7 @@ class Name:
     """
 
     def __init__(self, ref: Ref, opening: Opening, canary: bool = False) -> None:
+        """Choose the registry, and the record of lookups of this host for the mode."""
         from registry.store import LookupCache, cache_root
 
         self.ref = ref

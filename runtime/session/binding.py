@@ -82,6 +82,7 @@ class Binding:
         inputs: Mapping[str, Collection],
         outputs: Mapping[str, Collection],
     ) -> None:
+        """Check the memory, and prepare the call. Raises BindError."""
         self.signature = session.signature
         self.device = session.device
         self.origin = session.origin
@@ -151,8 +152,7 @@ class Binding:
         self.prepared.run(handle)
 
     def _make_native_call(self) -> Callable[[], object] | None:
-        """Return the fastest way to run the bound rows: native code, which also checks for a second
-        thread.
+        """Return the native call that runs the bound rows. It refuses a second thread by itself.
 
         Returns None if the engine has no native call, and on a GPU, where a call needs a stream.
         """

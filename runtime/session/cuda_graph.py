@@ -35,6 +35,7 @@ class GraphBinding(Binding):
         inputs: Mapping[str, Collection],
         outputs: Mapping[str, Collection],
     ) -> None:
+        """Check the memory, and prepare the call. Nothing is recorded yet. Raises BindError."""
         super().__init__(session, inputs, outputs)
         self._recorded: torch.cuda.CUDAGraph | None = None
         self._recorded_rows: dict[str, int] = {}

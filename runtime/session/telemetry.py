@@ -40,6 +40,7 @@ class Telemetry:
     """
 
     def __init__(self, where: str) -> None:
+        """Make the counters, and serve or write them from now on."""
         with needs_extra("telemetry", LoadError):
             import prometheus_client as prometheus
         self.registry = prometheus.CollectorRegistry()

@@ -97,6 +97,7 @@ class CanarySession(SecondSession):
     def __init__(
         self, inner: Session, canary: Session, share: float, limits: CanaryLimits, results: Results
     ) -> None:
+        """Prepare to decide which calls the canary gets, and when it is withdrawn."""
         super().__init__(inner, results, results.end)
         self.canary = canary
         self.withdrawn = ""

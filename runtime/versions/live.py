@@ -55,6 +55,7 @@ class LiveSession(Session):
     """
 
     def __init__(self, name: Name, open_: Callable[[Opened], Session]) -> None:
+        """Open the version that the name means now. Raises the errors of `load`."""
         self._name = name
         self._open = open_
         self._process = OwnProcess()
@@ -214,6 +215,7 @@ class LiveBinding(WrappedBinding):
     def __init__(
         self, live: LiveSession, inputs: Collections, outputs: Collections, graph: bool
     ) -> None:
+        """Bind the memory to the version in place. Raises BindError."""
         self._live = live
         self._graph = graph
         self._memory = (inputs, outputs)
@@ -258,6 +260,7 @@ class Watcher:
     """Refreshes a session at a fixed interval, in a thread of its own."""
 
     def __init__(self, session: LiveSession, every_s: float) -> None:
+        """Start the thread. Raises ValueError unless `every_s` is above 0."""
         if not every_s > 0:
             raise ValueError(f"every_s={every_s}: a time in seconds is needed")
         self.error: str | None = None

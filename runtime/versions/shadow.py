@@ -110,6 +110,7 @@ class _Copy:
     """
 
     def __init__(self, shadow: Session, capacity: Mapping[str, int]) -> None:
+        """Allocate the memory, and bind the shadow to it."""
         self.signature = shadow.signature
         self.capacity = capacity
         self.rows: dict[str, int] = {}
@@ -183,6 +184,7 @@ class _Worker:
     """
 
     def __init__(self, shadow: Session, fraction: float, results: Results) -> None:
+        """Start the thread. The copies are allocated when events need them."""
         self._shadow, self._fraction, self._results = shadow, fraction, results
         self._process, self._lock = OwnProcess(), Lock()
         self._closed, self._flushing = False, 0

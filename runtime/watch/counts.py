@@ -116,6 +116,7 @@ class Counter:
     """Counts the values of a model's collections in bins. Any number of threads may add to it."""
 
     def __init__(self, profile: Profile, signature: Signature) -> None:
+        """Begin with no counts. Columns that the profile does not have are not counted."""
         self._tallies = [
             (component, Tally(profile.columns[component.key].edges))
             for component in components(signature)

@@ -48,6 +48,7 @@ class Watcher:
     """
 
     def __init__(self, opened: Opened, profile: Profile, share: float, folder: Path) -> None:
+        """Begin with no counts. The file is written once a call was counted."""
         self._profile, self._parse_share, self._folder = profile, share, folder
         self._label, self._name = opened.label, opened.name
         self._number = None if opened.number is None else str(opened.number)

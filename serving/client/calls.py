@@ -59,6 +59,7 @@ class Client:
     """A connection to `address` (host:port). Any number of threads may call it at once."""
 
     def __init__(self, address: str, options: RemoteOptions) -> None:
+        """Open the connection. Raises ServingError for certificates that cannot be used."""
         self.address = address
         self.options = options
         self._closed = False
@@ -131,8 +132,8 @@ class Client:
     def ask_ready(self, name: str, version: str, within_s: float) -> bool:
         """Ask the server whether a model is ready; returns the answer. Raises RemoteError.
 
-        It is not asked whether it is ready itself: while it loads any model, and after any model
-        failed to load, it says no, but answers requests to the others.
+        This does not ask whether the server itself is ready: while it loads any model, and after
+        any model failed to load, it is not, but it answers requests to the others.
         """
         request = service_pb2.ModelReadyRequest(name=name, version=version)
         return bool(self._call(self._stub.ModelReady, request, within_s).ready)

@@ -168,11 +168,12 @@ class LocalProgram(ABC):
 def find_program(
     name: str, variable: str, bundled: Path | None, advice: str, named: str | Path | None = None
 ) -> Path:
-    """Find a program, and return its path.
+    """Find the program `name`, and return its path.
 
-    The path is `named`, else the value of the environment variable, else `bundled` if that exists,
-    else that of `name` on PATH. Raises ServerError if there is none, or if the named file is not
-    executable. `advice`: how to get the program; in the message, the variable's name follows it.
+    The path is `named`, else the value of the environment variable `variable`, else `bundled` if
+    that exists, else that of the program on PATH. `advice`: how to get the program; in the message,
+    the variable's name follows it. Raises ServerError if there is none, or if the named file is not
+    executable.
     """
     named = named or os.environ.get(variable)
     if named:

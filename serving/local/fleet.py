@@ -44,6 +44,7 @@ class EnvoyProxy(LocalProgram):
     def __init__(
         self, servers: Sequence[Address], *, host: str = "127.0.0.1", grpc_port: int = 0
     ) -> None:
+        """Find Envoy, which is not started yet. Raises ServerError."""
         self._binary = find_envoy()
         super().__init__(self._binary, host)
         self.servers = tuple(servers)
@@ -94,6 +95,7 @@ class Fleet:
     """
 
     def __init__(self, repository: Path, count: int, options: ServerOptions | None = None) -> None:
+        """Find the programs, and check the options. Nothing is started yet."""
         options = options or ServerOptions()
         if count < 1 or options.ports.http or options.ports.metrics:
             raise ServerError(

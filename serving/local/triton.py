@@ -175,6 +175,7 @@ class TritonServer(LocalProgram):
     stop_s = 15.0
 
     def __init__(self, repository: Path, options: ServerOptions | None = None) -> None:
+        """Find Triton, which is not started yet. Raises ServerError."""
         self.options = options or ServerOptions()
         self._triton = find_triton(self.options.binary)
         super().__init__(self._triton.path, self.options.host)

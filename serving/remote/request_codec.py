@@ -26,6 +26,7 @@ class Codec:
     """
 
     def __init__(self, signature: Signature, form: Form, merge: bool) -> None:
+        """Find where the columns of each tensor are among the arguments."""
         self.form, self.merge = form, merge
         self.wire = Wire.of(signature, form)
         self.tensors = (*self.wire.inputs, *self.wire.outputs)

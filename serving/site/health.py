@@ -54,6 +54,7 @@ class HealthCheck:
     def __init__(
         self, place: Place, policy: SitePolicy, tell: Callable[[str | None, float | None], None]
     ) -> None:
+        """Prepare the thread; `start` begins the checks."""
         executable = place.executable
         self._model = executable if isinstance(executable, RemoteModel) else None
         self._place, self._tell = place, tell

@@ -54,6 +54,7 @@ class Router(Executable):
     def __init__(
         self, label: str, places: Sequence[Place], fall_back: Executable | None, policy: SitePolicy
     ) -> None:
+        """Prepare a health check for each place; `start` begins them."""
         self.places = tuple(places)
         self.fall_back = fall_back
         self.policy = policy

@@ -98,6 +98,7 @@ class Core:
         requests: Form = "columns",
         arrays: Arrays | None = None,
     ) -> None:
+        """Prepare for requests of this form. No buffer is made yet. Raises ServingError."""
         if arrays is None:
             on_cpu = session.device.type == "cpu"
             arrays = Arrays() if on_cpu else Tensors(torch.device(session.device))

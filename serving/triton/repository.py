@@ -22,12 +22,12 @@ _MODEL = "model.py"
 
 
 def write_repository(
-    out: Path, service: Service, place: Callable[[Path], Bundle], *, replace: bool = False
+    out: Path, service: Service, copy_bundle: Callable[[Path], Bundle], *, replace: bool = False
 ) -> Path:
     """Write `out/<name>/` completely or not at all; return that folder.
 
-    `place` copies the promoted bundle into the new folder that it is given. The result may be moved
-    and copied. Raises ServingError if the folder exists already, unless `replace`, if its path has
+    `copy_bundle` copies the promoted bundle into the new folder that it is given. The result may be
+    moved and copied. Raises ServingError if the folder exists already, unless `replace`, if its path has
     characters that a shell changes, or if the bundle is not that of `service`.
     """
     if odd := re.search(r"[^\w/.,:+@=%-]", str(out.absolute() / service.name)):
@@ -39,7 +39,7 @@ def write_repository(
 
     def fill(version: Path) -> None:
         """Write the files of the version into its folder."""
-        write_version(version, place(version / BUNDLE), service.digest)
+        write_version(version, copy_bundle(version / BUNDLE), service.digest)
 
     return _write(out, service, fill, replace)
 
