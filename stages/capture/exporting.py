@@ -133,8 +133,8 @@ def _export_row_wise(
 ) -> ExportedProgram | None:
     """Export the model at one row, as a program that runs each row on its own.
 
-    None if the model does not export at one row either, or if its rows belong together: jagged
-    rows, or rows of several dimensions.
+    None if the model does not export at one row either, or if rows cannot run on their own: jagged
+    rows, rows of several dimensions, at least two rows, or an output that all rows share.
     """
     if signature.jagged or signature.tile_kinds is None:
         return None

@@ -17,7 +17,8 @@ from stages.judging.sensitivity import Answers, compare_in_float64, elements_by_
 from stages.reference import Edge
 
 Special = Literal["report", "refuse"]
-"""What a NaN or an infinity on one side only means, at inputs that are NaN, infinite or -0.0."""
+"""What to do if only one of artifact and eager model answers NaN or an infinity, at inputs that are
+NaN, infinite or -0.0."""
 
 _POISON = 0xFF
 _ROUNDING = 1e-12  # the rounding error of a fraction

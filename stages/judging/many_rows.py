@@ -174,6 +174,7 @@ def _join_rows_outside(signature: Signature, differing: Sequence[_Piece]) -> _Pi
     n = max(count, signature.ranges[dim].min)
 
     def rows_outside(values_of: Callable[[_Piece], torch.Tensor]) -> torch.Tensor:
+        """Join the rows outside of all pieces, of the tensor that `values_of` gets from a piece."""
         picked = [values_of(piece)[rows] for piece, rows in zip(differing, indices, strict=True)]
         return torch.cat(picked)[torch.arange(n) % count]
 

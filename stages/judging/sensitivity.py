@@ -183,13 +183,14 @@ def _find_unexplained(
     """Mark the elements outside the tolerance whose difference rounding errors do not explain.
 
     `others` are answers of the model itself that were computed in other ways, in float32 or with
-    random rounding. If in a row one of them is about as far from `exact` as the artifact is from
-    eager, the whole row is explained.
+    random rounding. A row is explained if the artifact lies no further from eager than its
+    tolerance, plus `_FACTOR` times the largest distance of the others from `exact`.
     """
     moved = torch.stack([row_maxima(distance(other, exact) / answers.band) for other in others])
     largest = moved.amax(0)  # by row, in tolerances
     deviation = row_maxima(answers.apart / answers.band)
     explained = (deviation <= 1 + _FACTOR * largest) | (largest.isinf() & deviation.isinf())
+    # One bool for each row, in a shape that is broadcast over the elements of the row.
     over_elements = explained.reshape(-1, *[1] * (answers.apart.ndim - 1))
     return answers.outside & ~over_elements
 

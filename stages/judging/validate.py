@@ -68,7 +68,8 @@ _HERE = "stages.judging.validate:validate_here"
 
 @dataclass(frozen=True)
 class Trial:
-    """An artifact, and the reference that it is compared with."""
+    """An artifact, and all that is needed to validate it: the references that it is compared with,
+    and how its answers are judged."""
 
     engine: str
     file: Path

@@ -24,9 +24,9 @@ from stages.model.soa_program import outputs_in_order
 
 
 class RowWise(torch.nn.Module):
-    """Runs the program for one row of a model for each row of its inputs.
+    """A model that was exported at one row, and is run for each row of the inputs.
 
-    Takes the model's inputs and returns its outputs, in the order of the output blocks. All
+    It takes the model's inputs, and returns its outputs in the order of the output blocks. All
     outputs have rows.
     """
 

@@ -222,8 +222,7 @@ def _argument_count(plan: Plan) -> int:
 
 
 def _is_eigen(bound: BoundBlock) -> bool:
-    """Whether the block is a single column of Eigen matrices, which the model takes as (n, r,
-    c)."""
+    """Whether the block is a single column of Eigen matrices. The model takes it as `(n, r, c)`."""
     return (
         len(bound.block.columns) == 1
         and bound.block.shape is None

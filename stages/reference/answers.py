@@ -43,8 +43,8 @@ _SPECIAL = ("NaN", "infinity", "-infinity", "-0.0")
 
 @dataclass(frozen=True)
 class Edge:
-    """Rows with unusual values of one kind, with the eager model's outputs. `what` names the values
-    in reports."""
+    """Further rows of one kind, with the eager model's outputs: rows with unusual values, or many
+    rows like those of the reference. `what` names the kind in reports."""
 
     what: str
     kind: EdgeKind
@@ -96,9 +96,10 @@ class MoreRows:
 
 @dataclass(frozen=True)
 class Reference:
-    """`inputs[collection][column]` with max rows, and for each case the model's outputs by block.
+    """Inputs, and the eager model's outputs to them for each case.
 
-    Columns: `(n,)`, Eigen `(n, r)` or `(n, r, c)`, scalars `()`. Outputs: in the model's shapes.
+    `inputs[collection][column]` has as many rows as validation runs: `(n,)`, Eigen `(n, r)` or `(n,
+    r, c)`, scalars `()`. `outputs[i]` has the outputs of case i by block, in the model's shapes.
     `notes` say what the reference does not show. `edges` are further rows; older references have
     none.
     """
@@ -275,6 +276,7 @@ def random_inputs(
     generator = torch.Generator().manual_seed(seed)
 
     def draw(column: Column, n: int) -> torch.Tensor:
+        """The values of a column with n rows."""
         shape = _column_shape(column, n)
         dtype = torch_dtype(column.dtype)
         if column.name in ranges:

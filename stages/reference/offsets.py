@@ -19,7 +19,8 @@ Columns = dict[str, torch.Tensor]
 
 
 class ByRows(Padded):
-    """Padding row by row. Raises CaptureError for wrong offsets."""
+    """Pads by a loop over rows, for the reference. Raises CaptureError for wrong offsets, for which
+    the artifact gives no answer."""
 
     def pad(self, padding: Padding, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """Make one input of the model, padded rows or the mask, row by row. The shapes are those

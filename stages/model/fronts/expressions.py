@@ -35,7 +35,8 @@ BINARY: dict[str, Callable[..., Any]] = {
 
 @dataclass(frozen=True)
 class Operation:
-    """One step on the current value, with its numbers or its second value."""
+    """A step of an expression: the operation `name` on the value so far. One of `UNARY` takes the
+    `numbers`, one of `BINARY` takes the second value `operand`."""
 
     name: str
     numbers: tuple[float, ...] = ()
@@ -44,7 +45,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Expression:
-    """The values of a column, changed by each step in turn."""
+    """An expression: the values of a column, to which the steps are applied one after the other."""
 
     column: str
     steps: tuple[Operation, ...] = ()

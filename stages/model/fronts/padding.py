@@ -19,10 +19,11 @@ from stages.model.fronts.preprocess import InFront
 class Padding:
     """An input of the model that is made of the first `length` items of each row.
 
-    `items` and `offsets` are indices of blocks: of shape (m, ...), and (n, 2) with begin and end.
-    The model gets (n, ..., length); with a `shape` (n, length, ...), or (n, length) for one column.
-    Places without an item hold `value`. Without `items` the input is a mask of `dtype`, which is 1
-    where an item exists: (n, 1, length), or (n, *shape).
+    `items` is the index of the block of items, (m, ...); `offsets` is that of the block with the
+    begin and end of each row, (n, 2). The model gets (n, ..., length). If `shape` is given, it gets
+    (n, length, ...) instead, or (n, length) for items of one column. Places without an item hold
+    `value`. If `items` is None, the input is a mask of `dtype`, which is 1 where an item exists:
+    (n, 1, length), or (n, *shape) if `shape` is given.
     """
 
     offsets: int
@@ -34,8 +35,8 @@ class Padding:
 
 
 class Padded(InFront):
-    """A model of padded rows that takes items and offsets. The plan has one entry for each of its
-    inputs: the index of a block that is passed as it is, or a Padding.
+    """Makes padded rows of items and offsets, for a model of padded rows. The plan has an entry for
+    each input of the model: the index of a block that is passed as it is, or a Padding.
 
     Nothing outside the items is read, whatever the offsets hold: a row with wrong offsets has no
     items. soa_program.py replaces the answer of such a row when outputs are written.

@@ -338,16 +338,16 @@ def _read_trees(
     pairs = {*zip(tree_of_weight, output.tolist(), strict=True)}
     output_of_tree = dict(pairs)
     order = [output_of_tree.get(tree, 0) for tree in nodes.trees]
-    # Boosting makes trees that are of one class each, as many for each class. In other ensembles a
-    # leaf has a value for each class.
-    single = len(pairs) == len(order) and len({order.count(i) for i in range(outputs)}) == 1
+    # Boosting makes trees that are of one class each, as many for each class. In a forest a leaf
+    # has a value for each class.
+    boosted = len(pairs) == len(order) and len({order.count(i) for i in range(outputs)}) == 1
     trees = [
         Tree(
             children=np.searchsorted(positions, nodes.below[positions]),
             feature=nodes.feature[positions],
             threshold=nodes.threshold[positions],
             missing_left=nodes.missing_left[positions],
-            value=value[positions, output_of_tree[tree]] if single else value[positions],
+            value=value[positions, output_of_tree[tree]] if boosted else value[positions],
         )
         for tree, positions in nodes.trees.items()
     ]
@@ -355,7 +355,7 @@ def _read_trees(
     # `Trees` scales the base too.
     base = base / scale if len(base) == outputs else np.zeros(outputs)
     features = int(nodes.feature.max()) + 1
-    order = order if single else [0] * len(trees)
+    order = order if boosted else [0] * len(trees)
     return Trees(trees, order, base=base, features=features, names=(), link="identity", scale=scale)
 
 
