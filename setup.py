@@ -50,7 +50,8 @@ extensions = [
     )
 ]
 if get_platform().endswith("x86_64"):  # what is built for: not always this host
-    # What runs in place of torch. -ffp-contract: the compiler has no say in the last bits.
+    # What runs in place of torch. -ffp-contract: the compiler has no say in the last bits. -fwrapv:
+    # the integers of vectors wrap around.
     shim = Extension(
         "engines.native.libsoa_shim",
         sources=[f"engines/native/shim/{name}.cpp" for name in SHIM],
@@ -58,7 +59,9 @@ if get_platform().endswith("x86_64"):  # what is built for: not always this host
             *(f"engines/native/shim/{n}" for n in SHIM_HEADERS),
             *(f"engines/lanes/headers/{n}.h" for n in ("prelude", "lanes", "functions")),
         ],
-        extra_compile_args=[*FLAGS, "-O3", "-g0", "-mavx2", "-mfma", "-ffp-contract=off"],
+        extra_compile_args=[
+            *FLAGS, "-O3", "-g0", "-mavx2", "-mfma", "-ffp-contract=off", "-fwrapv",
+        ],
         extra_link_args=["-Wl,-soname,libsoa_shim.so,-Bsymbolic"],
         language="c++",
     )

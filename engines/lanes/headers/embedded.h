@@ -49,13 +49,14 @@
 #else
 #define LOOP
 #endif
-// Products and sums are not contracted to an fma, which rounds once where the network rounds twice.
+// Products and sums are not contracted to an fma, which rounds once where the network rounds twice. Integers wrap
+// around: clang's vectors do so always.
 #if defined(__clang__)
 #pragma float_control(push)
 #pragma clang fp contract(off)
 #elif defined(__GNUC__) && !defined(__CUDACC__)
 #pragma GCC push_options
-#pragma GCC optimize("fp-contract=off")
+#pragma GCC optimize("fp-contract=off", "wrapv")
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Waggressive-loop-optimizations"  // of more rows than memory can hold
 #endif

@@ -75,11 +75,12 @@ class Neighbours(nn.Module):
 
 
 class Whole(nn.Module):
-    """Integers and bools in and out, sorted and summed."""
+    """Integers and bools in and out, sorted, summed and hashed: they wrap around."""
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         ordered, _ = x.sort(-1)
-        return ordered.cumsum(-1), ordered[:, :1] > 2
+        far = x * 2**61
+        return ordered.cumsum(-1), ordered[:, :1] > 2, (far + 2**62 > far) & (far * far >= 0)
 
 
 class Kind(NamedTuple):
@@ -97,7 +98,7 @@ NETWORKS = {  # by the names of their headers
     "edges": Kind(Neighbours, (6, 4), ("f",)),
     "trees": Kind(Forest, (6,), ("score",)),
     "deep": Kind(partial(Forest, (500, 450)), (6,), ("score",)),
-    "integers": Kind(Whole, (6,), ("sums", "above"), torch.int64),
+    "integers": Kind(Whole, (6,), ("sums", "above", "wrapped"), torch.int64),
 }
 
 

@@ -79,6 +79,16 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 PADDED = torch.cat([VALUES, torch.full((-len(VALUES) % MOST,), 0.5)])  # eager's vectors are full
+WRAPPED: dict[str, Callable[[Tensor], Tensor]] = {  # compilers may take each for a constant
+    "the next is larger": lambda x: x + 1 > x,
+    "the one before is smaller": lambda x: x - 1 < x,
+    "the negative one is negative": lambda x: -x < 0,
+    "a size is negative": lambda x: x.abs() < 0,
+    "a square is negative": lambda x: x * x < 0,
+    "three times is positive": lambda x: x * 3 > 0,
+    "a half of the double": lambda x: (x * 2) // 2,
+    "hashed": lambda x: (x * 40503 + 12345) % 100,
+}
 BEST = {"x86-64-v3": "AVX2", "x86-64-v4": "AVX-512"}.get(host_targets("cpu")[0].arch)
 DOCUMENT = Path(__file__).parents[3] / "docs" / "concepts" / "lanes.md"
 
@@ -152,3 +162,17 @@ def test_the_class_of_each_result_is_that_of_eager_torch_or_documented() -> None
                 wrong.append(f"{function} of {at:.9g}: {lanes}, in eager torch {eager}")
     assert wrong == []
     assert BEST is None or {row for row in rows if row.here} == seen
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64])
+def test_integers_wrap_around_as_in_eager_torch(dtype: torch.dtype) -> None:
+    """In one call, and each row alone. Overflow of C++'s own integers is undefined."""
+    limits, drawn = torch.iinfo(dtype), torch.Generator().manual_seed(1)
+    rows = torch.randint(limits.min, limits.max, (MOST, 1), dtype=torch.int64, generator=drawn)
+    rows[:4, 0] = torch.tensor([limits.min, limits.min + 1, limits.max - 1, limits.max])
+    names = [f"y{k}" for k in range(len(WRAPPED))]
+    model = Function(dict(zip(names, WRAPPED.values(), strict=True)))
+    program = compiled_row(model, [rows.to(dtype)], names)
+    answers, wanted = program(rows.to(dtype)), program.eager(rows.to(dtype))
+    for name, what in zip(names, WRAPPED, strict=True):
+        assert torch.equal(answers[name], wanted[name]), what

@@ -20,7 +20,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 NATIVE = HERE.parents[2] / "engines" / "native"
 SHIM = NATIVE / "shim"
-SHIM_FLAGS = ("-mavx2", "-mfma", "-ffp-contract=off", "-Wno-psabi", f"-I{SHIM}")
+SHIM_FLAGS = ("-mavx2", "-mfma", "-ffp-contract=off", "-fwrapv", "-Wno-psabi", f"-I{SHIM}")
 SANITIZERS = {"address": ("address", "undefined"), "thread": ("thread",)}
 # Used in the tests: this compiles three times as fast, and the sanitizers see the same memory.
 QUICK = ("-O0", "-g1")
