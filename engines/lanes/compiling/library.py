@@ -78,10 +78,10 @@ def build_timed(program: Path, target: Target, out: Path) -> list[TimedStep]:
     in its array `soa_lanes_ticks`. Returns the steps in their order."""
     plan = make_plan(make_row_program(program))
     _build_plan(plan, target, out, timed=True)
-    return [_timed_step(step) for step in plan.steps]
+    return [_describe_step(step) for step in plan.steps]
 
 
-def _timed_step(step: Step) -> TimedStep:
+def _describe_step(step: Step) -> TimedStep:
     """Describe a step by one of its operators: for a kernel by its product or reduction, if it has
     one."""
     if not isinstance(step, Kernel):

@@ -36,7 +36,7 @@ class Rows:
 
 def named_header(text: str, name: str, members: Members, rows: Rows) -> str:
     """Return the text of a header with its final namespace `name` and with its self-test."""
-    return text.replace(TEST_PLACE, _self_test(members, rows)).replace(NAME, name)
+    return text.replace(TEST_PLACE, _write_self_test(members, rows)).replace(NAME, name)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def _test_of_output(member: Member, components: Sequence[Array]) -> _TestOfColum
     return _TestOfColumn(values, [], column, memory, after_row, after_rows)
 
 
-def _self_test(members: Members, rows: Rows) -> str:
+def _write_self_test(members: Members, rows: Rows) -> str:
     """The C++ text of `self_test`, which computes the rows again and returns the number of values
     whose bits differ, and of the arrays that it needs."""
     tests: list[_TestOfColumn] = []

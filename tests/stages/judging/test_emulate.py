@@ -130,7 +130,7 @@ def compilations(tmp_path_factory: pytest.TempPathFactory) -> Compilations:
     """Artifacts for every target for which this host has a compiler."""
     folder = tmp_path_factory.mktemp("targets")
     model = captured(folder / "captured")
-    have = {ARM: bool(HAVE_ARM), CUDA: works(devices.nvrtc), ROCM: works(devices.clang)}
+    have = {ARM: bool(HAVE_ARM), CUDA: works(devices.load_nvrtc), ROCM: works(devices.find_clang)}
     targets = [V3, *(target for target, yes in have.items() if yes)]
     return Compilations(model, built(model, folder, targets))
 
@@ -178,7 +178,7 @@ def test_the_facts_of_a_kernel_are_those_of_its_compiler(
 
 @pytest.mark.parametrize("target", [CUDA, pytest.param(ROCM, marks=pytest.mark.long)])
 def test_a_block_of_threads_shares_a_large_row(target: str, tmp_path: Path) -> None:
-    if not works({CUDA: devices.nvrtc, ROCM: devices.clang}[target]):
+    if not works({CUDA: devices.load_nvrtc, ROCM: devices.find_clang}[target]):
         pytest.skip(f"no compiler for {target} is here")
     results = built(captured(tmp_path / "captured", Attention), tmp_path, [V3, target])
     facts = results[target].candidates["lanes"].compiled.facts
