@@ -15,7 +15,7 @@ from soa.dtypes import torch_dtype
 from soa.signature import Signature
 
 _MISSING_DTYPES = ("uint16", "uint32")  # Triton's PyTorch backend has no such tensors
-_TRACED_AT = 3  # rows; other row counts are tested afterwards
+_TRACED_AT = 3  # rows of the traced request; other row counts are tested afterwards
 
 
 class _Shell(torch.nn.Module):

@@ -112,9 +112,8 @@ class RemoteModel(Executable):
     def ask(self, progress: Progress) -> None:
         """Send one message with the rows that have no answer yet, or as many of them as fit.
 
-        The answer is added to `progress`.
-
-        Raises RemoteError; earlier answers of the request are kept.
+        The answer is added to `progress`. Raises RemoteError; earlier answers of the request are
+        kept.
         """
         codec = self._codec  # kept for the message: `update_form` of another thread may replace it
         if codec is None:

@@ -46,7 +46,7 @@ def why_merging_does_not_pay(manifest: Manifest, target: str) -> str | None:
         for n, us in times.items()
         if n >= 2
     }
-    n = max(gains, key=gains.__getitem__)  # the rows of a run that gain most
+    n = max(gains, key=gains.__getitem__)  # the row count with the largest gain
     if _NOISE * gains[n] > 1:
         return None
     return (

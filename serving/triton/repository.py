@@ -27,8 +27,8 @@ def write_repository(
     """Write `out/<name>/` completely or not at all; return that folder.
 
     `copy_bundle` copies the promoted bundle into the new folder that it is given. The result may be
-    moved and copied. Raises ServingError if the folder exists already, unless `replace`, if its path has
-    characters that a shell changes, or if the bundle is not that of `service`.
+    moved and copied. Raises ServingError if the folder exists already, unless `replace`, if its
+    path has characters that a shell changes, or if the bundle is not that of `service`.
     """
     if odd := re.search(r"[^\w/.,:+@=%-]", str(out.absolute() / service.name)):
         character = "space" if odd[0] == " " else odd[0]
