@@ -50,8 +50,7 @@ class NoRegistryError(NotFoundError):
 
 
 class NotPromotedError(RegistryError):
-    """According to its tag and the history of its model, the version was never promoted to the
-    alias."""
+    """The version was never promoted to the alias: its tag or its model's history says so."""
 
     code = "not-promoted"
 

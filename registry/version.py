@@ -199,8 +199,10 @@ class Version:
 
     @property
     def shadows(self) -> dict[str, ShadowRecord]:
-        """The version's results as a shadow, by tag: one record for each version that was in
-        production."""
+        """The version's results as a shadow, by tag.
+
+        There is a record for each version beside which it ran in production.
+        """
         return {
             key: ShadowRecord.from_json(text, f"{self.ref}, tag {key}")
             for key, text in self.tags.items()

@@ -58,7 +58,7 @@ def measure_bounds(
                 yield Measured(gate, gate, math.nan, why=why)
     for target in targets:
         if gates.outside_share is not None:
-            yield from _judge_outside_share(manifest.targets[target], target, gates.outside_share)
+            yield from _read_outside_share(manifest.targets[target], target, gates.outside_share)
         if gates.max_artifact_mb is not None:
             yield _measure_size(opened, target, gates.max_artifact_mb)
         for limit in gates.latency_p99_us or ():
@@ -79,10 +79,10 @@ def _measure_size(opened: Opened, target: str, limit_mb: float) -> Measured:
     return Measured("size", f"MB of the artifact for {target}", size_mb, max=limit_mb)
 
 
-def _judge_outside_share(record: TargetRecord, target: str, limit: float) -> Iterator[Measured]:
-    """Compare the share of rows outside the tolerance, as the build recorded it, with its limit.
+def _read_outside_share(record: TargetRecord, target: str, limit: float) -> Iterator[Measured]:
+    """Yield the share of rows outside the tolerance that the build recorded, for each engine.
 
-    The build recorded a number that this share is below with a confidence of 95 %.
+    It is the number below which the share is with a confidence of 95 %; NaN if none was recorded.
     """
     for engine in record.engines():
         tried = record.candidates[engine].many_rows

@@ -171,7 +171,7 @@ class Access:
             raise translate_error(error, self.shown) from error
 
     def _direct_store(self) -> contextlib.AbstractContextManager[Store | None]:
-        """Open the store without MLflow's client; gives None if only that client can read it."""
+        """Return a block with a store that needs no MLflow client; it gives None if none exists."""
         scheme = urlsplit(self.uri).scheme
         if scheme in ("http", "https"):
             from registry.mlflow.rest_store import open_server

@@ -150,7 +150,7 @@ class Registry(Reader):
                     upload.require_annex(self, client, str(version.run_id), annex)
                     built, engine = {annex.target: annex.digest}, str(annex.record.record.chosen)
                     writer.apply(writer.new_event("build", current, annexes=built, engine=engine))
-                    upload.add_to_pages(client, current, annex)
+                    upload.add_annex_to_pages(client, current, annex)
             except BaseException:
                 self._discard_annex(client, version, annex)
                 raise

@@ -140,7 +140,7 @@ def require_open(access: Access, client: MlflowClient, run: Run, bundle: Bundle)
         require_annex(access, client, run.info.run_id, annex)
 
 
-def add_to_pages(client: MlflowClient, version: Version, annex: Annex) -> None:
+def add_annex_to_pages(client: MlflowClient, version: Version, annex: Annex) -> None:
     """Add the metrics and the description of an annex to MLflow's pages of a version.
 
     The tag that adds the target is already set, so a failure is ignored.
