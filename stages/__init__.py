@@ -1,1 +1,1 @@
-"""The stages of a build: capture, compile, validate, benchmark, package; one file each."""
+"""The stages of a build: capture, compile, validate, benchmark, package; a file or folder each."""

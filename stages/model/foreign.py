@@ -1,4 +1,4 @@
-"""What a file is that is no model here, and what makes a model of it."""
+"""Files that are no models here: what they are, and how to make models of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of weights, and how a network gets them."""
+"""Reads files of weights, and loads them into a network."""
 
 from __future__ import annotations
 

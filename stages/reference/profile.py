@@ -67,7 +67,7 @@ def _input_columns(
 ) -> dict[str, npt.NDArray[Any]]:
     """The values of each component that the model reads, by its key in the profile. If `rows` is
     given, only so many first rows of each dimension are taken."""
-    columns = {}
+    columns: dict[str, npt.NDArray[Any]] = {}
     for bound in signature.inputs:
         collection = bound.block.collection
         end = rows.get(bound.rows) if rows else None
@@ -87,7 +87,7 @@ def _output_columns(
 ) -> dict[str, npt.NDArray[Any]]:
     """The answers for each component that the model writes, in the dtype of its column, by its key
     in the profile. `rows` is as in `_input_columns`."""
-    columns = {}
+    columns: dict[str, npt.NDArray[Any]] = {}
     for bound in signature.outputs:
         end = rows.get(bound.rows) if rows else None
         values = outputs[bound.name].reshape(-1, len(bound.plan.order))

@@ -1,4 +1,4 @@
-"""How much of a call of `lanes` each line of the model takes: from counters around its steps."""
+"""Measures how much of a call each line of the model takes, in code of `lanes` that counts time."""
 
 from __future__ import annotations
 

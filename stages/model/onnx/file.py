@@ -1,4 +1,4 @@
-"""How an ONNX file is read, with numbers in place of what cannot be columns."""
+"""Reads ONNX files, and puts numbers in place of text and maps, which cannot be columns."""
 
 from __future__ import annotations
 
