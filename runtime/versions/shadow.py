@@ -63,8 +63,7 @@ class ShadowedSession(SecondSession):
     def run_many(
         self, bindings: Sequence[Binding], threads: int = 1, *, stream: Any = None
     ) -> None:
-        """Run as `Session.run_many` does; the shadow may take each event after the last one has
-        run."""
+        """Run as `Session.run_many` does. Afterwards the shadow gets its fraction of the events."""
         production = [b.inner if isinstance(b, ShadowedBinding) else b for b in bindings]
         self.inner.run_many(production, threads, stream=stream)
         for binding in bindings:

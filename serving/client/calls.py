@@ -215,8 +215,8 @@ class Client:
     ) -> Any:
         """Call a method of the server, and again after an outage, as long as the deadline allows.
 
-        `method`: a method of the stub. `within_s` and `retries` replace those of the options; the deadline
-        of `one_deadline` counts, too. `before_retry` is called before each retry. Raises
+        `method`: a method of the stub. `within_s` and `retries` replace those of the options; the
+        deadline of `one_deadline` counts, too. `before_retry` is called before each retry. Raises
         RemoteError.
         """
         retries = self.options.retries if retries is None else retries

@@ -87,7 +87,7 @@ class TritonBinary:
         }
 
     def prepare_backends(self, scratch: Path) -> Path | None:
-        """Return the folder of backends to use; None: the default.
+        """Prepare the folder of backends to use, and return it; None: the default.
 
         If the stub is missing in it, a folder with the stub and links to the other files is made in
         `scratch`.
@@ -103,10 +103,10 @@ class TritonBinary:
         return folder.parent
 
     def prepare_models(self, repository: Path, scratch: Path) -> Path:
-        """Return the repository to serve.
+        """Prepare the repository that this server can serve, and return its folder.
 
-        If this server has no agents, it is a folder of links that is made in `scratch`, in which
-        the configurations do not ask for agents. Nothing is lost: the agents check a bundle's
+        It is `repository` itself, unless this server has no agents. Then it is a folder of links
+        that is made in `scratch`, in which the configurations do not ask for agents. Nothing is lost: the agents check a bundle's
         files, but so do the bundle's digests.
         """
         if self.agents:
