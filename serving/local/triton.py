@@ -106,8 +106,8 @@ class TritonBinary:
         """Prepare the repository that this server can serve, and return its folder.
 
         It is `repository` itself, unless this server has no agents. Then it is a folder of links
-        that is made in `scratch`, in which the configurations do not ask for agents. Nothing is lost: the agents check a bundle's
-        files, but so do the bundle's digests.
+        that is made in `scratch`, in which the configurations do not ask for agents. Nothing is
+        lost: the agents check a bundle's files, but so do the bundle's digests.
         """
         if self.agents:
             return repository
