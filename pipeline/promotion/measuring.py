@@ -310,7 +310,10 @@ def _check_signature(
 def _open_in_place(
     registry: Registry, version: Version, replaced: Version | None, say: Say
 ) -> InPlace | None:
-    """Open the version that has the alias. None if there is none, or if it is `version` itself."""
+    """Open the version that has the alias.
+
+    Returns None if there is none, or if it is `version` itself.
+    """
     if replaced is None or replaced.number == version.number:
         return None
     try:

@@ -53,7 +53,7 @@ def compare(a: Bundle, b: Bundle, ref_a: str, ref_b: str) -> dict[str, Any]:
         {target: annex.digest for target, annex in bundle.annexes.items()} for bundle in (a, b)
     )
     subjects_a, subjects_b = _comparable_records(a), _comparable_records(b)
-    records = {what: list(_find_changes(subjects_a[what], subjects_b[what])) for what in subjects_a}
+    records = {name: list(_find_changes(subjects_a[name], subjects_b[name])) for name in subjects_a}
     difference: dict[str, Any] = _without_nonfinite(
         {
             "a": {"ref": ref_a, "digest": a.digest, "annexes": annexes_a},
@@ -188,7 +188,7 @@ def _find_changes(a: Any, b: Any, path: str = "") -> Iterator[dict[str, Any]]:
 def _items_by_name(value: Any) -> dict[str, Any] | None:
     """Return the items of a mapping, or those of a list by their names.
 
-    None for any other value, and for a list whose items do not all have different names.
+    Returns None for any other value, and for a list whose items do not all have different names.
     """
     if isinstance(value, Mapping):
         return dict(value)

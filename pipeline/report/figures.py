@@ -111,7 +111,7 @@ class Axis:
 def speed_figure(caption: str, report: BenchmarkReport) -> Figure | None:
     """Draw the time of a call over the number of rows, with a line for each engine.
 
-    Times of 0 are left out. None if fewer than two numbers of rows were timed.
+    Times of 0 are left out. Returns None if fewer than two numbers of rows were timed.
     """
     names = dict.fromkeys(name for times in report.timings.values() for name in times)
     lines = []
@@ -132,7 +132,7 @@ def deviation_figure(
     """Draw the largest deviation of an output over the number of rows, with a line for each engine.
 
     Deviations of 0 or infinity are left out. `allowed`: the absolute tolerance, drawn as a line if
-    it is above 0. None if fewer than two numbers of rows are left.
+    it is above 0. Returns None if fewer than two numbers of rows are left.
     """
     lines = []
     for report in reports:
@@ -149,20 +149,25 @@ def deviation_figure(
 
 
 def ulp_figure(caption: str, series: Iterable[Deviations]) -> Figure | None:
-    """Draw histograms of deviations in units in the last place. None if all values are equal.
+    """Draw histograms of deviations in units in the last place.
 
-    The bins are powers of two: bin 0 counts equal values, bin i those from 2^(i-1) on.
+    The bins are powers of two: bin 0 counts equal values, bin i those from 2^(i-1) on. Returns None
+    if all values are equal.
     """
     bins = [Steps(part.name, part.sum_bins(lambda d: d.ulp_bins), part.ours) for part in series]
     return _deviation_histogram(caption, "ULP, from", bins, lambda i: f"{2 ** (i - 1):,}")
 
 
 def error_figure(caption: str, series: Iterable[Deviations]) -> Figure | None:
-    """Draw histograms of absolute deviations by powers of ten. None if all values are equal."""
+    """Draw histograms of absolute deviations by powers of ten.
+
+    Returns None if all values are equal.
+    """
     bins = [Steps(part.name, part.sum_bins(lambda d: d.error_bins), part.ours) for part in series]
     first_decade = Deviation.FIRST_DECADE
 
     def edge_text(i: int) -> str:
+        """Write the smallest error of bin `i`; bin 1 has all that are below the first decade."""
         return f"1e{first_decade + i - 2}" if i > 1 else f"<1e{first_decade}"
 
     return _deviation_histogram(caption, "absolute error, from", bins, edge_text)
@@ -198,7 +203,10 @@ def deviations_to_draw(
 
 
 def histogram_figure(caption: str, label: str, histogram: Histogram) -> Figure | None:
-    """Draw a histogram of values, whose axis is called `label`. None if it cannot be drawn."""
+    """Draw a histogram of values, whose axis is called `label`.
+
+    Returns None if it cannot be drawn.
+    """
     if not _has_bins(histogram):
         return None
     edges = histogram.edges()
@@ -224,8 +232,8 @@ def why_not_drawn(curve: Curve) -> str:
 def roc_figure(caption: str, curves: Mapping[str, Roc]) -> Figure | None:
     """Draw background efficiency over signal efficiency, with a line for each named curve.
 
-    From this plot a working point is chosen. None if fewer than two different
-    signal efficiencies can be drawn.
+    From this plot a working point is chosen. Returns None if fewer than two different signal
+    efficiencies can be drawn.
     """
     lines = []
     for name, roc in curves.items():
@@ -244,7 +252,7 @@ def _drawable_points(roc: Roc) -> Points:
 def _deviation_histogram(
     caption: str, label: str, bins: Sequence[Steps], edge_text: Callable[[int], str]
 ) -> Figure | None:
-    """Draw the shares of values over their deviation. None if all values are equal.
+    """Draw the shares of values over their deviation. Returns None if all values are equal.
 
     The first bin has the equal values. Empty bins between it and the others, and at the end, are
     left out. `edge_text(i)` writes the smallest deviation of bin `i`.
@@ -309,7 +317,7 @@ def _line_figure(
 ) -> Figure | None:
     """Draw lines, and a dotted horizontal one at each of the `limits`; the y axis is logarithmic.
 
-    None if the points have fewer than two different x above zero.
+    Returns None if the points have fewer than two different x above zero.
     """
     if len({x for line in lines for x, _ in line.points if x > 0}) < 2:
         return None

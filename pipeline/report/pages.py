@@ -275,7 +275,8 @@ def _worst_rows_table(
 ) -> Table | None:
     """Return a table with the row of each output that deviates most, and the inputs of that row.
 
-    `chosen`: the engine of the artifact. None if no value of it deviates, or it has no report.
+    `chosen`: the engine of the artifact. Returns None if no value of it deviates, or it has no
+    report.
     """
     signature = Signature.from_dict(bundle.manifest.signature)
     with_cases = (report for report in reports if report.engine == chosen and report.cases)

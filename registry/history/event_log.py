@@ -283,7 +283,7 @@ def missing_numbers(events: Sequence[Event]) -> list[int]:
 def promoted_since(events: Sequence[Event], alias: str, number: int) -> datetime | None:
     """Return the time since which a version has held an alias without a break.
 
-    None if it does not hold the alias, or if no promotion gave it. `events`: oldest first.
+    Returns None if it does not hold the alias, or if no promotion gave it. `events`: oldest first.
     """
     since = None
     for event in events:

@@ -191,10 +191,11 @@ class ModelWriter:
         return after
 
     def find_way_back(self, other_than: int) -> int | None:
-        """Return the version to which production can go back from the version `other_than`.
+        """Return the number of the version to which production can go back from `other_than`.
 
-        It is the version in production now, or else the last one that was there by a promotion or a
-        rollback, as it is now. None if there is none but `other_than`.
+        It is the version in production now, if that is another one and a gate let it in. Else it is
+        the last such version that was there by a promotion or a rollback. Returns None if there is
+        no such version.
         """
         holder = self.aliases.get(PRODUCTION)
         if holder != other_than and self._was_let_in(holder):

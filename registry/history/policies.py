@@ -101,7 +101,7 @@ def policies_in_force(
 def _last_run(store: Store, experiment: str, model: str | None) -> StoredRun | None:
     """Return the run that holds the policy of `model`, or if that is None, of every model.
 
-    None if no such policy was set.
+    Returns None if no such policy was set.
     """
     # Deleted runs count too: deleting a run on MLflow's page does not cancel the policy.
     scope = model or _EVERY_MODEL

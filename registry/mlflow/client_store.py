@@ -69,7 +69,7 @@ class ClientStore:
         return [_convert_version(version) for version in versions]
 
     def version(self, name: str, number: int) -> StoredVersion | None:
-        """As `Store.version`. Errors other than a missing version stay those of MLflow."""
+        """Return one version of a model, or None. Other errors stay those of MLflow."""
         try:
             return _convert_version(self._client.get_model_version(name, str(number)))
         except Exception as error:
@@ -78,7 +78,7 @@ class ClientStore:
             raise
 
     def experiment(self, name: str) -> StoredExperiment | None:
-        """As `Store.experiment`: MLflow's client also finds a deleted one."""
+        """Return the experiment of that name, or None. MLflow's client also finds a deleted one."""
         experiment = self._client.get_experiment_by_name(name)
         if experiment is None:
             return None
@@ -86,7 +86,7 @@ class ClientStore:
         return StoredExperiment(str(experiment.experiment_id), active)
 
     def runs(self, query: RunQuery) -> list[StoredRun]:
-        """As `Store.runs`: deleted runs are searched too."""
+        """Return the runs that `query` asks for, also deleted ones."""
         from mlflow.entities import ViewType
 
         def search(page_token: str | None) -> Any:

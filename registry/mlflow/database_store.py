@@ -139,33 +139,33 @@ class TableStore:
         self._ask = ask
 
     def model(self, name: str) -> StoredModel | None:
-        """As `Store.model`: no prompt of that name is found."""
+        """Return the model of that name, or None, also if it is a prompt."""
         no_prompt = _NO_PROMPT.format(table="registered_model_tags", name=":name", more="")
         return next(iter(self._read_models(f"m.name = :name AND {no_prompt}", name=name)), None)
 
     def models(self) -> list[StoredModel]:
-        """As `Store.models`: a prompt is a model whose tag is `true`."""
+        """Return all models but prompts, whose tag PROMPT is `true`."""
         no_prompt = _NO_PROMPT.format(table="registered_model_tags", name="m.name", more=_TRUE)
         return self._read_models(no_prompt)
 
     def versions(self, name: str) -> list[StoredVersion]:
-        """As `Store.versions`, in the order of their numbers."""
+        """Return all versions of a model, in the order of their numbers."""
         no_prompt = _NO_PROMPT.format(table="model_version_tags", name=":name", more=_TRUE)
         return self._read_versions(no_prompt, name=name)
 
     def version(self, name: str, number: int) -> StoredVersion | None:
-        """As `Store.version`: a prompt's version has that tag, too."""
+        """Return one version of a model; None also for that of a prompt, which has its tag."""
         versions = self._read_versions("v.version = :number", name=name, number=number)
         return next((version for version in versions if PROMPT not in version.tags), None)
 
     def experiment(self, name: str) -> StoredExperiment | None:
-        """As `Store.experiment`: a deleted one is a row with another stage."""
+        """Return the experiment of that name, or None. A deleted one has another stage."""
         for number, stage in self._ask(_EXPERIMENT, {"name": name}):  # at most one row
             return StoredExperiment(str(number), stage == "active")
         return None
 
     def runs(self, query: RunQuery) -> list[StoredRun]:
-        """As `Store.runs`. Each part of the query is a condition on a run or on its tag."""
+        """Return the runs that `query` asks for: each part of it becomes a condition in SQL."""
         values: dict[str, Any] = {
             "experiment": int(query.experiment),
             "tag": query.tag,

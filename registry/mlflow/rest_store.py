@@ -107,32 +107,32 @@ class RestStore:
         self._options = {**request_options(), "timeout": timeout_s}
 
     def model(self, name: str) -> StoredModel | None:
-        """As `Store.model`: the server gives a prompt too, which is left out here."""
+        """Return the model of that name, or None, also for a prompt, which the server gives too."""
         answer = self._request_or_none("registered-models/get", name=name)
         if answer is None or PROMPT in _parse_tags(answer["registered_model"]):
             return None
         return _parse_model(answer["registered_model"])
 
     def models(self) -> list[StoredModel]:
-        """As `Store.models`: the server leaves prompts out."""
+        """Return all models. The server leaves prompts out."""
         query = {"max_results": 100}
         models = self._search("GET", "registered-models/search", "registered_models", query)
         return [_parse_model(model) for model in models]
 
     def versions(self, name: str) -> list[StoredVersion]:
-        """As `Store.versions`: the server leaves prompts out."""
+        """Return all versions of a model. The server leaves those of prompts out."""
         query = {"filter": f"name = '{name}'", "max_results": 10_000}
         versions = self._search("GET", "model-versions/search", "model_versions", query)
         return [_parse_version(version) for version in versions]
 
     def version(self, name: str, number: int) -> StoredVersion | None:
-        """As `Store.version`: the server gives a prompt's version too, which is left out here."""
+        """Return one version of a model; None also for that of a prompt, which the server gives."""
         answer = self._request_or_none("model-versions/get", name=name, version=number)
         version = None if answer is None else _parse_version(answer["model_version"])
         return None if version is None or PROMPT in version.tags else version
 
     def experiment(self, name: str) -> StoredExperiment | None:
-        """As `Store.experiment`: the server also finds a deleted one."""
+        """Return the experiment of that name, or None. The server also finds a deleted one."""
         answer = self._request_or_none("experiments/get-by-name", experiment_name=name)
         if answer is None:
             return None
@@ -141,7 +141,7 @@ class RestStore:
         return StoredExperiment(str(experiment["experiment_id"]), active)
 
     def runs(self, query: RunQuery) -> list[StoredRun]:
-        """As `Store.runs`: deleted runs are searched too."""
+        """Return the runs that `query` asks for, also deleted ones."""
         body: dict[str, Any] = {
             "experiment_ids": [query.experiment],
             "filter": query.filter,

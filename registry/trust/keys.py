@@ -119,7 +119,7 @@ def trusted_keys(
 def host_keys() -> tuple[Trusted, ...] | None:
     """Read the keys of the files and folders in PIPELINE_TRUSTED_KEYS, separated by `:`.
 
-    None if the variable is not set: then this host requires no signature.
+    Returns None if the variable is not set: then this host requires no signature.
     """
     text = os.environ.get(TRUSTED_KEYS_VARIABLE)
     if text is None:
