@@ -88,7 +88,7 @@ def measure(
     bits: list[Bits] = []
     if needed.reproducible:
         for target, engine in artifacts:
-            bits += _compare_bits(opened, target, engine, say)
+            bits += _digest_outputs(opened, target, engine, say)
     return Findings(
         manifest,
         needed,
@@ -239,8 +239,11 @@ def _validate_by_driver(opened: Opened, target: str, engine_name: str) -> Valida
     return replace(report, valid=True, reason=None, code="")
 
 
-def _compare_bits(opened: Opened, target: str, engine_name: str, say: Say) -> list[Bits]:
-    """Run one artifact for other processors, with other threads and tiles; digest the outputs."""
+def _digest_outputs(opened: Opened, target: str, engine_name: str, say: Say) -> list[Bits]:
+    """Run one artifact in several ways, and return the digests of its outputs.
+
+    The ways differ by the processor that is emulated, the number of threads, and the tiles.
+    """
     say(f"comparing the bits of {engine_name} on {target}")
     with tempfile.TemporaryDirectory(prefix="soa-reproduce-") as folder:
         return list(reproduce(opened, target, engine_name, Path(folder)))

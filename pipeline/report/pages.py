@@ -318,7 +318,7 @@ def _row_text(signature: Signature, arrays: Arrays, dim: str, row: int | None) -
 
 
 def _curve_parts(bundle: Bundle) -> Iterator[Part | Figure | None]:
-    """Yield the curves of each target's metrics; a note for those that an older release lost."""
+    """Yield the curves of each target's metrics, or a note that an older release kept none."""
     recorded = dict(read_curves(bundle))
     for target, record in bundle.manifest.targets.items():
         curves = dict.fromkeys(record.metrics, _NOT_KEPT) | recorded.get(target, {})

@@ -203,7 +203,10 @@ def time_and_spread(timing: Timing) -> Cell:
 
 
 def percent(share: float) -> str:
-    """Write a share in percent, as `99.87%` or `<0.01%`. `0%` and `100%` mean exactly that."""
+    """Write a share in percent, as `99.87%` or `<0.01%`.
+
+    `0%` and `100%` mean exactly that: any other share above 99.99 % is written as `99.99%`.
+    """
     if share in (0, 1):
         return f"{share:.0%}"
     return "<0.01%" if 0 < share < 1e-4 else f"{min(share, 0.9999):.2%}"
