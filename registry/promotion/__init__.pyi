@@ -12,8 +12,8 @@ from .findings import SpeedComparison as SpeedComparison
 from .findings import SpeedPoint as SpeedPoint
 from .gates import altered as altered
 from .gates import decide as decide
-from .policy import SourcedPolicy as SourcedPolicy
 from .policy import Policy as Policy
 from .policy import ReferenceFile as ReferenceFile
 from .policy import Requirements as Requirements
+from .policy import SourcedPolicy as SourcedPolicy
 from .policy import strictest as strictest

@@ -108,7 +108,8 @@ def put_signature(signature: bytes, folder: Path) -> None:
 def _require_chain(files: Sequence[Path], public: Any) -> None:
     """Raise TrustError if a signature with this certificate chain could never be verified.
 
-    `files`: the certificate of the key `public`, then the others up to the root."""
+    `files`: the certificate of the key `public`, then the others up to the root.
+    """
     from cryptography import x509
 
     own, *others = (read_certificates(read_file(path), str(path)) for path in files)
@@ -154,12 +155,15 @@ def require_signature(bundle: Bundle, keys: Iterable[Trusted], called: str = "")
             failure = error
         else:
             return replace(key, signer=signer.certified)
-    by, chain = ", ".join(map(str, candidates)), ""
+    signers, advice = ", ".join(map(str, candidates)), ""
     if signer.certified:
-        by, chain = f"{signer.certified} under {by}", ", or no chain leads to such a root"
+        signers, advice = (
+            f"{signer.certified} under {signers}",
+            ", or no chain leads to such a root",
+        )
     raise TrustError(
-        f"{name}: {SIGNATURE} is not a signature of these files by {by}: it is forged, "
-        f"damaged or of another bundle{chain}"
+        f"{name}: {SIGNATURE} is not a signature of these files by {signers}: it is forged, "
+        f"damaged or of another bundle{advice}"
     ) from failure
 
 
@@ -220,7 +224,7 @@ def _read_signer(bundle: Bundle, content: bytes) -> _Signer:
         if isinstance(hint, str) and hint.isalnum():
             return _Signer(key=hint)
     except (ValueError, KeyError, TypeError, IndexError):
-        pass  # not of a form that a signer writes: refused below, as an odd hint is
+        pass  # no signer writes this form: it is refused below, as an odd hint is
     raise TrustError(f"{bundle.path}: {SIGNATURE} is not a signature made with a key")
 
 
