@@ -1100,9 +1100,21 @@ FAULTS = (
     ),
     Fault(
         "a header lets g++ make an fma of a product and a sum",
-        '#pragma GCC optimize("fp-contract=off")',
-        "",
+        '#pragma GCC optimize("fp-contract=off", "wrapv")',
+        '#pragma GCC optimize("wrapv")',
         ("test_any_compiler_gives_the_bits",),
+    ),
+    Fault(
+        "in a header, g++ may take an overflow of integers for impossible",
+        '#pragma GCC optimize("fp-contract=off", "wrapv")',
+        '#pragma GCC optimize("fp-contract=off")',
+        ("test_any_compiler_gives_the_bits",),
+    ),
+    Fault(
+        "in a library, g++ may take an overflow of integers for impossible",
+        '"-fwrapv",\n    "-fno-math-errno"',
+        '"-fno-math-errno"',
+        ("test_integers_wrap_around_as_in_eager_torch",),
     ),
     Fault(
         "the threads of a block do not wait for each other",

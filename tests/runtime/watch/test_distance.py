@@ -13,7 +13,7 @@ from runtime.errors import LoadError
 from runtime.watch.counts import Counts
 from runtime.watch.distance import LIMIT, Moved, measure_drift
 from runtime.watch.profile import BINS, KINDS, Bins, Profile, make_profile
-from runtime.watch.tally import counted
+from runtime.watch.tally import count_values
 
 Array = npt.NDArray[Any]
 COLUMNS, ROWS = 60, 100_000
@@ -41,7 +41,7 @@ def profile() -> Profile:
 
 def moved(profile: Profile, values: dict[str, Array]) -> list[Moved]:
     """The distance of each column from the profile, the largest one first."""
-    columns = {key: counted(profile.columns[key].edges, column) for key, column in values.items()}
+    columns = {key: count_values(profile.columns[key].edges, column) for key, column in values.items()}
     return measure_drift(profile, Counts(model="m", version="1", digest="d", columns=columns))
 
 
