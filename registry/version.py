@@ -221,27 +221,27 @@ class Version:
             raise RegistryError(f"{self.ref} has {target} already, verified in its bundle")
 
     @classmethod
-    def of(cls, stored: Stored, aliases: Mapping[str, int]) -> Version:
-        """Return the version that MLflow's store describes. `aliases`: all those of its model.
+    def of(cls, found: Stored, aliases: Mapping[str, int]) -> Version:
+        """Return the version that MLflow's store has `found`. `aliases`: all those of its model.
 
         Raises RegistryError if soa-pipeline did not register the version.
         """
-        number, tags = stored.number, dict(stored.tags)
+        number, tags = found.number, dict(found.tags)
         if DIGEST not in tags:
             raise RegistryError(
-                f"{stored.name}/{number} was not registered by soa-pipeline: no tag '{DIGEST}'"
+                f"{found.name}/{number} was not registered by soa-pipeline: no tag '{DIGEST}'"
             )
         return cls(
-            name=stored.name,
+            name=found.name,
             number=number,
             digest=tags[DIGEST],
             aliases=tuple(sorted(alias for alias, to in aliases.items() if to == number)),
             targets=_by_target(tags, TARGET),
             chosen=_by_target(tags, CHOSEN),
             annexes=_by_target(tags, ANNEX),
-            created=stamp.time_of(stored.created),
-            run_id=stored.run_id or None,
-            source=stored.source,
+            created=stamp.time_of(found.created),
+            run_id=found.run_id or None,
+            source=found.source,
             tags=MappingProxyType(tags),
         )
 
