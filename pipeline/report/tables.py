@@ -86,15 +86,15 @@ def new_table(title: str, *columns: str, rows: Iterable[Iterable[Cell]] = ()) ->
     return table
 
 
-def show(parts: Iterable[Part]) -> None:
-    """Print a report on stdout, with tables no wider than the terminal."""
+def show(parts: Iterable[Part], width: int | None = None) -> None:
+    """Print a report on stdout, with tables of at most `width` characters (None: the terminal's)."""
     for i, part in enumerate(parts):
         if isinstance(part, str):
             write(part)
             continue
         if i and part.title:
             _echo("")
-        for line in table_lines(part, terminal_width()):
+        for line in table_lines(part, width or terminal_width()):
             _echo(line)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from engines.errors import EngineError
 from engines.target import Target
 
-# Floating-point arithmetic as written in the source; integers wrap around, as in torch. Flags in the
+# Floating-point arithmetic is as written in the source, and integers wrap around. Flags in the
 # environment are ignored.
 _FLAGS = (
     "-O3", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fwrapv",

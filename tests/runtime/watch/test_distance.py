@@ -41,7 +41,9 @@ def profile() -> Profile:
 
 def moved(profile: Profile, values: dict[str, Array]) -> list[Moved]:
     """The distance of each column from the profile, the largest one first."""
-    columns = {key: count_values(profile.columns[key].edges, column) for key, column in values.items()}
+    columns = {
+        key: count_values(profile.columns[key].edges, column) for key, column in values.items()
+    }
     return measure_drift(profile, Counts(model="m", version="1", digest="d", columns=columns))
 
 
