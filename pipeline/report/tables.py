@@ -87,7 +87,7 @@ def new_table(title: str, *columns: str, rows: Iterable[Iterable[Cell]] = ()) ->
 
 
 def show(parts: Iterable[Part], width: int | None = None) -> None:
-    """Print a report on stdout, with tables of at most `width` characters (None: the terminal's)."""
+    """Print a report on stdout, with tables of at most `width` characters (None: the terminal)."""
     for i, part in enumerate(parts):
         if isinstance(part, str):
             write(part)
