@@ -129,6 +129,21 @@ class Feed:
         return likely
 
     @property
+    def own_dtype(self) -> str | None:
+        """The dtype that all columns have in memory; None if they have several, or if something
+        else decides about the input's dtype."""
+        known = self.mask or self.trained or self.asked.dtype or self.port.dtype
+        names = {column.values.dtype.name for column in self.columns}
+        return names.pop() if len(names) == 1 and not known and names <= {*DTYPES} else None
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """The least and the largest finite value of the columns; (0, 1) if there is none."""
+        values = np.concatenate([column.values.ravel() for column in self.columns])
+        finite = values[np.isfinite(values)]
+        return (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
+
+    @property
     def asked_length(self) -> int:
         """The number of items of a jagged row, if the user's axes tell it; else 0.
 

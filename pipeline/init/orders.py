@@ -19,6 +19,7 @@ from pipeline.init.trial import (
     Outcome,
     Search,
     can_be_exported,
+    depends_on_dtype,
     find_error,
     find_rivals,
     have_same_answers,
@@ -74,6 +75,7 @@ def fit_options(model: Model, feeds: Sequence[Feed], length: int | None, ask: As
         result = _search_at_length(model, variant, size)
         if result.best is not None:
             decision = _decide(model, variant, result.best, size)
+            _check_dtypes(model, variant, decision.outcome)
             options = zip(variant, decision.outcome.options, strict=True)
             chosen = [replace(feed, option=option) for feed, option in options]
             said = [_explain_input(feed, decision.why) for feed in chosen]
@@ -158,6 +160,24 @@ def _decide(model: Model, feeds: Sequence[Feed], first: Outcome, size: int) -> _
     if len(symmetric) == 1:
         return _Decision(symmetric[0], "so the order of the items does not matter")
     raise InitError(_ask_which_order(feeds, *possible[:2]))
+
+
+def _check_dtypes(model: Model, feeds: Sequence[Feed], outcome: Outcome) -> None:
+    """Raise InitError if forward takes the columns of an input in their own dtype, too, and gives
+    other answers then: integers wrap around, and a float32 holds no whole number above 2^24."""
+    for i, (feed, option) in enumerate(zip(feeds, outcome.options, strict=True)):
+        own = feed.own_dtype
+        if own is None or own == option.dtype:
+            continue
+        if depends_on_dtype(model, outcome.options, i, own, feed.limits):
+            name, columns = feed.port.name, ",".join(column.name for column in feed.columns)
+            axes = f"({', '.join(option.named)})"
+            raise InitError(
+                f"forward runs on {name} as {own}, as its columns are, and as {option.dtype}, with "
+                f"other answers, and nothing says which one is meant: give "
+                f"--input '{name}={axes} {own}: {columns}' or "
+                f"--input '{name}={axes} {option.dtype}: {columns}'"
+            )
 
 
 def _find_documented_order(model: Model) -> tuple[str, ...]:

@@ -269,6 +269,27 @@ def find_rivals(
                 yield outcome
 
 
+def depends_on_dtype(
+    model: Model, options: Sequence[Option], i: int, dtype: str, limits: tuple[float, float]
+) -> bool:
+    """Whether the model also runs with this dtype for input i, and gives other answers to the same
+    numbers, which lie between `limits`."""
+    blocks = draw_blocks(options, rows_of_trial(options))
+    low, high = limits
+    numbers = torch.rand(blocks[i].shape, generator=torch.Generator().manual_seed(3)).double()
+    in_dtype = (low + numbers * (high - low)).to(torch_dtype(dtype))
+    answers = []
+    for block in (in_dtype.to(blocks[i].dtype), in_dtype):
+        try:
+            answers.append(call(model, options, [*blocks[:i], block, *blocks[i + 1 :]]))
+        except Exception:  # torch raises many types: the model does not take this dtype
+            return False
+    return not all(
+        torch.allclose(value.double(), answers[1][name].double(), 1e-5, 1e-6, equal_nan=True)
+        for name, value in answers[0].items()
+    )
+
+
 def can_be_exported(model: Model, outcome: Outcome) -> bool:
     """Whether torch exports the model with these options. An export checks each size; operators of
     TorchScript may not, and then read memory that is not theirs."""

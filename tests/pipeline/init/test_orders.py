@@ -48,6 +48,11 @@ class Einsum(nn.Module):
         return torch.einsum("nif,fk->nk", x, self.w).tanh()
 
 
+class Remainder(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x % 1000
+
+
 class Second(nn.Module):
     """Recurrent, the batch second"""
 
@@ -217,6 +222,36 @@ def test_two_orders_that_both_run_are_asked_about(user_folder: Path) -> None:
         assert f"--input '{option}'" in line
         config = init_config(user_folder, "model.py:Flat", file, "--input", option, "--force")
         assert config.inputs[0].permute == permute
+
+
+@pytest.mark.parametrize(
+    "number",
+    [np.int32(123_456_789), np.int64(2**40 + 1), np.float64(2**40 + 0.5), np.int8(-3)],
+    ids=lambda number: number.dtype.name,
+)
+def test_a_dtype_that_changes_the_answers_is_asked_about(
+    user_folder: Path, number: np.number[Any]
+) -> None:
+    """A float32 holds no such large number, and an int8 not the 1000 of the model."""
+    values = {"x": np.repeat(number, 60) + np.arange(60).astype(number.dtype)}
+    np.savez(user_folder / "rows.npz", allow_pickle=False, **values)
+    line = refused(user_folder, "model.py:Remainder", user_folder / "rows.npz")
+    for dtype in (number.dtype.name, "float32"):
+        words = f"x=(n, features) {dtype}: x"
+        assert words in line
+        config = init_config(
+            user_folder, "model.py:Remainder", user_folder / "rows.npz", "--input", words, "--force"
+        )
+        block, (column,) = config.inputs[0], config.collections["events"].columns
+        assert (block.dtype or column.dtype) == dtype
+        assert column.dtype == number.dtype.name
+
+
+def test_a_dtype_that_changes_nothing_is_not_asked_about(user_folder: Path) -> None:
+    values = {"x": np.arange(60, dtype=np.int32)}
+    np.savez(user_folder / "rows.npz", allow_pickle=False, **values)
+    config = init_config(user_folder, "model.py:Remainder", user_folder / "rows.npz")
+    assert config.inputs[0].dtype == "float32"
 
 
 def test_the_message_shows_each_shape_and_its_line(user_folder: Path) -> None:
