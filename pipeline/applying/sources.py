@@ -24,7 +24,7 @@ from pipeline.applying.columns import Array, eigen_shape, extract_field, from_aw
 from pipeline.errors import DataError
 from soa.errors import SoaPipelineError, needs_extra
 from soa.files import check_members, open_plain
-from soa.options import nearest_hint
+from soa.options import find_repeated, nearest_hint
 
 ABOUT = "soa_pipeline"
 """The key of the text that says what made a file: in the metadata of Parquet and Arrow, as an
@@ -48,6 +48,8 @@ class Source:
     """The name of the tree in a ROOT file; None for other formats."""
     ntuple = False
     """True if the tree is an RNTuple, not a TTree."""
+    repeated: Sequence[str] = ()
+    """Names that several columns have, such as one called `a.b` and the field b of a struct a."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -116,6 +118,11 @@ class Source:
         """Yields rows `start` to `stop` of these columns, at most `rows` at a time, as arrays by
         column. If there are none, yields one empty batch. An error of the library that reads the
         file is raised as a DataError of one line."""
+        if several := [name for name in names if name in self.repeated]:
+            raise DataError(
+                f"{self.path} has several columns called {several[0]}, maybe one as a field of a "
+                "struct: rename all but one"
+            )
         try:
             yield from self._read_batches(names, start, stop, rows)
         except SoaPipelineError:
@@ -226,6 +233,11 @@ class _Place(NamedTuple):
     field: str
     inner: str = ""
 
+    @property
+    def column(self) -> str:
+        """The name of the column."""
+        return f"{self.field}.{self.inner}" if self.inner else self.field
+
 
 def _struct_fields(kind: Any) -> list[str] | None:
     """Return the names of the fields, if an Arrow type is a struct or a list of structs; else
@@ -251,19 +263,19 @@ class _Arrow(Source):
         super().__init__(path)
         self._schema, self._metadata = schema, metadata
         self._edges = [0, *np.cumsum(counts, dtype=np.int64).tolist()]
-        self._places: dict[str, _Place] = {}
-        """By column, listed or not: where its values are."""
         self._shapes: dict[str, tuple[int, ...]] = {}
         """By field that is a struct of Eigen entries: the shape of its vectors or matrices."""
+        places: list[_Place] = []
         for field in schema:
             if (shape := eigen_shape(field.type)) is not None:
                 self._shapes[field.name] = shape
-                self._places[field.name] = _Place(field.name)
             inner = _struct_fields(field.type)
-            if inner is None:
-                self._places[field.name] = _Place(field.name)
-            else:
-                self._places |= {f"{field.name}.{name}": _Place(field.name, name) for name in inner}
+            if inner is None or shape is not None:
+                places.append(_Place(field.name))
+            places += [_Place(field.name, name) for name in inner or ()]
+        self._places = {place.column: place for place in places}
+        """By column, listed or not: where its values are."""
+        self.repeated = find_repeated(place.column for place in places)
         self.columns = [
             name
             for name, place in self._places.items()
@@ -471,12 +483,13 @@ class _Arrays(Source):
     def __init__(self, path: Path, arrays: Mapping[str, Any]) -> None:
         super().__init__(path)
         self._arrays = {name: array for name, array in arrays.items() if array.shape}
-        self._places: dict[str, _Place] = {}
-        for name, array in self._arrays.items():
-            inner = array.dtype.names or ()
-            self._places |= {f"{name}.{field}": _Place(name, field) for field in inner}
-            if not inner:
-                self._places[name] = _Place(name)
+        places = [
+            _Place(name, field)
+            for name, array in self._arrays.items()
+            for field in array.dtype.names or ("",)
+        ]
+        self._places = {place.column: place for place in places}
+        self.repeated = find_repeated(place.column for place in places)
         self.columns = [*self._places]
 
     def edges(self, names: Sequence[str]) -> Sequence[int]:

@@ -474,7 +474,8 @@ def _ask_names(name: str, count: int, labels: Sequence[str], ask: Ask) -> list[s
     default = f"{stem}0 .. {stem}{count - 1}" if count > 1 else name
     if len(labels) == count:
         default = ",".join(labels)
-    question = f"names for the {count} columns of {name}"
+    columns = f"names for the {count} columns" if count > 1 else "a name for the column"
+    question = f"{columns} of {name}"
     return ask(f"--output {name}=COLUMN,…", question, default).split(",")
 
 

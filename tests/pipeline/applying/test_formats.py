@@ -353,6 +353,30 @@ def test_fields_of_structs_are_kept(tmp_path: Path, production: Registry) -> Non
     ]
 
 
+def test_a_name_of_a_column_and_of_a_field_is_refused(tmp_path: Path, production: Registry) -> None:
+    """Only where it is read."""
+    file = tmp_path / "rows.parquet"
+    struct = pa.array([{"b": 1}, {"b": 2}], pa.struct([("b", pa.int32())]))
+    rows = {name: columns(2)[name] for name in FEATURES} | {"s": struct, "s.b": [3, 4], "o": [5, 6]}
+    pq.write_table(pa.table(rows), file)
+    with pytest.raises(DataError, match=r"several columns called s\.b"):
+        pipeline.apply(REF, file, tmp_path / "o.parquet", keep=["s.b"], registry=production)
+    assert not (tmp_path / "o.parquet").exists()
+    pipeline.apply(REF, file, tmp_path / "o.parquet", keep=["o"], registry=production)
+    assert read_column(tmp_path / "o.parquet", "o") == [5, 6]
+
+
+def test_a_name_of_a_dataset_and_of_a_field_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "rows.h5"
+    with h5py.File(file, "w") as made:
+        made["a"] = np.array([(1,), (2,)], dtype=[("b", np.int32)])
+        made["a.b"], made["c"] = [3, 4], [5, 6]
+    with open_source(file) as source:
+        assert source.head(["c"], 2)["c"].tolist() == [5, 6]
+        with pytest.raises(DataError, match=r"several columns called a\.b"):
+            source.head(["a.b"], 2)
+
+
 def test_hdf5_refuses_a_kept_field_with_a_null(tmp_path: Path, production: Registry) -> None:
     struct = pa.array([{"x": 1}, None], pa.struct([("x", pa.int32())]))
     rows, out = tmp_path / "rows.parquet", tmp_path / "o.h5"
