@@ -1,6 +1,6 @@
 """The functions of numbers: for each its cost, its C++ text, its types and its bounds.
 
-headers/functions.h and headers/lanes.h (on a GPU threads.h) define them.
+headers/functions.h and headers/lanes.h (on a GPU scalars.h) define them.
 """
 
 from __future__ import annotations

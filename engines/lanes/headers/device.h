@@ -1,4 +1,4 @@
-// Included before threads.h, functions.h and kernels.h: for NVRTC, for clang on AMD's GPUs, and for a CPU that emulates
+// Included before scalars.h, functions.h and kernels.h: for NVRTC, for clang on AMD's GPUs, and for a CPU that emulates
 // a GPU. It includes no header of CUDA or HIP.
 #if defined(__CUDACC_RTC__) || defined(__HIP__)
 #define DEVICE __attribute__((device))

@@ -1,4 +1,4 @@
-// The definitions that threads.h, lanes.h, functions.h and kernels.h need, in a header of a network. SOA_FN stands before
+// The definitions that scalars.h, lanes.h, functions.h and kernels.h need, in a header of a network. SOA_FN stands before
 // each function that computes a row; define it before you include this file, for example as ALPAKA_FN_ACC.
 #if defined(__FAST_MATH__)
 #error "-ffast-math changes the numbers of this network: compile this file without it"

@@ -1,4 +1,4 @@
-// Included before lanes.h or threads.h, functions.h and kernels.h, which are then included once for each width, each time
+// Included before lanes.h or scalars.h, functions.h and kernels.h, which are then included once for each width, each time
 // in a separate namespace.
 #if defined(__aarch64__)
 #include <arm_neon.h>

@@ -71,7 +71,7 @@ def write_header(plan: Plan, members: Members, language: Language, store: Store)
         _define_weights(constants),
         *define_tables(constants, "IN_MEMORY"),
         "// --- one row ---\nnamespace of_row {",
-        _read_header("threads.h") + functions + _define_block(arena + one_row),
+        _read_header("scalars.h") + functions + _define_block(arena + one_row),
         "}  // namespace of_row\n#undef LANES\n#undef RV",
         of_rows,
         _row_functions(members),

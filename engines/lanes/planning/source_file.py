@@ -127,7 +127,7 @@ _KERNEL = """\
 {weights}
 {tables}
 namespace one {{
-#include "threads.h"
+#include "scalars.h"
 #include "functions.h"
 #include "kernels.h"
 INLINE void block(void *const *columns, const int64_t *items, int64_t row, int own_rows) {{
@@ -185,7 +185,7 @@ def _code_of_width(part: int, width: Width, body: str) -> str:
     """The C++ code of a width, which is compiled as part number `part`."""
     return _BLOCK.format(
         part=part, name=width.name, lanes=width.lanes, vectors=width.vectors, body=body,
-        header="threads" if width.lanes == 1 else "lanes",
+        header="scalars" if width.lanes == 1 else "lanes",
     )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ namespace lanes {
 _ON_GPU = """
 #include "device.h"
 namespace lanes {
-#include "threads.h"
+#include "scalars.h"
 #include "functions.h"
 """
 
