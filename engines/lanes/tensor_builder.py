@@ -67,7 +67,7 @@ class Builder:
             tensor = self.add(Uniform(self.values, (), argument))
         else:
             dtype = dtype or dtype_of(argument)
-            if dtype in HALF:
+            if dtype in HALF or dtype in RANGES:  # as torch does: -3 is 253 as an uint8
                 argument = torch.tensor(argument).to(getattr(torch, dtype)).item()
             tensor = self.add(Uniform(self.values, (), self.values.literal(argument, dtype)))
         return tensor if dtype is None else self.cast(tensor, dtype)

@@ -49,7 +49,7 @@ class Watcher:
 
     def __init__(self, opened: Opened, profile: Profile, share: float, folder: Path) -> None:
         """Begin with no counts. The file is written once a call was counted."""
-        self._profile, self._parse_share, self._folder = profile, share, folder
+        self._profile, self._share, self._folder = profile, share, folder
         self._label, self._name = opened.label, opened.name
         self._number = None if opened.number is None else str(opened.number)
         self._digest, self._signature = opened.bundle.digest, opened.signature
@@ -71,7 +71,7 @@ class Watcher:
 
     def count_calls(self, run: Callable[P, object], binding: Binding) -> Callable[P, None]:
         """Wrap `run`, the call of a binding, so that a share of the calls is counted afterwards."""
-        share = self._parse_share
+        share = self._share
 
         def call(*args: P.args, **kwargs: P.kwargs) -> None:
             """Run, then count the call if it was drawn. A call that raises is not counted."""

@@ -1114,7 +1114,7 @@ FAULTS = (
         "in a library, g++ may take an overflow of integers for impossible",
         '"-fwrapv",\n    "-fno-math-errno"',
         '"-fno-math-errno"',
-        ("test_integers_wrap_around_as_in_eager_torch",),
+        ("test_integers_are_those_of_eager_torch_also_where_they_overflow",),
     ),
     Fault(
         "the threads of a block do not wait for each other",

@@ -54,7 +54,7 @@ def test_a_step_counts_for_an_engine_that_writes_no_file(
         return Outcome(compile_here(**payload), None, tmp_path, tmp_path)
 
     declared = {"count": SimpleNamespace(load=lambda: Count)}
-    monkeypatch.setattr(compiling, "declared", lambda *_: declared)
+    monkeypatch.setattr(compiling, "find_declared", lambda *_: declared)
     monkeypatch.setattr(compiling, "run_isolated", compile_in_this_process)
     candidate = compiled("exported", mlp.capture, tmp_path)
     assert (candidate.files, candidate.facts) == ((), {"files": 0})

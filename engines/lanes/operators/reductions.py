@@ -30,6 +30,8 @@ def add_reduction(
     `keep` see `Reduction`, for `dims` see `normalize_dims`."""
     if dtype == "bool":
         kind = _OF_BOOLS.get(kind, kind)
+    elif x.dtype == "bool":  # true is -1 in a register, and the least number
+        x = build.cast(x, "uint8")
     reduction: Tensor = build.add(Reduction(kind, x, normalize_dims(x, dims), dtype, keep))
     return build.round_sums(reduction) if kind in ("sum", "prod") else reduction
 
@@ -67,9 +69,12 @@ def extremum_or_product(
 ) -> Tensor:
     """The largest or smallest element along `dim`, the product, or whether any or all elements are
     true. `dim` may be several dimensions; None means all."""
+    dtype = "bool" if op.name in ("any", "all") else op.dtype  # torch's are uint8 for uint8
+    x = build.cast(x, dtype)
     if not x.shape:
         return build.cast(x, op.dtype)
-    return add_reduction(build, _KINDS[op.name], build.cast(x, op.dtype), dim, op.dtype, keepdim)
+    reduced = add_reduction(build, _KINDS[op.name], x, dim, dtype, keepdim)
+    return build.cast(reduced, op.dtype)
 
 
 @lowers("argmax", "argmin", rows=row_rules.follow_along_dims)

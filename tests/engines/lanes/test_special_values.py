@@ -79,15 +79,45 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 PADDED = torch.cat([VALUES, torch.full((-len(VALUES) % MOST,), 0.5)])  # eager's vectors are full
-WRAPPED: dict[str, Callable[[Tensor], Tensor]] = {  # compilers may take each for a constant
-    "the next is larger": lambda x: x + 1 > x,
-    "the one before is smaller": lambda x: x - 1 < x,
-    "the negative one is negative": lambda x: -x < 0,
-    "a size is negative": lambda x: x.abs() < 0,
-    "a square is negative": lambda x: x * x < 0,
-    "three times is positive": lambda x: x * 3 > 0,
-    "a half of the double": lambda x: (x * 2) // 2,
-    "hashed": lambda x: (x * 40503 + 12345) % 100,
+INTEGERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    # Compilers may take each of these for a constant, or for x.
+    "the next is larger": lambda x, y: x + 1 > x,
+    "the one before is smaller": lambda x, y: x - 1 < x,
+    "the negative one is negative": lambda x, y: -x < 0,
+    "a size is negative": lambda x, y: x.abs() < 0,
+    "a square is negative": lambda x, y: x * x < 0,
+    "three times is positive": lambda x, y: x * 3 > 0,
+    "a half of the double": lambda x, y: (x * 2) // 2,
+    "hashed": lambda x, y: (x * 40503 + 12345) % 100,
+    # A number becomes one of the dtype first.
+    "a quotient by -3": lambda x, y: x // -3,
+    "a remainder of -7": lambda x, y: torch.remainder(x, -7),
+    "a remainder of -7, with the sign of x": lambda x, y: torch.fmod(x, -7),
+    "between -5 and 100": lambda x, y: x.clamp(-5, 100),
+    "times 1000": lambda x, y: x * 1000,
+    "quotient": lambda x, y: torch.div(x, y + (y == 0), rounding_mode="trunc"),
+    "quotient downwards": lambda x, y: torch.div(x, y + (y == 0), rounding_mode="floor"),
+    "remainder": lambda x, y: torch.remainder(x, y + (y == 0)),
+    "shifts": lambda x, y: ((x << 3) >> 2) + (x << 40) + (x >> 40) + (x >> (y & 7)),
+    "bits": lambda x, y: (x & 12) ^ ~y | 5,
+    "powers": lambda x, y: x**2 - y**3,
+    "any": lambda x, y: torch.stack([x, y], 1).any(1),
+    "all": lambda x, y: torch.stack([x, y], 1).all(1),
+    "where the largest is": lambda x, y: torch.stack([x, y, x], 1).max(1).indices,
+    "sum": lambda x, y: torch.stack([x, y, x], 1).sum(1),
+    "products": lambda x, y: torch.stack([x, y, x], 1).cumprod(1)[:, -1],
+    "as bytes": lambda x, y: x.to(torch.int8) + x.to(torch.uint8),
+    "as float32": lambda x, y: x.float() + y.float(),
+}
+BOOLS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "any": INTEGERS["any"],
+    "all": INTEGERS["all"],
+    "where the largest is": INTEGERS["where the largest is"],
+    "where the least is": lambda x, y: torch.stack([x, y, x], 1).min(1).indices,
+    "sum": INTEGERS["sum"],
+    "the largest": lambda x, y: torch.stack([x, y], 1).amax(1),
+    "sorted": lambda x, y: torch.stack([x, y, x], 1).sort(1).values[:, 0],
+    "product": lambda x, y: x * y + x,
 }
 BEST = {"x86-64-v3": "AVX2", "x86-64-v4": "AVX-512"}.get(host_targets("cpu")[0].arch)
 DOCUMENT = Path(__file__).parents[3] / "docs" / "concepts" / "lanes.md"
@@ -165,14 +195,28 @@ def test_the_class_of_each_result_is_that_of_eager_torch_or_documented() -> None
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64])
-def test_integers_wrap_around_as_in_eager_torch(dtype: torch.dtype) -> None:
-    """In one call, and each row alone. Overflow of C++'s own integers is undefined."""
+def test_integers_are_those_of_eager_torch_also_where_they_overflow(dtype: torch.dtype) -> None:
     limits, drawn = torch.iinfo(dtype), torch.Generator().manual_seed(1)
-    rows = torch.randint(limits.min, limits.max, (MOST, 1), dtype=torch.int64, generator=drawn)
-    rows[:4, 0] = torch.tensor([limits.min, limits.min + 1, limits.max - 1, limits.max])
-    names = [f"y{k}" for k in range(len(WRAPPED))]
-    model = Function(dict(zip(names, WRAPPED.values(), strict=True)))
-    program = compiled_row(model, [rows.to(dtype)], names)
-    answers, wanted = program(rows.to(dtype)), program.eager(rows.to(dtype))
-    for name, what in zip(names, WRAPPED, strict=True):
-        assert torch.equal(answers[name], wanted[name]), what
+    shape = (2, MOST, 1)
+    x, y = torch.randint(limits.min, limits.max, shape, dtype=torch.int64, generator=drawn)
+    ends = torch.tensor([limits.min, limits.min + 1, limits.max - 1, limits.max, 0, 1])
+    x[:6, 0], y[3:9, 0] = ends, ends
+    require_answers_of_eager(INTEGERS, x.to(dtype), y.to(dtype))
+
+
+def test_bools_are_those_of_eager_torch() -> None:
+    x, y = torch.arange(MOST)[:, None] % 2 == 0, torch.arange(MOST)[:, None] % 3 == 0
+    require_answers_of_eager(BOOLS, x, y)
+
+
+def require_answers_of_eager(
+    functions: dict[str, Callable[[Tensor, Tensor], Tensor]], x: Tensor, y: Tensor
+) -> None:
+    """Requires the same bits and dtypes as in eager torch, in one call and with each row alone."""
+    names = [f"y{k}" for k in range(len(functions))]
+    model = Function(dict(zip(names, functions.values(), strict=True)))
+    program = compiled_row(model, [x, y], names)
+    answers, wanted = program(x, y), program.eager(x, y)
+    for name, what in zip(names, functions, strict=True):
+        assert answers[name].dtype == wanted[name].dtype, what
+        assert torch.equal(answers[name], wanted[name].reshape(answers[name].shape)), what

@@ -172,14 +172,14 @@ def test_a_pull_takes_one_version_although_the_tag_moves_meanwhile(
 ) -> None:
     tag = f"oci://{server.host}/moving:latest"
     address, first = oci.push(make_bundle(seed=1), tag)
-    other, pieces = make_bundle(seed=2), oci_client.Repository.pieces
+    other, pieces = make_bundle(seed=2), oci_client.Repository.read_pieces
 
     def pieces_after_a_push(*arguments: Any) -> Any:
         oci.push(other, tag)
         return pieces(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(oci_client.Repository, "pieces", pieces_after_a_push)
+        patch.setattr(oci_client.Repository, "read_pieces", pieces_after_a_push)
         name, bundle = oci.pull(tag, tmp_path / "back")
     assert (name, bundle.digest) == (address, first.digest)
     assert oci.pull(tag, tmp_path / "new")[1].digest == Bundle.open(other).digest
