@@ -566,7 +566,7 @@ class Names:
         arguments = [self._texts[argument] for argument in value.arguments]
         of_bools = value.arguments[0].dtype == "bool"
         if of_bools and value.function.startswith("to_"):
-            arguments = [f"({arguments[0]} & 1)"]  # true is -1
+            arguments = [f"({in_brackets(arguments[0])} & 1)"]  # true is -1
         return call_text(value.function, arguments, of_bools)
 
     def _read(self, value: Read) -> str:
