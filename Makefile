@@ -60,6 +60,7 @@ campaigns: $(WHOLE) $(TRITON_STAMP) ## run the campaigns that look for trouble, 
 	$(BIN)/python -m tests.engines.native.sanitize
 	$(BIN)/python -m tests.engines.lanes.ulps 7
 	$(BIN)/python -m tests.engines.lanes.programs
+	$(BIN)/python -m tests.engines.lanes.programs --integers --programs 1000
 	$(BIN)/python -m tests.engines.lanes.samples
 	$(BIN)/python -m tests.engines.lanes.waits
 	$(BIN)/python -m tests.campaigns.headers

@@ -1105,6 +1105,12 @@ FAULTS = (
         ("test_any_compiler_gives_the_bits",),
     ),
     Fault(
+        "a bool that is one or the other becomes -1 as a number",
+        "({in_brackets(arguments[0])} & 1)",
+        "({arguments[0]} & 1)",
+        ("test_bools_are_those_of_eager_torch",),
+    ),
+    Fault(
         "in a header, g++ may take an overflow of integers for impossible",
         '#pragma GCC optimize("fp-contract=off", "wrapv")',
         '#pragma GCC optimize("fp-contract=off")',

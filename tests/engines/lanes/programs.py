@@ -4,8 +4,9 @@
 
 A program starts from numbers that float32 holds exactly (quarters), with some NaN and infinities.
 Discontinuous operators (comparisons, floor, sorting) are applied only to numbers that are still
-exact, so rounding alone never makes two right answers differ. `--seed` repeats a run; a program
-that fails is printed with its seed and its steps.
+exact, so rounding alone never makes two right answers differ. `--integers` makes programs of
+integers of any size and of bools instead, whose answers must be equal. `--seed` repeats a run; a
+program that fails is printed with its seed and its steps.
 """
 
 from __future__ import annotations
@@ -51,17 +52,18 @@ Apply = Callable[..., Tensor]
 @dataclass
 class Program:
     """A model of steps, each a function of earlier tensors, by their places: 0 is the first input,
-    1 the second, 2 the result of the first step. `titles`: of the steps."""
+    1 the second, 2 the result of the first step. `titles`: of the steps. `dtype`: of the answer."""
 
     seed: int
     steps: list[tuple[Apply, tuple[int, ...]]] = field(default_factory=list)
     titles: list[str] = field(default_factory=list)
+    dtype: torch.dtype = torch.float32
 
-    def __call__(self, x: Tensor, index: Tensor) -> Tensor:
-        tensors = [x, index]
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        tensors = [*inputs]
         for step, places in self.steps:
             tensors.append(step(*(tensors[place] for place in places)))
-        last = tensors[-1].float()
+        last = tensors[-1].to(self.dtype)
         return last.flatten(1) if last.dim() > 1 else last
 
 
@@ -260,6 +262,116 @@ class _Writer:
         self.add(title, choices[title], (place,), False)
 
 
+_INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+
+
+def _divisor(b: Tensor) -> Tensor:
+    """Another number in place of 0, and of -1: torch ends with a signal at -2^63 / -1."""
+    zero = b == 0
+    return torch.where(zero if b.dtype == torch.bool else zero | (~b == 0), torch.ones_like(b), b)
+
+
+def _shifted(a: Tensor, left: Tensor | int, right: Tensor | int) -> Tensor:
+    """Shifted to the left, and to the right. torch shifts no bools."""
+    number = a.to(torch.int8) if a.dtype == torch.bool else a
+    return (number << left) + (number >> right)
+
+
+OF_INTEGER: dict[str, Apply] = {
+    **{f"to {dtype}": lambda a, dtype=dtype: a.to(dtype) for dtype in (*_INTEGERS, torch.bool)},
+    "neg": torch.neg,
+    "abs": torch.abs,
+    "not": torch.bitwise_not,
+    "sign": torch.sign,
+    "square": torch.square,
+    "cube": lambda a: a**3,
+    "shifts": lambda a: _shifted(a, 3, 2),
+    "quotient": lambda a: a // 7,
+    "negative quotient": lambda a: a // -3,
+    "remainder": lambda a: a % 5,
+    "negative remainder": lambda a: a % -9,
+    "fmod": lambda a: torch.fmod(a, 6),
+    "clamp": lambda a: a.clamp(-7, 90),
+    "from 3": lambda a: 3 - a,
+    "of 100": lambda a: 100 // _divisor(a),
+    "above": lambda a: a > 3,
+    "below": lambda a: a < 300,
+    "some": lambda a: a != 0,
+    "sum": lambda a: a.sum(1, keepdim=True),
+    "cumsum": lambda a: a.cumsum(1),
+    "prod": lambda a: a.prod(1, keepdim=True),
+    "largest": lambda a: a.amax(1, keepdim=True),
+    "least": lambda a: a.amin(1, keepdim=True),
+    "where the largest is": lambda a: a.max(1, keepdim=True).indices,
+    "where the least is": lambda a: a.min(1, keepdim=True).indices,
+    "sort": lambda a: a.sort(1).values,
+    "order": lambda a: torch.sort(a, dim=1, stable=True).indices,
+    "any": lambda a: a.any(1, keepdim=True),
+    "all": lambda a: a.all(1, keepdim=True),
+    "flip": lambda a: a.flip(1),
+    "hash": lambda a: (a * 40503 + 17) % 100,
+    "one hot": lambda a: F.one_hot(a[:, 0].long() & 3, 4),
+    "pick": lambda a: a.gather(1, (a.long() & 1).clamp(0, a.shape[1] - 1)),
+}
+OF_INTEGERS: dict[str, Apply] = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "and": torch.bitwise_and,
+    "or": torch.bitwise_or,
+    "xor": torch.bitwise_xor,
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    "floor": lambda a, b: torch.div(a, _divisor(b), rounding_mode="floor"),
+    "trunc": lambda a, b: torch.div(a, _divisor(b), rounding_mode="trunc"),
+    "remainder": lambda a, b: torch.remainder(a, _divisor(b)),
+    "fmod": lambda a, b: torch.fmod(a, _divisor(b)),
+    "less": torch.lt,
+    "equal": torch.eq,
+    "where": lambda a, b: torch.where(a > b, a, b),
+    "fill": lambda a, b: a.masked_fill(b.bool(), 5),
+    "shift": lambda a, b: _shifted(a, b.to(a.dtype) & 7, b & 7),
+    "logical": torch.logical_xor,
+    "cat": lambda a, b: torch.cat([a[:, :1], b[:, :1]], 1),
+}
+
+
+def integer_program(seed: int, steps: int, inputs: Sequence[Tensor]) -> Program:
+    """A program of integers and bools. Steps that torch refuses are left out."""
+    draw, program, tensors = random.Random(seed), Program(seed, dtype=torch.int64), [*inputs]
+    while len(program.steps) < steps:
+        count = draw.choice((1, 2))
+        title, step = draw.choice(list((OF_INTEGER, OF_INTEGERS)[count - 1].items()))
+        places = tuple(draw.randrange(len(tensors)) for _ in range(count))
+        try:
+            value = step(*(tensors[place] for place in places))
+        except (RuntimeError, NotImplementedError):
+            continue
+        if value.dim() == 2 and value.dtype in (*_INTEGERS, torch.bool):
+            tensors.append(value)
+            program.steps.append((step, places))
+            program.titles.append(f"{title}{list(places)} -> {value.dtype}")
+    return program
+
+
+def integer_examples(seed: int) -> list[Tensor]:
+    """Three inputs of a dtype each: numbers of any size, small ones, and the limits."""
+    draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    inputs = []
+    for _ in range(3):
+        dtype = draw.choice(_INTEGERS)
+        low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+        ends = torch.tensor([low, low + 1, high - 1, high])
+        kinds = [
+            torch.randint(low, high, (MOST, 3), generator=generator),
+            torch.randint(-9, 10, (MOST, 3), generator=generator),
+            ends[torch.randint(0, 4, (MOST, 3), generator=generator)],
+        ]
+        kind = torch.randint(0, 3, (1, MOST, 3), generator=generator)
+        inputs.append(torch.stack(kinds).gather(0, kind)[0].to(dtype))
+    return inputs
+
+
 def examples(seed: int) -> list[Tensor]:
     """Two inputs: quarters, with NaN and infinities in the last rows, and small integers."""
     generator = torch.Generator().manual_seed(seed)
@@ -277,10 +389,15 @@ def agrees(answers: Tensor, wanted: Tensor) -> bool:
     return bool((same | (off <= _RELATIVE * (1 + largest))).all())
 
 
-def wrong_programs(seeds: range, steps: int = 10, device: str = "cpu") -> Iterator[Program]:
+def wrong_programs(
+    seeds: range, steps: int = 10, device: str = "cpu", integers: bool = False
+) -> Iterator[Program]:
     """Compiles a program for each seed, all in one library; those that differ from eager torch."""
-    inputs = examples(seeds.start)
-    programs = [_Writer(seed, inputs).write(steps) for seed in seeds]
+    inputs = integer_examples(seeds.start) if integers else examples(seeds.start)
+    programs = [
+        integer_program(seed, steps, inputs) if integers else _Writer(seed, inputs).write(steps)
+        for seed in seeds
+    ]
     # One output for all: torch.export takes longer for an output than for a program.
     together = {"y": lambda *rows: torch.cat([_columns(p(*rows)) for p in programs], 1)}
     library = compiled(Function(together), inputs, list(together), device)
@@ -289,7 +406,8 @@ def wrong_programs(seeds: range, steps: int = 10, device: str = "cpu") -> Iterat
         wanted = [_columns(program(*rows)) for program in programs]
         parts = library(*rows)["y"].split([answer.shape[1] for answer in wanted], 1)
         for program, part, answer in zip(programs, parts, wanted, strict=True):
-            if not agrees(part, answer):
+            right = torch.equal(part, answer) if integers else agrees(part, answer)
+            if not right:
                 yield program
 
 
@@ -306,11 +424,12 @@ def main() -> None:
     parser.add_argument("--together", type=int, default=20, help="programs in one library")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu", help="or cuda:0")
+    parser.add_argument("--integers", action="store_true", help="of integers of any size")
     options = parser.parse_args()
     begun, failed = time.monotonic(), 0
     for first in range(options.seed, options.seed + options.programs, options.together):
         seeds = range(first, first + options.together)
-        for program in wrong_programs(seeds, options.steps, options.device):
+        for program in wrong_programs(seeds, options.steps, options.device, options.integers):
             failed += 1
             print(f"program {program.seed}: " + "; ".join(program.titles), flush=True)
         if sys.stderr.isatty():

@@ -53,8 +53,10 @@ def test_the_headers_have_each_function_of_the_table(headers: str, tmp_path: Pat
     assert done.returncode == 0, done.stderr
 
 
-def test_random_programs_have_the_answers_of_eager_torch() -> None:
-    assert [program.titles for program in wrong_programs(range(6), steps=8)] == []
+@pytest.mark.parametrize("integers", [False, True], ids=["floats", "integers"])
+def test_random_programs_have_the_answers_of_eager_torch(integers: bool) -> None:
+    wrong = wrong_programs(range(6), steps=8, integers=integers)
+    assert [program.titles for program in wrong] == []
 
 
 class Block(nn.Module):

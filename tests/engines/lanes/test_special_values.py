@@ -118,6 +118,8 @@ BOOLS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "the largest": lambda x, y: torch.stack([x, y], 1).amax(1),
     "sorted": lambda x, y: torch.stack([x, y, x], 1).sort(1).values[:, 0],
     "product": lambda x, y: x * y + x,
+    "one or both, as a number": lambda x, y: (x | y).long(),
+    "one of both, as a number": lambda x, y: (x ^ y).float(),
 }
 BEST = {"x86-64-v3": "AVX2", "x86-64-v4": "AVX-512"}.get(host_targets("cpu")[0].arch)
 DOCUMENT = Path(__file__).parents[3] / "docs" / "concepts" / "lanes.md"
