@@ -20,13 +20,12 @@ from pipeline.init.trial import (
     Search,
     can_be_exported,
     depends_on_dtype,
-    find_error,
     find_rivals,
     have_same_answers,
     ignores_item_order,
     search,
+    takes_more_items,
     try_options,
-    with_more_items,
 )
 
 _ITEMS = (
@@ -136,11 +135,10 @@ def _decide(model: Model, feeds: Sequence[Feed], first: Outcome, size: int) -> _
     exactly one combination decides. Raises InitError if none does. `size`: the number of items of a
     jagged row.
     """
-    if all(feed.asked.axes for feed in feeds):
-        return _Decision(first, "as --input says")
     others = list(find_rivals(model, first, _list_choices(model, feeds, size)))
     if not others:
-        return _Decision(first, "it runs so")
+        says = all(feed.asked.axes for feed in feeds)
+        return _Decision(first, "as --input says" if says else "it runs so")
     differing = [other for other in others if not have_same_answers(other, first)]
     if not differing:
         return _Decision(first, "the answers are the same in the other order")
@@ -149,7 +147,7 @@ def _decide(model: Model, feeds: Sequence[Feed], first: Outcome, size: int) -> _
         possible = [o for o in possible if can_be_exported(model, o)] or possible
         if len(possible) == 1:
             return _Decision(possible[0], "torch exports no other order")
-    longer = [o for o in possible if not find_error(model, with_more_items(o), n=5)]
+    longer = [o for o in possible if takes_more_items(model, o)]
     if len(longer) == 1:
         return _Decision(longer[0], "so it takes any number of items")
     documented = _find_documented_order(model)
@@ -220,7 +218,7 @@ def _explain_input(feed: Feed, why: str) -> str:
     option, name = feed.option, feed.port.name
     text = f"{name} is ({', '.join(option.sizes)}) {option.dtype}"
     letters = {"items": "i", "features": "j"}
-    if {*option.meaning} == {"items", "features"} and not option.order.flatten:
+    if {"items", "features"} <= {*option.named}:
         index = ", ".join(letters.get(axis, ":") for axis in option.named)
         text += f": {name}[{index}] is item i, feature j"
     elif option.named != ("n", "features"):

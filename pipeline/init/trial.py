@@ -305,20 +305,25 @@ def can_be_exported(model: Model, outcome: Outcome) -> bool:
     return True
 
 
-def with_more_items(outcome: Outcome) -> list[Option]:
-    """Returns the options with one item more in each input that has items."""
+def takes_more_items(model: Model, outcome: Outcome) -> bool:
+    """Whether the model also runs with one item more in each input that has an axis of items. False
+    if none has."""
 
     def longer(option: Option) -> Option:
         named_sizes = zip(option.axes[1:], option.shape, strict=True)
         shape = tuple(size + 1 if name == "items" else size for name, size in named_sizes)
         return replace(option, shape=shape)
 
-    return [longer(option) for option in outcome.options]
+    options = [longer(option) for option in outcome.options]
+    return options != [*outcome.options] and not find_error(model, options, n=5)
 
 
 def ignores_item_order(model: Model, outcome: Outcome) -> bool:
-    """Whether the answers stay the same if the items of each row are reversed."""
+    """Whether the answers stay the same if the items of each row are reversed. False if no input
+    has an axis of items."""
     options = outcome.options
+    if not any("items" in option.axes for option in options):
+        return False
     n = rows_of_trial(options)
     reversed_items = [
         x.flip(option.axes.index("items")) if "items" in option.axes else x

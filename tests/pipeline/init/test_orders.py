@@ -224,6 +224,16 @@ def test_two_orders_that_both_run_are_asked_about(user_folder: Path) -> None:
         assert config.inputs[0].permute == permute
 
 
+def test_a_number_that_fits_two_orders_is_asked_about(user_folder: Path) -> None:
+    file = write_columns(user_folder, 4, 6)
+    line = refused(user_folder, "model.py:Flat", file, "--input", "x=(n, 24): f0,f1,f2,f3")
+    for order, permute in (("n, features*items", ()), ("n, items*features", (0, 2, 1))):
+        option = f"x=({order}): f0,f1,f2,f3"
+        assert f"--input '{option}'" in line
+        config = init_config(user_folder, "model.py:Flat", file, "--input", option, "--force")
+        assert config.inputs[0].permute == permute
+
+
 @pytest.mark.parametrize(
     "number",
     [np.int32(123_456_789), np.int64(2**40 + 1), np.float64(2**40 + 0.5), np.int8(-3)],
