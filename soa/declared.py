@@ -53,7 +53,7 @@ def find_declared(package: str, family: str) -> dict[str, Declared]:
         (node,) = ast.parse(f"{head} ...", module).body  # a class needs a body
         if isinstance(node, ast.ClassDef):
             keywords = {word.arg: word.value for word in node.keywords if word.arg is not None}
-            settings = {key: ast.literal_eval(value) for key, value in keywords.items()}  # ours
+            settings = {key: ast.literal_eval(value) for key, value in keywords.items()}  # trusted
             classes.append(Declared(settings[family], module, node.name, settings))
     classes.sort(key=lambda item: (item.settings.get("order", 0), item.name))
     by_name: dict[str, Declared] = {}

@@ -94,7 +94,7 @@ def compile_candidate(
     )
     files = tuple(outcome.value or ())
     facts_file = artifact / FACTS
-    facts = json.loads(facts_file.read_text()) if facts_file.is_file() else {}  # ours
+    facts = json.loads(facts_file.read_text()) if facts_file.is_file() else {}  # trusted
     return Compiled(name, artifact, files, time.monotonic() - begun, outcome, facts)
 
 
@@ -144,7 +144,7 @@ def _add_facts(files: list[str], folder: Path, facts: Mapping[str, Any]) -> list
     Returns `files` with the facts file added at the end. An empty list stays empty: the facts file
     would become the first file, which is the one to open.
     """
-    of_engine = json.loads((folder / FACTS).read_text()) if FACTS in files else {}  # ours
+    of_engine = json.loads((folder / FACTS).read_text()) if FACTS in files else {}  # trusted
     (folder / FACTS).write_text(json.dumps({**of_engine, **facts}))
     return [*files, FACTS] if files and FACTS not in files else files
 

@@ -45,7 +45,7 @@ class Cpu(
 def cpu_flags() -> frozenset[str]:
     """The CPU features of this host, by Linux's names for them. Empty if they cannot be read."""
     try:
-        text = Path("/proc/cpuinfo").read_text()  # ours
+        text = Path("/proc/cpuinfo").read_text()  # trusted
     except OSError:
         return frozenset()
     lines = (line for line in text.splitlines() if line.startswith(("flags", "Features")))

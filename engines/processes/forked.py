@@ -111,7 +111,7 @@ def _receive(ours: Connection, ended: int) -> tuple[str, Any]:
     if ours not in wait([ours, ended]):
         return "", None
     try:
-        kind, content = pickle.loads(ours.recv_bytes())  # ours
+        kind, content = pickle.loads(ours.recv_bytes())  # trusted
     except EOFError:  # the child has ended, and with it its side of the connection
         return "", None
     return kind, content
@@ -131,7 +131,7 @@ def _make_crash_error(subject: str, where: str, code: int) -> CrashError:
 def _unpickle_error(pickled: bytes, text: str) -> BaseException:
     """Unpickle the child's exception. If that fails, return a RuntimeError with its `text`."""
     try:
-        error = pickle.loads(pickled)  # ours
+        error = pickle.loads(pickled)  # trusted
     except Exception:  # its class is of a module that only the child has imported
         return RuntimeError(text)
     return error if isinstance(error, BaseException) else RuntimeError(text)
@@ -148,7 +148,7 @@ def _ask_parent(*arguments: Any) -> Any:
     this function as its `say`."""
     assert _parent is not None
     _send("say", arguments)
-    return pickle.loads(_parent.recv_bytes())  # ours
+    return pickle.loads(_parent.recv_bytes())  # trusted
 
 
 def _send(kind: str, content: Any) -> None:

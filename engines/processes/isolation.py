@@ -161,9 +161,9 @@ def _read_outcome(answer: Path, code: int, log: Path, script: Path) -> Outcome:
         error = f"killed by {signal_name(-code)}"
         return Outcome(None, error, log, script, code="candidate-crashed")
     try:
-        data = json.loads(answer.read_text())  # ours
+        data = json.loads(answer.read_text())  # trusted
     except (OSError, ValueError):
-        lines = log.read_text(errors="replace").strip().splitlines()  # ours
+        lines = log.read_text(errors="replace").strip().splitlines()  # trusted
         last_line = lines[-1] if lines else "nothing in its log"
         error = f"exit code {code} without an answer: {last_line}"
         return Outcome(None, error, log, script, code="candidate-crashed")

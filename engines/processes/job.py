@@ -17,7 +17,7 @@ from soa.files import write_whole
 def run_job(job: Path, answer: Path) -> int:
     """Call the function that the file `job` names, and write its value or its error to the file
     `answer`. Returns the exit code, which is 0 in both cases."""
-    data = json.loads(job.read_text())  # ours
+    data = json.loads(job.read_text())  # trusted
     module, _, name = data["function"].partition(":")
     result: dict[str, Any]
     try:

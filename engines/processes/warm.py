@@ -241,7 +241,7 @@ def _serve(idle_s: float, *imported: str) -> None:
         line = sys.stdin.readline()
         if not line:
             break
-        job, server = json.loads(line), os.getpid()  # ours
+        job, server = json.loads(line), os.getpid()  # trusted
         _import(job["imports"])
         pid = os.fork()
         if pid == 0:

@@ -71,7 +71,7 @@ def code_digest() -> str:
         sources = (path for path in (root / folder).rglob("*") if path.suffix in _SUFFIXES)
         for path in sorted(sources):
             digest.update(f"{path.relative_to(root)}\0".encode())
-            digest.update(path.read_bytes())  # ours
+            digest.update(path.read_bytes())  # trusted
     return digest.hexdigest()
 
 
@@ -104,7 +104,7 @@ def make_provenance(config: Config, config_path: Path, steps: Mapping[str, float
 def _read_cpu_name() -> str:
     """Read the name of the processor from Linux; elsewhere, ask Python for it."""
     cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []  # ours
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []  # trusted
     for line in lines:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()

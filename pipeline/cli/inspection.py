@@ -93,9 +93,9 @@ def show(
     counts, notes = read_proof(bundle)
     data = {
         "version": _describe_version(version) if version else None,
-        "manifest": json.loads(bundle.manifest.to_json()),  # ours
+        "manifest": json.loads(bundle.manifest.to_json()),  # trusted
         "annexes": {
-            target: {"digest": annex.digest, **json.loads(annex.record.to_json())}  # ours
+            target: {"digest": annex.digest, **json.loads(annex.record.to_json())}  # trusted
             for target, annex in bundle.annexes.items()
         },
         "reference": {"outputs": [asdict(output) for output in counts], "notes": notes},

@@ -55,7 +55,7 @@ def write_config(
     The comment is the schema's description of the key on that line, or the note in `notes`, which
     has key paths as keys. A line with several keys gets the comment of the first that has one.
     """
-    schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))  # ours
+    schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))  # trusted
     text = head + yaml.dump(_shorten_columns(config), Dumper=_Dumper, allow_unicode=True, **_FORM)
     path.write_text(text, encoding="utf-8")
     comments: dict[int, str] = {}

@@ -139,7 +139,7 @@ def rewrite(first: Written, path: Path, model: Mapping[str, Any], rows: str) -> 
     """Write the config that `first` describes to `path`, with another `model:` and another file of
     rows, whose paths are relative to the folder of `path`."""
     config = {**first.config, "model": dict(model), "reference": {"file": rows}}
-    write_whole(path.parent / SCHEMA_FILE.name, SCHEMA_FILE.read_text(encoding="utf-8"))  # ours
+    write_whole(path.parent / SCHEMA_FILE.name, SCHEMA_FILE.read_text(encoding="utf-8"))  # trusted
     write_config(path, _HEAD, config, {})
 
 
@@ -284,7 +284,7 @@ def _write_checked(
             seen = (trial.model, trial.signature, trial.inputs)
             why = "" if request.independent else why_rows_may_mix(*seen)
             _set_bound(config, notes, choices.range, why, arrays)
-        write_whole(folder / SCHEMA_FILE.name, SCHEMA_FILE.read_text(encoding="utf-8"))  # ours
+        write_whole(folder / SCHEMA_FILE.name, SCHEMA_FILE.read_text(encoding="utf-8"))  # trusted
         write_config(partial, _HEAD, config, notes)
         if arrays:
             rows_file.replace(stored)

@@ -379,7 +379,7 @@ def record_to_json(record: DataclassInstance) -> str:
     """Write a record as JSON text: equal records give equal bytes, since the keys are sorted."""
     # JSON has no NaN and no Infinity, but a worst relative deviation can be either: these values
     # are written as strings, and read back as numbers.
-    data = json.loads(  # ours
+    data = json.loads(  # trusted
         json.dumps(as_data(record)), parse_constant=lambda constant: constant
     )  # every key is a string now
     return json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"

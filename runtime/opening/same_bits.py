@@ -195,4 +195,4 @@ def main(job: dict[str, Any]) -> str | None:
 
 
 if __name__ == "__main__":
-    print(main(json.load(sys.stdin)))  # ours
+    print(main(json.load(sys.stdin)))  # trusted

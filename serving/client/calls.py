@@ -169,7 +169,7 @@ class Client:
         text = json_format.MessageToJson(config, preserving_proto_field_name=True)
         request.parameters["config"].string_param = text
         for path, file in files.items():
-            request.parameters[f"file:{path}"].bytes_param = file.read_bytes()  # ours
+            request.parameters[f"file:{path}"].bytes_param = file.read_bytes()  # trusted
         self._call(self._stub.RepositoryModelLoad, request, retries=0)
 
     def unload(self, name: str) -> None:

@@ -126,7 +126,7 @@ def queue_query(model: str, release: str) -> str:
 
 def _render(template: str, **values: Any) -> Object:
     """Fill a template with values, and return the object that its YAML text describes."""
-    rendered: Object = yaml.safe_load(_templates().get_template(template).render(values))  # ours
+    rendered: Object = yaml.safe_load(_templates().get_template(template).render(values))  # trusted
     return rendered
 
 

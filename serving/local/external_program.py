@@ -102,7 +102,7 @@ class LocalProgram(ABC):
 
     def log(self) -> str:
         """Return the output of the program so far; "" if it is not running."""
-        return (self._folder / "log").read_text(errors="replace") if self._folder else ""  # ours
+        return (self._folder / "log").read_text(errors="replace") if self._folder else ""  # trusted
 
     def stop(self) -> None:
         """Ask the program to end, and kill it and all its processes after `stop_s`.

@@ -117,7 +117,8 @@ class TritonBinary:
         models = scratch / "models"
         models.mkdir()
         for config in repository.glob("*/config.pbtxt"):
-            message = text_format.Parse(config.read_text(), model_config_pb2.ModelConfig())  # ours
+            text = config.read_text()  # trusted
+            message = text_format.Parse(text, model_config_pb2.ModelConfig())
             message.ClearField("model_repository_agents")
             model = models / config.parent.name
             model.mkdir()

@@ -49,7 +49,7 @@ class TritonPythonModel:
         `args`: Triton's configuration of the model, as JSON, and the device of this instance.
         Raises TritonModelException if the bundle is not the one in the configuration.
         """
-        config = json.loads(args["model_config"])  # ours
+        config = json.loads(args["model_config"])  # trusted
         folder = Path(__file__).resolve().parent / ".bundle"
         on_gpu = args["model_instance_kind"] == "GPU"
         device = f"cuda:{args['model_instance_device_id']}" if on_gpu else "cpu"
@@ -124,7 +124,7 @@ def _parse_parameters(parameters: str) -> tuple[str | None, str | None]:
 
     `parameters`: the request's parameters, as JSON. Cached, because most requests have the same.
     """
-    named: dict[str, object] = json.loads(parameters or "{}")  # ours
+    named: dict[str, object] = json.loads(parameters or "{}")  # trusted
     digest, form = named.get("digest"), named.get("requests")
     return None if digest is None else str(digest), None if form is None else str(form)
 

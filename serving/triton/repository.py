@@ -93,6 +93,6 @@ def _checksums(model: Path) -> dict[str, str]:
     for file in model.rglob("*"):
         path = file.relative_to(model)
         if file.is_file() and (BUNDLE not in path.parts or file.name == SUMS):
-            md5 = hashlib.md5(file.read_bytes(), usedforsecurity=False)  # ours
+            md5 = hashlib.md5(file.read_bytes(), usedforsecurity=False)  # trusted
             checksums[str(path)] = md5.hexdigest()
     return checksums

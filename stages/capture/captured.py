@@ -85,7 +85,7 @@ class Capture:
     @classmethod
     def load(cls, folder: Path) -> Capture:
         """The capture that `save` wrote into this folder."""
-        data = json.loads((folder / "capture.json").read_text())  # ours
+        data = json.loads((folder / "capture.json").read_text())  # trusted
         return cls(folder, **{**data, "signature": Signature.from_dict(data["signature"])})
 
 

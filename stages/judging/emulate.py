@@ -182,7 +182,7 @@ def emulate_candidate(
             return ValidationReport.failed(name, why, code="candidate-timeout")
         if completed.returncode != 0:
             return _report_failed_run(name, emulator, completed)
-        bits = hashlib.sha256(answers.read_bytes()).hexdigest()  # ours
+        bits = hashlib.sha256(answers.read_bytes()).hexdigest()  # trusted
     why = f"validated {emulator.how}; no {target} has run it"
     return ValidationReport.without_device(
         name,
@@ -268,24 +268,24 @@ def _build_once(
     """Compile a program or a library from `sources`, unless this host's cache has it already.
 
     `sources` are relative to engines/native. The path that is returned contains a digest of the
-    compiler's command and of all files there, so that a change of one of them builds it again.
+    command and of all files there, so that a change of one of them builds it again.
     """
-    key = hashlib.sha256(" ".join(compile_command).encode())
+    # One translation unit reads the headers once, and takes two thirds of the time.
+    unit = "".join(f'#include "{_NATIVE / source}"\n' for source in sources)
+    includes = [f"-I{_NATIVE / folder}" for folder in (".", "include", "library")]
+    command = [*compile_command, "-std=c++17", "-O1", *includes]
+    key = hashlib.sha256("\0".join((*command, *flags, unit)).encode())
     for path in sorted((*_NATIVE.rglob("*.h"), *_NATIVE.rglob("*.hpp"), *_NATIVE.rglob("*.cpp"))):
-        key.update(path.read_bytes())  # ours
+        key.update(path.read_bytes())  # trusted
     file = cache_root() / "emulators" / f"{name}-{key.hexdigest()[:16]}"
     if file.is_file():
         return file
     file.parent.mkdir(parents=True, exist_ok=True)
     with _lock_build(file), tempfile.TemporaryDirectory(dir=file.parent) as scratch:
         if not file.is_file():
-            out, unit = Path(scratch) / name, Path(scratch) / "whole.cpp"
-            # One translation unit reads the headers once, and takes two thirds of the time.
-            unit.write_text("".join(f'#include "{_NATIVE / source}"\n' for source in sources))
-            options = ["-std=c++17", "-O1"]
-            options += [f"-I{_NATIVE / folder}" for folder in (".", "include", "library")]
-            options += [str(unit), "-o", str(out), *flags]
-            run_compiler([*compile_command, *options], Path(scratch), out)
+            out, source = Path(scratch) / name, Path(scratch) / "whole.cpp"
+            source.write_text(unit)
+            run_compiler([*command, str(source), "-o", str(out), *flags], Path(scratch), out)
             os.replace(out, file)
     return file
 

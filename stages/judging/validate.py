@@ -155,7 +155,7 @@ def validate_candidate(
 def _describe_last_case(log: Path) -> str:
     """A phrase that says at which case the child process was killed. It is read from the log, into
     which the child writes a line `at n=33` before each case."""
-    lines = log.read_text(errors="replace").splitlines()  # ours
+    lines = log.read_text(errors="replace").splitlines()  # trusted
     cases = [line for line in lines if line.startswith("at ")]
     if not cases:
         return "before its first run"
@@ -201,7 +201,7 @@ def _validate_with_reference(session: Session, trial: Trial) -> ValidationReport
         reference=reference,
         tolerances=trial.tolerances,
         classifiers=trial.classifiers,
-        say=lambda text: print(text, flush=True),  # ours
+        say=lambda text: print(text, flush=True),  # trusted
         more=None if trial.more is None else Reference.load(trial.more),
         program=trial.program,
         special_values=trial.special_values,
@@ -209,7 +209,7 @@ def _validate_with_reference(session: Session, trial: Trial) -> ValidationReport
     if report.valid:
         report = replace(report, bits=digest_answers(session, trial.reference))
     if report.valid and trial.many is not None and trial.program is not None:
-        print("at many rows", flush=True)  # ours
+        print("at many rows", flush=True)  # trusted
         pieces = Reference.load(trial.many).edges
         tried = compare_on_many_rows(session, pieces, trial.tolerances, trial.program)
         report = replace(report, many_rows=tried.record)
@@ -280,7 +280,7 @@ def _validate_with_program(session: Session, trial: Trial) -> ValidationReport:
     cases: list[CaseReport] = []
     counts: list[Nonfinite] = []
     for rows, case in windows(signature, inputs):
-        print(f"at {label(case)} of the set", flush=True)  # ours
+        print(f"at {label(case)} of the set", flush=True)  # trusted
         answers = run_session(portable, rows, case)
         cases.append(_validate_case(session, rows, case, answers, trial.tolerances, frozenset()))
         counts += count_nonfinite(signature, (case,), (answers,))

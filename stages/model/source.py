@@ -281,7 +281,7 @@ def _load_file(path: Path) -> Any:
     if not path.is_file():
         raise SourceError(f"no such file: {path}")
     # One module object per file and content. Its name cannot hide an installed module.
-    identity = str(path.resolve()).encode() + b"\0" + path.read_bytes()  # ours
+    identity = str(path.resolve()).encode() + b"\0" + path.read_bytes()  # trusted
     name = f"_soa_model_{hashlib.sha256(identity).hexdigest()[:16]}"
     if name in sys.modules:
         return sys.modules[name]

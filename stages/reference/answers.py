@@ -128,7 +128,7 @@ class Reference:
         # safetensors writes the metadata in another order each time: the same rows, the same file.
         # A file is the size of its head in 8 bytes, the head (JSON, padded to 8), and the values.
         size = int.from_bytes(content[:8], "little")
-        head = json.loads(content[8 : 8 + size])  # ours
+        head = json.loads(content[8 : 8 + size])  # trusted
         head["__metadata__"] = metadata
         encoded = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
         encoded += b" " * (-len(encoded) % 8)

@@ -338,7 +338,7 @@ def memory_here(
 
 def _read_peak_mb() -> float:
     """The peak of this process's memory in MB, from /proc (VmHWM, in KiB)."""
-    lines = Path("/proc/self/status").read_text().splitlines()  # ours
+    lines = Path("/proc/self/status").read_text().splitlines()  # trusted
     return next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("VmHWM"))
 
 

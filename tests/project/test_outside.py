@@ -48,7 +48,7 @@ def calls() -> tuple[Call, ...]:
                 function = node.func
                 name = getattr(function, "attr", getattr(function, "id", ""))
                 ours = any(
-                    line.endswith("# ours") for line in lines[node.lineno - 1 : node.end_lineno]
+                    line.endswith("# trusted") for line in lines[node.lineno - 1 : node.end_lineno]
                 )
                 all_calls.append(Call(path, name, dotted(function), ours))
     return tuple(all_calls)
@@ -60,8 +60,8 @@ class Call:
     name: str
     function: str
     ours: bool
-    """True if the line ends with `# ours`: the text is of our own making, as of an earlier step, of
-    a child process, of our package or of the system."""
+    """True if the line ends with `# trusted`: this program made the text, as in an earlier step or
+    a child process, or the system did."""
 
 
 def callers(*names: str) -> set[str]:

@@ -180,7 +180,7 @@ def load_nvrtc() -> ctypes.CDLL:
 
 def _compile_for_nvidia(out: Path, target: Target, store: Store) -> Report:
     """Compile network.cu to network.image and network.ptx with NVRTC. Returns its report."""
-    text = (out / "network.cu").read_bytes()  # ours
+    text = (out / "network.cu").read_bytes()  # trusted
     image = compile_cuda(text, target.arch, HEADERS)
     (out / "network.image").write_bytes(image.cubin)
     (out / "network.ptx").write_bytes(image.ptx)

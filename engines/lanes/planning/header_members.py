@@ -118,7 +118,7 @@ def _reserved_names() -> frozenset[str]:
     """The names that no member may have: those of the structs, of the function `row`, whose
     arguments have the names of members, and of the macros that the header has defined at that
     point."""
-    texts = [(HEADERS / file).read_text() for file in ("embedded.h", "arithmetic.h")]  # ours
+    texts = [(HEADERS / file).read_text() for file in ("embedded.h", "arithmetic.h")]  # trusted
     return frozenset({"row", "Input", "Output", "Columns"}.union(*map(macros_of, texts)))
 
 
