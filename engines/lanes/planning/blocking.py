@@ -56,19 +56,17 @@ class Loops:
     """The number of bytes of a sum."""
 
     @classmethod
-    def of(cls, kernel: Kernel, elements: Elements) -> Loops | None:
-        """Find the loops of a kernel that computes a product. Returns None if an operand is a
-        number, or if an address is not a plain sum of loop variables with constant factors."""
+    def of(cls, kernel: Kernel, elements: Elements) -> Loops:
+        """Find the loops of a kernel that computes a product. Its operands are weights or in
+        memory, at addresses that are linear in each loop (see `product_operand`)."""
         product = kernel.inner
         assert isinstance(product, Product)
         left, right = product.operands(kernel.inner_at, elements.at)
-        if not isinstance(left, Read) or not isinstance(right, Read):
-            return None
+        assert isinstance(left, Read) and isinstance(right, Read)
         if isinstance(left.tensor, Constant):
             left, right = right, left
         left_at, right_at = address(left), address(right)
-        if not is_linear((left_at, right_at)):
-            return None
+        assert is_linear((left_at, right_at))
         m = _longest_loop(v for v in kernel.loops if left_at.factor(v) and not right_at.factor(v))
         j = _longest_loop(v for v in kernel.loops if right_at.factor(v) and not left_at.factor(v))
         outer = tuple(loop for loop in kernel.loops if loop not in (m, j))

@@ -187,10 +187,7 @@ class Writer:
         if isinstance(step, Scattered):
             return self.write_scatter(step)
         if isinstance(step.inner, Product):
-            loops = Loops.of(step, self.plan.elements)
-            if loops is None:
-                return self.write_sum_of_products(step)
-            return self.write_product(step, loops)
+            return self.write_product(step, Loops.of(step, self.plan.elements))
         if isinstance(step.inner, Reduction):
             return self.write_reduction(step)
         return self.loop_over_elements(step.loops, self.write_value(step, Names(self)))
@@ -284,19 +281,6 @@ class Writer:
         head = f"in_parts<{is_long}, {last.extent}>([&](int {last.name}, int part) ALWAYS_INLINE {{"
         body = indent([*names.lines, f"sum.take({term}, part);"])
         return self.nest(outer, [head, *body, "});"])
-
-    def write_sum_of_products(self, kernel: Kernel) -> list[str]:
-        """Return the lines that compute a product in plain loops, for one whose addresses are not
-        linear in the loop variables (see `Loops.of`)."""
-        inner = kernel.inner
-        assert isinstance(inner, Product)
-        names = Names(self)
-        left, right = (names.text(value) for value in inner.operands(kernel.inner_at, self.at))
-        term = [*names.lines, f"sum = fma({right}, {left}, sum);"]
-        summed = in_scope(self.nest(loops_of(inner.steps()), term))
-        body = [f"{carrier(inner.dtype)} sum{{}};", *summed]
-        after = Names(self, {inner: "sum"})
-        return self.loop_over_elements(kernel.loops, [*body, *self.write_value(kernel, after)])
 
     def write_product(self, kernel: Kernel, loops: Loops) -> list[str]:
         """Return the lines that compute a product in blocks, whose sums are in registers.

@@ -29,14 +29,13 @@ def rows_together(plan: Plan, threads: int, room: int) -> int:
     if not fit:
         return 0
     steps = (step for step in plan.steps if isinstance(step, Kernel))
-    products = (Loops.of(step, plan.elements) for step in steps if isinstance(step.inner, Product))
-    in_registers = [loops for loops in products if loops is not None]
-    if not in_registers:
+    products = [Loops.of(step, plan.elements) for step in steps if isinstance(step.inner, Product)]
+    if not products:
         return fit[-1]
     # Means over the products, each weighted by its work.
-    work = [_number_of_sums(loops) * loops.length for loops in in_registers]
-    positions = fmean([loops.m.extent for loops in in_registers], work)
-    sums = fmean(map(_number_of_sums, in_registers), work)
+    work = [_number_of_sums(loops) * loops.length for loops in products]
+    positions = fmean([loops.m.extent for loops in products], work)
+    sums = fmean(map(_number_of_sums, products), work)
     for rows in fit:
         if rows * positions >= _LEAST_USES and rows * sums >= _LEAST_SUMS * threads:
             return rows
