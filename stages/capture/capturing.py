@@ -251,11 +251,14 @@ def _find_dependence(
 
 
 def why_rows_may_mix(model: torch.nn.Module, signature: Signature, inputs: Arrays) -> str:
-    """Why a row's answer may depend on other rows; empty if it does not. `inputs` as for `capture`.
+    """Why a row's answer may depend on other rows, or on their number if this has no limit; empty
+    if it does not. `inputs` as for `capture`.
 
     The model is exported to find this out from its graph. If it does not export with a free number
     of rows, torch's reason is returned.
     """
+    without_limit = {dim: replace(rows, unbounded=True) for dim, rows in signature.ranges.items()}
+    signature = replace(signature, ranges=without_limit)
     example = example_case(signature)
     arguments = row_major_inputs(signature, inputs, example)
     try:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.export import Dim, ExportedProgram
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from engines.errors import first_line
 from engines.exported import quiet_torch
@@ -78,12 +79,29 @@ def convention_arguments(signature: Signature, inputs: Arrays, case: Case) -> li
 
 def _row_symbols(signature: Signature) -> dict[str, Any]:
     """The size of each row dimension as torch.export takes it: a symbol with its range, or None,
-    which stands for a fixed size, if the range has one value only."""
+    which stands for a fixed size, if the range has one value only.
+
+    Unbounded rows get no maximum. With that of a tile, torch would take `n > 5000` for false, and
+    not report that the model takes another path there.
+    """
     ranges = {dim: signature.ranges[dim] for dim in signature.dims}
     return {
-        dim: None if rows.min == rows.max else Dim(f"rows_{dim}", min=rows.min, max=rows.max)
+        dim: None
+        if rows.min == rows.max
+        else Dim(f"rows_{dim}", min=rows.min, max=None if rows.unbounded else rows.max)
         for dim, rows in ranges.items()
     }
+
+
+def _limit_to_tiles(program: ExportedProgram, signature: Signature) -> None:
+    """Give the symbol of unbounded rows the range of a tile, in place: an artifact runs no more
+    rows than that at a time, and an engine may make use of it."""
+    carriers = program.graph.find_nodes(op="placeholder")[-len(signature.arguments) :]
+    for dim, node in zip(signature.dims, carriers, strict=False):
+        rows = signature.ranges[dim]
+        if rows.unbounded:
+            symbol = node.meta["val"].shape[0].node.expr
+            program.range_constraints[symbol] = ValueRanges(rows.min, rows.max)
 
 
 @dataclass(frozen=True)
@@ -202,6 +220,7 @@ def export_convention(
             )
             functional = restore_columns(exported.run_decompositions({}), stacks, arguments)
             _remove_stacks(functional)
+            _limit_to_tiles(functional, signature)
             return functional
         except Exception as error:
             if "data-dependent" in str(error):  # from state that changes, such as a counter

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from engines.exported import quiet_torch
+from engines.exported import load_program, quiet_torch
 from soa import Block, Layout, RowRange, Signature, column
 from stages.capture import (
     Capture,
@@ -21,6 +21,7 @@ from stages.capture import (
     convention_arguments,
     example_case,
     export_convention,
+    why_rows_may_mix,
 )
 from stages.capture.independence import how_rows_depend
 from stages.errors import CaptureError
@@ -192,6 +193,46 @@ def test_a_trial_may_be_said_to_be_enough_for_unbounded_rows(tmp_path: Path) -> 
     inputs = random_inputs(UNBOUNDED, 1, {})
     result = capture(Unknown(), UNBOUNDED, inputs, tmp_path, "none", tried_is_enough=True)
     assert result.tried and result.dependence == ""
+
+
+class WithFreeRowCount(mlps.Core):
+    """Applies a function to the answers and to the row count, which stays a symbol in a graph."""
+
+    def __init__(self, function: Callable[[torch.Tensor, int], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self.core(x), x.shape[0])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda y, n: y * 2 if n > 5000 else y,
+        lambda y, n: y if n < 5000 else y * 2,
+        lambda y, n: y * 2 if min(n, 1500) == 1500 else y,
+        lambda y, n: y * 2 if y.numel() > 4_000_000 else y,
+    ],
+)
+def test_a_branch_above_a_tile_is_refused_for_unbounded_rows(
+    function: Callable[[torch.Tensor, int], torch.Tensor], tmp_path: Path
+) -> None:
+    model = WithFreeRowCount(function).eval()
+    inputs = random_inputs(UNBOUNDED, 1, {})
+    says = "another path unless|rows_n <= "  # torch's own words, for a fraction as the limit
+    assert re.search(says, why_rows_may_mix(model, BOUNDED, inputs))
+    assert re.search(says, refusal(model, tmp_path, UNBOUNDED))
+    assert captured(model, tmp_path, signature=BOUNDED).dependence == ""
+
+
+def test_a_program_of_unbounded_rows_is_made_for_the_rows_of_a_tile(tmp_path: Path) -> None:
+    """Also if the graph has the number of rows."""
+    model = WithFreeRowCount(lambda y, n: y[torch.arange(n)] + torch.ones(3).expand(n, 3)).eval()
+    result = captured(model, tmp_path, signature=UNBOUNDED)
+    ranges = load_program(result.program).range_constraints.values()
+    assert [int(rows.upper) for rows in ranges if rows.lower == 0] == [300]
+    assert why_rows_may_mix(model, BOUNDED, random_inputs(UNBOUNDED, 1, {})) == ""
 
 
 # -- models that torch.export takes only at one row ------------------------------------------------
