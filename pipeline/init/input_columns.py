@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -128,16 +128,28 @@ class Feed:
             likely.append("int64")
         return likely
 
-    @property
-    def own_dtype(self) -> str | None:
-        """The dtype that all columns have in memory; None if they have several, or if something
-        else decides about the input's dtype."""
-        known = self.mask or self.trained or self.asked.dtype or self.port.dtype
+    def other_dtypes(self, chosen: str) -> Iterator[tuple[str, tuple[float, float]]]:
+        """Yields the dtypes other than `chosen` that may be meant, each with limits between which
+        to try them: the columns' own one, and bool for whole numbers 0 and 1.
+
+        Columns of integers are also tried with numbers as large as their dtype holds, since later
+        rows may have them. Yields nothing if something else decides about the dtype.
+        """
         names = {column.values.dtype.name for column in self.columns}
-        return names.pop() if len(names) == 1 and not known and names <= {*DTYPES} else None
+        known = self.mask or self.trained or self.asked.dtype or self.port.dtype
+        if known or len(names) != 1 or not names <= {*DTYPES}:
+            return
+        own, limits = names.pop(), self._limits
+        if own != chosen:
+            yield own, limits
+        if np.issubdtype(own, np.integer):
+            if own != chosen:
+                yield own, (float(np.iinfo(own).min), float(np.iinfo(own).max))
+            if chosen != "bool" and 0 <= limits[0] <= limits[1] <= 1:
+                yield "bool", limits
 
     @property
-    def limits(self) -> tuple[float, float]:
+    def _limits(self) -> tuple[float, float]:
         """The least and the largest finite value of the columns; (0, 1) if there is none."""
         values = np.concatenate([column.values.ravel() for column in self.columns])
         finite = values[np.isfinite(values)]
@@ -393,7 +405,7 @@ def _choose_words(
             return asked_of[port.name].words
         if port.columns and (not data or {*port.columns} <= {*known}):
             return port.columns
-        if port.name in known:
+        if port.name in known and not _may_be_one_of_several(port, ports, data):
             return [port.name]
         if "mask" not in port.name:
             return []
@@ -411,9 +423,20 @@ def _choose_words(
         question = f"the columns of {port.name!r}, out of {listed}, …"
         short = shorten_names(likely)
         default = ",".join(short) if 0 < len(short) <= _MOST_NAMES or not data else None
+        if port.name in known:  # that column alone, or all
+            default = None
         answer = ask(f"--input {port.name}=COLUMN,…", question, default or None)
         words[port.name] = answer.split(",")
     return words
+
+
+def _may_be_one_of_several(port: Port, ports: Sequence[Port], data: Source | None) -> bool:
+    """Whether the only input has the name of a column of numbers, and there are other columns: the
+    input may be that column alone, or all of them."""
+    if data is None or len(ports) > 1 or len(data.columns) == 1:
+        return False
+    column = _read_head(data, port.name, missing=True)
+    return column.offsets is None and column.extents == ()
 
 
 def _read_feed(

@@ -22,6 +22,7 @@ from pipeline.init.trial import (
     depends_on_dtype,
     find_rivals,
     have_same_answers,
+    have_same_numbers,
     ignores_item_order,
     search,
     takes_more_items,
@@ -74,6 +75,7 @@ def fit_options(model: Model, feeds: Sequence[Feed], length: int | None, ask: As
         result = _search_at_length(model, variant, size)
         if result.best is not None:
             decision = _decide(model, variant, result.best, size)
+            _check_lone_column(model, variant, decision.outcome)
             _check_dtypes(model, variant, decision.outcome)
             options = zip(variant, decision.outcome.options, strict=True)
             chosen = [replace(feed, option=option) for feed, option in options]
@@ -161,21 +163,39 @@ def _decide(model: Model, feeds: Sequence[Feed], first: Outcome, size: int) -> _
 
 
 def _check_dtypes(model: Model, feeds: Sequence[Feed], outcome: Outcome) -> None:
-    """Raise InitError if forward takes the columns of an input in their own dtype, too, and gives
-    other answers then: integers wrap around, and a float32 holds no whole number above 2^24."""
+    """Raise InitError if forward takes an input in another likely dtype, too, and gives other
+    answers then: integers wrap around, a float32 holds no whole number above 2^24, and a mask of
+    numbers may be added."""
     for i, (feed, option) in enumerate(zip(feeds, outcome.options, strict=True)):
-        own = feed.own_dtype
-        if own is None or own == option.dtype:
+        for dtype, limits in feed.other_dtypes(option.dtype):
+            if depends_on_dtype(model, outcome.options, i, dtype, limits):
+                axes = f"({', '.join(option.named)})"
+                raise InitError(
+                    f"forward runs on {feed.port.name} as {dtype} and as {option.dtype}, with "
+                    "other answers, and nothing says which one is meant: "
+                    f"{_advise(feed, f'{axes} {dtype}', f'{axes} {option.dtype}')}"
+                )
+
+
+def _check_lone_column(model: Model, feeds: Sequence[Feed], outcome: Outcome) -> None:
+    """Raise InitError if an input is one column, given as (n, 1), and forward also runs on it as
+    (n,), with other answers: a sum along the last axis is then one of all rows."""
+    for i, (feed, option) in enumerate(zip(feeds, outcome.options, strict=True)):
+        if option.shape != (1,) or feed.asked.axes or feed.trained or feed.mask:
             continue
-        if depends_on_dtype(model, outcome.options, i, own, feed.limits):
-            name, columns = feed.port.name, ",".join(column.name for column in feed.columns)
-            axes = f"({', '.join(option.named)})"
+        plain = Option((), ("n",), dtype=option.dtype)
+        other = try_options(model, [*outcome.options[:i], plain, *outcome.options[i + 1 :]])
+        if not other.error and not have_same_numbers(other, outcome):
             raise InitError(
-                f"forward runs on {name} as {own}, as its columns are, and as {option.dtype}, with "
-                f"other answers, and nothing says which one is meant: give "
-                f"--input '{name}={axes} {own}: {columns}' or "
-                f"--input '{name}={axes} {option.dtype}: {columns}'"
+                f"forward runs on {feed.port.name} as (n, 1) and as (n), with other answers, and "
+                f"nothing says which one is meant: {_advise(feed, '(n, features)', '(n)')}"
             )
+
+
+def _advise(feed: Feed, *forms: str) -> str:
+    """Returns the end of a message: the options that give the columns of an input in each form."""
+    columns = ",".join(column.name for column in feed.columns)
+    return "give " + " or ".join(f"--input '{feed.port.name}={form}: {columns}'" for form in forms)
 
 
 def _find_documented_order(model: Model) -> tuple[str, ...]:
@@ -203,12 +223,11 @@ def _ask_which_order(feeds: Sequence[Feed], one: Outcome, other: Outcome) -> str
     """Returns the text of an error that asks which of two orders of axes is meant."""
     inputs = zip(feeds, one.options, other.options, strict=True)
     feed, first, second = next(entry for entry in inputs if entry[1].meaning != entry[2].meaning)
-    name, columns = feed.port.name, ",".join(column.name for column in feed.columns)
+    name = feed.port.name
     this, that = (f"({', '.join(option.named)})" for option in (first, second))
     return (
         f"forward runs on {name} as {this} and as {that}, with other answers, and nothing says "
-        f"which one it was trained with: give --input '{name}={this}: {columns}' or "
-        f"--input '{name}={that}: {columns}'"
+        f"which one it was trained with: {_advise(feed, this, that)}"
     )
 
 

@@ -392,8 +392,12 @@ def _group_columns(feeds: Sequence[Feed], flatten: bool) -> dict[str, _Part]:
         while name in parts or name == "outputs":
             name += "_"
         short = [name.rpartition(".")[2] for name in group]
-        names = map(to_identifier, short if len({*short}) == len(short) else group)
-        parts[name] = dict(zip(names, group.values(), strict=True))
+        names = short if len({*short}) == len(short) else group
+        parts[name] = part = dict[str, FileColumn]()
+        for own, column in zip(map(to_identifier, names), group.values(), strict=True):
+            while own in part:
+                own += "_"
+            part[own] = column
     return parts
 
 

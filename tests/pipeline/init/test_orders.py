@@ -53,6 +53,31 @@ class Remainder(nn.Module):
         return x % 1000
 
 
+class Above(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x > 3).float()
+
+
+class Norm(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.norm(dim=1)
+
+
+class Total(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cumsum(x, -1)
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.MultiheadAttention(4, 1, batch_first=True)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """x: (n, items, features)"""
+        return self.heads(x, x, x, key_padding_mask=mask)[0].mean(1)
+
+
 class Second(nn.Module):
     """Recurrent, the batch second"""
 
@@ -257,10 +282,53 @@ def test_a_dtype_that_changes_the_answers_is_asked_about(
         assert column.dtype == number.dtype.name
 
 
-def test_a_dtype_that_changes_nothing_is_not_asked_about(user_folder: Path) -> None:
-    values = {"x": np.arange(60, dtype=np.int32)}
+def test_a_dtype_that_changes_the_answers_of_later_rows_is_asked_about(user_folder: Path) -> None:
+    """All numbers that `init` reads are small; a float32 holds them."""
+    np.savez(user_folder / "rows.npz", allow_pickle=False, x=np.arange(60, dtype=np.int64))
+    assert "as int64 and as float32" in refused(
+        user_folder, "model.py:Remainder", user_folder / "rows.npz"
+    )
+
+
+def test_a_mask_of_numbers_that_may_be_bools_is_asked_about(user_folder: Path) -> None:
+    """Attention adds a mask of numbers, and leaves out the items where a mask of bools is true."""
+    mask = np.arange(6) >= np.random.default_rng(2).integers(1, 6, (60, 1))
+    file = write_columns(user_folder, 4, 6, mask=mask.astype(np.uint8))
+    line = refused(user_folder, "model.py:Attention", file, "--input", "x=f*")
+    assert "(n, items) bool: mask" in line
+
+
+def test_a_column_with_the_name_of_the_only_input_may_be_one_of_several(user_folder: Path) -> None:
+    values = {name: np.linspace(0, 1, 60, dtype=np.float32) for name in "xyz"}
     np.savez(user_folder / "rows.npz", allow_pickle=False, **values)
-    config = init_config(user_folder, "model.py:Remainder", user_folder / "rows.npz")
+    file = user_folder / "rows.npz"
+    assert "out of x, y, z" in refused(user_folder, "model.py:Norm", file)
+    config = init_config(user_folder, "model.py:Norm", file, "--input", "x=x,y,z")
+    assert config.inputs[0].columns == ("x", "y", "z")
+
+
+def test_a_lone_column_with_and_without_an_axis_of_features_is_asked_about(
+    user_folder: Path,
+) -> None:
+    values = {"x": np.linspace(0, 1, 60, dtype=np.float32)}
+    np.savez(user_folder / "rows.npz", allow_pickle=False, **values)
+    line = refused(user_folder, "model.py:Total", user_folder / "rows.npz")
+    assert "'x=(n, features): x'" in line and "'x=(n): x'" in line
+    init_config(user_folder, "model.py:Total", user_folder / "rows.npz", "--input", "x=(n): x")
+
+
+def test_columns_whose_names_become_equal_are_told_apart(user_folder: Path) -> None:
+    values = {name: np.linspace(0, 1, 60, dtype=np.float32) for name in ("a b", "a-b", "a.b")}
+    np.savez(user_folder / "rows.npz", allow_pickle=False, **values)
+    config = init_config(
+        user_folder, "model.py:Norm", user_folder / "rows.npz", "--input", "x=a b,a-b,a.b"
+    )
+    assert config.inputs[0].columns == ("a_b", "a_b_", "b")
+
+
+def test_a_dtype_that_changes_nothing_is_not_asked_about(user_folder: Path) -> None:
+    np.savez(user_folder / "rows.npz", allow_pickle=False, x=np.arange(60, dtype=np.int32))
+    config = init_config(user_folder, "model.py:Above", user_folder / "rows.npz")
     assert config.inputs[0].dtype == "float32"
 
 
