@@ -85,6 +85,7 @@ class Trees(torch.nn.Module):
     missing = True
     columns: torch.Tensor
     replaced: torch.Tensor
+    only_missing: torch.Tensor | None
     below: torch.Tensor
     feature: torch.Tensor
     threshold: torch.Tensor
@@ -121,13 +122,15 @@ class Trees(torch.nn.Module):
         nodes = numbered.nodes
         leaves = len(nodes.value) - numbered.inner
         real = nodes.threshold.dtype
+        only_missing = torch.from_numpy(columns.only_missing)
+        self.register_buffer("only_missing", only_missing if only_missing.any() else None)
         for name, array, dtype in (
             ("columns", columns.feature, np.int64),
             ("replaced", columns.replaced, np.float32),
             ("below", nodes.children.reshape(-1), np.int64),
             ("feature", np.append(columns.of_node, np.zeros(leaves)), np.int64),
-            ("threshold", nodes.threshold, real),
-            ("single", _round_to_float32(nodes.threshold, self._equal), np.float32),
+            ("threshold", columns.threshold, real),
+            ("single", _round_to_float32(columns.threshold, self._equal), np.float32),
             ("value", nodes.value[numbered.inner :], real),
             ("roots", numbered.roots, np.int64),
             ("base", base, np.float64),
@@ -151,7 +154,8 @@ class Trees(torch.nn.Module):
         if self.zero is not None:
             x = torch.where(x.abs() <= _ZERO, self.zero, x)
         x = x[:, self.columns]
-        x = torch.where(x.isnan(), self.replaced.to(x.dtype), x)
+        number = x if self.only_missing is None else torch.where(self.only_missing, 0.0, x)
+        x = torch.where(x.isnan(), self.replaced.to(x.dtype), number)
         # `lanes` has code for the operator; torch's scripts are written with torch's operators.
         exporting = torch.compiler.is_exporting()
         find_leaves = torch.ops.soa_pipeline.leaves if exporting else descend_trees
@@ -185,8 +189,8 @@ def _join_trees(trees: Sequence[Tree], features: int) -> _Joined:
     inside = ((nodes.children >= 0) & (nodes.children < count_of_tree)).all(axis=1)
     if not (inside & (nodes.feature >= 0) & (nodes.feature < features)).all():
         raise ValueError("a node names a child or a feature that is not there")
-    if not (nodes.threshold > -np.inf).all():
-        raise ValueError("a threshold is NaN or -inf")
+    if np.isnan(nodes.threshold).any():
+        raise ValueError("a threshold is NaN")
     children = nodes.children + np.repeat(starts, counts)[:, None]
     return _Joined(nodes._replace(children=children), starts)
 
@@ -247,13 +251,16 @@ def _nodes_by_level(children: Array, is_leaf: Array, roots: Array) -> list[Array
 class _Columns(NamedTuple):
     """The columns that the nodes compare with their thresholds.
 
-    Column i is the feature `feature[i]`, with the number `replaced[i]` in place of NaN. `of_node`
-    is the index of the column of each inner node.
+    Column i is the feature `feature[i]`, with the number `replaced[i]` in place of NaN, and with 0
+    in place of every other value if `only_missing[i]`. `of_node` is the index of the column of each
+    inner node. `threshold` holds the thresholds of all nodes.
     """
 
     feature: Array
     replaced: Array
+    only_missing: Array
     of_node: Array
+    threshold: Array
 
 
 def _choose_columns(numbered: _Numbered, equal: bool) -> _Columns:
@@ -261,30 +268,43 @@ def _choose_columns(numbered: _Numbered, equal: bool) -> _Columns:
     ordinary comparison.
 
     A feature has one column if one number (0, -inf or inf) goes to the side of the missing values
-    at all of its nodes; else it has two, with -inf and with inf. `equal`: whether a row goes left
-    if its feature is equal to the threshold.
+    at all of its nodes; else it has two, with -inf and with inf. It has one more for nodes at which
+    all numbers go to the other side, even inf and -inf. `equal`: whether a row goes left if its
+    feature is equal to the threshold.
     """
     inner = slice(numbered.inner)
     feature = numbered.nodes.feature[inner].astype(np.int64)
     left = numbered.nodes.missing_left[inner].astype(bool)
     limit = numbered.nodes.threshold[inner].astype(np.float64)
+    # x <= inf and x < -inf have the same answer for all numbers. LightGBM writes the first for a
+    # split of missing values from others.
+    only_missing = ~left & (limit == np.inf) if equal else left & (limit == -np.inf)
 
     def suits(goes_left: Array) -> Array:
         """For each feature: whether a number that goes left at the nodes `goes_left`, and right at
-        all others, goes to the side of NaN at each node of the feature."""
+        all others, goes to the side of NaN at each node of the feature that compares numbers."""
         wrong = np.zeros(feature.max(initial=0) + 1, bool)
-        wrong[feature[goes_left != left]] = True
+        wrong[feature[(goes_left != left) & ~only_missing]] = True
         return ~wrong
 
     zero_goes_left = limit >= 0 if equal else limit > 0
     everywhere, nowhere = np.full_like(left, True), np.full_like(left, False)
     suitable = [suits(zero_goes_left), suits(everywhere), suits(nowhere)]
     number = np.select(suitable, [0.0, -np.inf, np.inf], np.nan)[feature]
-    number = np.where(np.isnan(number), np.where(left, -np.inf, np.inf), number)
-    pairs, of_node = np.unique(np.stack([feature, number], axis=1), axis=0, return_inverse=True)
-    if not len(pairs):
-        pairs = np.zeros((1, 2))  # no tree has a node
-    return _Columns(pairs[:, 0], pairs[:, 1], of_node.reshape(-1))
+    number = np.where(np.isnan(number) | only_missing, np.where(left, -np.inf, np.inf), number)
+    rows = np.stack([feature, number, only_missing], axis=1)
+    columns, of_node = np.unique(rows, axis=0, return_inverse=True)
+    if not len(columns):
+        columns = np.zeros((1, 3))  # no tree has a node
+    threshold = numbered.nodes.threshold.copy()
+    threshold[inner][only_missing] = 0
+    return _Columns(
+        feature=columns[:, 0],
+        replaced=columns[:, 1],
+        only_missing=columns[:, 2].astype(bool),
+        of_node=of_node.reshape(-1),
+        threshold=threshold,
+    )
 
 
 def _round_to_float32(threshold: Array, equal: bool) -> Array:
@@ -295,9 +315,10 @@ def _round_to_float32(threshold: Array, equal: bool) -> Array:
     """
     with np.errstate(over="ignore"):
         near = threshold.astype(np.float32)
+        below, above = (np.nextafter(near, np.float32(side)) for side in (-np.inf, np.inf))
     if equal:
-        return np.where(near > threshold, np.nextafter(near, np.float32(-np.inf)), near)
-    return np.where(near < threshold, np.nextafter(near, np.float32(np.inf)), near)
+        return np.where(near > threshold, below, near)
+    return np.where(near < threshold, above, near)
 
 
 def load_trees(path: Path) -> Trees:
