@@ -32,8 +32,7 @@ def max_pool(
 ) -> list[Tensor]:  # fmt: skip
     """The largest element of each window, and its index among all elements of the channel."""
     windows = _make_windows(op, kernel_size, stride or kernel_size, padding, dilation)
-    least = RANGES[x.dtype][0] if x.dtype in RANGES else float("-inf")
-    elements = _window_elements(build, op, x, windows, least)
+    elements = _window_elements(build, op, x, windows, _least(x))
     return [
         add_reduction(build, "max", elements, _window_dims(op, elements), op.dtype),
         _positions_of_largest(build, op, x, _clip_to_input(windows, x)),
@@ -137,8 +136,10 @@ def _clip_to_input(windows: Windows, x: Tensor, room: Sequence[int] | None = Non
 
 
 def _clip(window: range, begin: int, end: int) -> range:
-    """The positions of a window from `begin` to `end` - 1. There must be at least one."""
-    positions = [position for position in window if begin <= position < end]
+    """The positions of a window from `begin` to `end` - 1. If there are none, it is the first one
+    behind: eager torch names that as the place of the largest."""
+    after = [position for position in window if position >= begin]
+    positions = [position for position in after if position < end] or after[:1]
     return range(positions[0], positions[-1] + 1, window.step)
 
 
@@ -150,14 +151,19 @@ def _window_sizes(windows: Windows) -> torch.Tensor:
     return counts
 
 
+def _least(x: Tensor) -> float:
+    """The least number of the dtype of `x`."""
+    return RANGES[x.dtype][0] if x.dtype in RANGES else float("-inf")
+
+
 def _window_elements(
     build: Builder, op: Operator, x: Tensor, windows: Windows, outside: float
 ) -> Tensor:
-    """The elements of windows that all have the same size, as a tensor of shape (…, results,
-    window). Positions outside the input have the value `outside`."""
+    """The elements of windows as `_list_elements` gives them, also of windows that hang over an
+    edge of the input: positions outside it have the value `outside`."""
     lead = len(x.shape) - len(windows)
     sides = [
-        (max(-along[0][0], 0), max(along[-1][-1] + 1 - size, 0))
+        (max(-along[0][0], 0), max(max(window[-1] for window in along) + 1 - size, 0))
         for along, size in zip(windows, x.shape[lead:], strict=True)
     ]
     x = pad_spatial(build, x, sides, outside)
@@ -223,7 +229,7 @@ def _spread(values: torch.Tensor, dim: int, dims: int) -> torch.Tensor:
 def _positions_of_largest(build: Builder, op: Operator, x: Tensor, windows: Windows) -> Tensor:
     """The position of each window's largest element among all elements of its channel. Of equal
     elements torch takes the first, but of several NaN the last."""
-    elements = _list_elements(build, op, x, windows)
+    elements = _window_elements(build, op, x, windows, _least(x))
     inner, lead = _window_dims(op, elements), len(op.shape) - len(windows)
     largest = add_reduction(build, "argmax", elements, inner, "int64")
     if x.dtype not in RANGES:

@@ -13,7 +13,7 @@ import torch
 from engines.exported import Rule
 from engines.lanes.tensor_builder import HALF, Builder, NotKnown
 from engines.lanes.tensors import UNKNOWN
-from engines.lanes.values import Tensor
+from engines.lanes.values import Tensor, Value
 
 
 @dataclass(frozen=True)
@@ -107,9 +107,12 @@ NO_EFFECT = frozenset(
 )  # fmt: skip
 """The arguments that no lowering reads: `name` for all operators, `operator.name` for one."""
 
-# Operators of which eager torch also rounds the plain numbers among the arguments to 16 bits, if
-# the result has 16 bits. It does not do so for `mul` and `div`.
-_ROUNDS_NUMBERS = frozenset(["add", "sub", "rsub", "pow", "fmod", "remainder"])
+# Operators of which eager torch rounds all arguments, also integers and plain numbers, to 16 bits
+# if the result has 16 bits. (`maximum`, `where` and their like give the same numbers either way.)
+_ROUNDS_ARGUMENTS = frozenset(["add", "sub", "rsub", "mul", "div", "floor_divide", "fmod",
+                               "remainder", "pow", "atan2", "hypot"])  # fmt: skip
+# Those of them of which it takes the second argument as it is if that is one number for all rows.
+_TAKES_SECOND_AS_IS = frozenset(["mul", "div", "floor_divide"])
 
 
 def lower_call(
@@ -122,15 +125,18 @@ def lower_call(
     """
     lowering = LOWERINGS[op.name]
     positional, by_name = bind_arguments(op.name, target, args, kwargs)
-    half_dtypes = {result.dtype for result in op.results if dtype_name(result) in HALF}
+    half_dtypes = {dtype_name(result) for result in op.results}.intersection(HALF)
     if not half_dtypes:
         return lowering(build, op, *positional, **by_name)
-    rounding = half_dtypes.pop() if op.name in _ROUNDS_NUMBERS else None
+    rounding = half_dtypes.pop() if op.name in _ROUNDS_ARGUMENTS else None
+    widened = [_widen(build, value, rounding) for value in positional]
+    if op.name in _TAKES_SECOND_AS_IS and _is_one_number(positional[1]):
+        widened[1] = _widen(build, positional[1], None)
     wide = [result.float() if dtype_name(result) in HALF else result for result in op.results]
     computed = lowering(
         build,
         Operator(op.name, tuple(wide)),
-        *_widen(build, positional, rounding),
+        *widened,
         **{name: _widen(build, value, rounding) for name, value in by_name.items()},
     )
     if not isinstance(computed, list):
@@ -139,30 +145,46 @@ def lower_call(
     return [_narrow(build, tensor, result) for tensor, result in pairs]
 
 
-def _widen(build: Builder, argument: Any, rounding: torch.dtype | None) -> Any:
-    """Returns an argument with float32 in place of 16 bits.
-
-    If `rounding` is not None, numbers, and tensors of torch with one number, are rounded to this
-    dtype before.
-    """
+def _widen(build: Builder, argument: Any, rounding: str | None) -> Any:
+    """Returns an argument with float32 in place of 16 bits. If `rounding` is not None, numbers and
+    tensors are rounded to this dtype before."""
     if isinstance(argument, list | tuple):
         return [_widen(build, inner, rounding) for inner in argument]
-    if isinstance(argument, Tensor):
-        return build.cast(argument, "float32") if argument.dtype in HALF else argument
-    if isinstance(argument, float) and rounding is not None:
-        return torch.tensor(argument).to(rounding).item()
-    if not isinstance(argument, torch.Tensor) or not argument.is_floating_point():
-        return argument
-    if rounding is not None and not argument.dim():
-        argument = argument.to(rounding)
-    return argument.float() if dtype_name(argument) in HALF else argument
+    if rounding is not None:
+        argument = _round(build, argument, rounding)
+    if isinstance(argument, Tensor | torch.Tensor) and dtype_name(argument) in HALF:
+        return _cast(build, argument, "float32")
+    return argument
+
+
+def _round(build: Builder, argument: Any, dtype: str) -> Any:
+    """Returns a number or a tensor rounded to a dtype; any other argument as it is."""
+    if isinstance(argument, int | float):
+        return torch.tensor(argument).to(getattr(torch, dtype)).item()
+    if isinstance(argument, Value):
+        argument = build.as_tensor(argument)
+    return _cast(build, argument, dtype)
+
+
+def _is_one_number(argument: Any) -> bool:
+    """True if an argument is one number for all rows, also as a tensor of torch."""
+    if isinstance(argument, torch.Tensor):
+        return argument.numel() == 1
+    return not isinstance(argument, Tensor)
 
 
 def _narrow(build: Builder, computed: Any, result: torch.Tensor) -> Any:
     """Returns a computed tensor cast to the dtype of torch's `result`, if that has 16 bits; else
     the tensor itself."""
-    narrows = isinstance(computed, Tensor) and dtype_name(result) in HALF
-    return build.cast(computed, dtype_name(result)) if narrows else computed
+    dtype = dtype_name(result)
+    return _cast(build, computed, dtype) if dtype in HALF else computed
+
+
+def _cast(build: Builder, argument: Any, dtype: str) -> Any:
+    """Returns a tensor of the program or of torch cast to a dtype; any other argument as it is."""
+    if isinstance(argument, torch.Tensor):
+        return argument.to(getattr(torch, dtype))
+    return build.cast(argument, dtype) if isinstance(argument, Tensor) else argument
 
 
 def bind_arguments(

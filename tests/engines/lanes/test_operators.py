@@ -341,6 +341,9 @@ def pools() -> Table:
         "places": lambda v, images: F.max_pool1d(v, 3, 2, 1, 2, True, return_indices=True)[1],
         "places 2d": _indices(F.max_pool2d, (3, 2), 2, 1),
         "places 3d": _indices(F.max_pool3d, (1, 3, 2), 2, (0, 1, 1), (1, 2, 1)),
+        "places beside the input": lambda v, images: F.max_pool3d(
+            images[:, :, None, :2, :2], (1, 2, 2), 1, (0, 1, 1), (1, 3, 3), return_indices=True
+        )[1],
         "adaptive places": _indices(F.adaptive_max_pool2d, (4, 3)),
     }
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.engines.lanes.harness import MOST, Function, compiled_row
+from tests.engines.lanes.harness import MOST, Function, bits, compiled_row
 
 F = torch.nn.functional
 torch.manual_seed(5)
@@ -62,6 +62,52 @@ CALLS: Mapping[str, Callable[[Tensor], Tensor]] = {
         x.shape[0], 3, 3), x[:, :, 3:]),
     "from int": lambda x: (x * 100).long().to(x.dtype) * 0.1,
 }  # fmt: skip
+# Integers, and numbers of float32, that are no numbers of 16 bits.
+INTEGERS = torch.tensor([257, 2049, 2051])
+TENTH = torch.tensor(0.1)
+MIXED: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "add": lambda x, k: x + k,
+    "add_multiple": lambda x, k: torch.add(k, x, alpha=0.1),
+    "sub": lambda x, k: k - x,
+    "mul": lambda x, k: x * k,
+    "div": lambda x, k: k / x,
+    "div_floor": lambda x, k: x // k,
+    "div_trunc": lambda x, k: torch.div(x, k, rounding_mode="trunc"),
+    "remainder": lambda x, k: k % x,
+    "fmod": lambda x, k: torch.fmod(k, x),
+    "pow": lambda x, k: torch.pow(k, x / 9),
+    "atan2": lambda x, k: torch.atan2(x, k),
+    "hypot": lambda x, k: torch.hypot(x, k),
+    "copysign": lambda x, k: torch.copysign(k, -x),
+    "maximum": lambda x, k: torch.maximum(x, k),
+    "where": lambda x, k: torch.where(x > 2, x, k),
+    "constant_add": lambda x, k: x + INTEGERS,
+    "constant_mul": lambda x, k: INTEGERS * x,
+    "number_add": lambda x, k: x + 2049,
+    "number_sub": lambda x, k: 257 - x,
+    "number_rsub": lambda x, k: torch.rsub(x, 257, alpha=2),
+    "number_sub_multiple": lambda x, k: torch.sub(x, 257.3, alpha=0.1),
+    "number_mul": lambda x, k: x * 257,
+    "number_div": lambda x, k: x / 2049,
+    "number_over": lambda x, k: 2049 / x,
+    "number_div_floor": lambda x, k: x * 100 // 2.3,
+    "number_over_floor": lambda x, k: 0.1 // x,
+    "number_remainder": lambda x, k: (x * 100) % 259,
+    "number_fmod": lambda x, k: torch.fmod(x * 1000, 2051),
+    "number_remainder_of": lambda x, k: torch.remainder(2051, x),
+    "number_pow": lambda x, k: 257 ** (x / 9),
+    "tensor_add": lambda x, k: 1 + (torch.tensor(2049) + x),
+    "tensor_mul": lambda x, k: x * TENTH,
+    "tensor_mul_first": lambda x, k: TENTH * x,
+    "tensor_div": lambda x, k: x / torch.tensor([2049]),
+    "tensor_div_first": lambda x, k: TENTH / x,
+    "tensor_atan2": lambda x, k: torch.atan2(x, TENTH),
+    "tensor_hypot": lambda x, k: torch.hypot(x, torch.tensor(257.0)),
+    "full": lambda x, k: torch.full_like(x, 0.1) * x,
+    "full_in_float64": lambda x, k: torch.full_like(x, 0.1).double(),
+    "new_full": lambda x, k: x.new_full((len(x), 3), 257).float(),
+    "ones": lambda x, k: torch.ones_like(x) * 257 - x,
+}
 
 
 class Call(NamedTuple):
@@ -106,6 +152,21 @@ def test_small_floats_are_rounded_as_in_eager_torch() -> None:
             if difference := call.difference(part, wanted):
                 wrong[call] = difference
     assert wrong == {}
+
+
+@pytest.mark.usefixtures("quick_compiler")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_integers_and_numbers_beside_small_floats_are_rounded_as_in_eager_torch(
+    dtype: torch.dtype,
+) -> None:
+    x = torch.tensor([[0.5, 1, 3], [7.25, -0.1, 0.3], [5, 9, -100], [1.75, 2.5, 40]]).to(dtype)
+    k = torch.tensor([[257, 259, 2051], [2051, 3001, -261], [4099, 2049, 1025], [511, 33, 300]])
+    # So many that eager torch fills whole vectors: in the rest it rounds alpha * b, too.
+    x, k = x.repeat(16, 1), k.repeat(16, 1)
+    program = compiled_row(Function(MIXED), [x, k], list(MIXED))
+    answers, wanted = program(x, k), program.eager(x, k)
+    wrong = [name for name in MIXED if bits(answers[name]) != bits(wanted[name])]
+    assert wrong == []
 
 
 def places(answers: Tensor, wanted: Tensor) -> Tensor:
