@@ -29,6 +29,7 @@ from stages.capture.exporting import (
     why_refused,
 )
 from stages.capture.independence import how_rows_depend
+from stages.capture.state import Attributes, depends_on_calls
 from stages.capture.torchscript import Route, write_buffered, write_torchscript
 from stages.errors import CaptureError, ReferenceDataError
 from stages.model import (
@@ -99,7 +100,14 @@ def capture(
     example = example_case(signature)
     arguments = row_major_inputs(signature, inputs, example)
     say("checking the eager model")
+    fresh = Attributes(model)
     checked = _check_eager(model, signature, arguments, example)
+    kept = fresh.changed()
+    if kept and depends_on_calls(model, signature, inputs, example, fresh):
+        raise CaptureError(
+            f"the model writes into {', '.join(map(repr, kept))}, and its answers depend on its "
+            "first call: an artifact keeps no state; set it in __init__, or compute it in each call"
+        )
     reduced = in_precision(as_torch(model), precision)
     exportable = as_exportable(reduced, arguments)
     if checked.written:

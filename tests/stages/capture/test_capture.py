@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -233,6 +234,70 @@ def test_a_program_of_unbounded_rows_is_made_for_the_rows_of_a_tile(tmp_path: Pa
     ranges = load_program(result.program).range_constraints.values()
     assert [int(rows.upper) for rows in ranges if rows.lower == 0] == [300]
     assert why_rows_may_mix(model, BOUNDED, random_inputs(UNBOUNDED, 1, {})) == ""
+
+
+# -- state in Python -----------------------------------------------------------------------------
+
+
+class Keeps(mlps.Core):
+    """Applies a function to itself, the input and the answers, which keeps what it likes."""
+
+    def __init__(self, function: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+        self.kept: Any = None
+        self.cache: dict[str, Any] = {}
+        self.register_buffer("late", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self, x, self.core(x))
+
+
+def _first_number(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    if self.kept is None:
+        self.kept = float(x.shape[0])
+    return torch.mul(y, self.kept)
+
+
+def _first_mean(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.add(y, self.cache.setdefault("mean", x.mean()))
+
+
+def _first_row(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    self.late = x[0, :3].clone() if self.late is None else self.late
+    return torch.add(y, self.late)
+
+
+def _new_attribute(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    self.most = max(getattr(self, "most", 0), x.shape[0])
+    return torch.mul(y, self.most)
+
+
+def _cache_of_weights(self: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    if self.kept is None:
+        self.kept = torch.linspace(0, 1, x.shape[1] // 2)
+    self.cache["columns"] = x.shape[1]
+    return torch.add(y, self.kept)
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (_first_number, "kept"),
+        (_first_mean, "cache"),
+        (_first_row, "late"),
+        (_new_attribute, "most"),
+    ],
+)
+def test_a_model_that_keeps_state_of_its_first_call_is_refused(
+    function: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor], name: str, tmp_path: Path
+) -> None:
+    text = refusal(Keeps(function).eval(), tmp_path)
+    assert text.startswith(f"the model writes into '{name}', and its answers depend on its first")
+
+
+def test_a_cache_that_changes_no_answer_is_captured(tmp_path: Path) -> None:
+    assert captured(Keeps(_cache_of_weights).eval(), tmp_path).dependence == ""
 
 
 # -- models that torch.export takes only at one row ------------------------------------------------
