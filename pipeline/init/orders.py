@@ -21,8 +21,8 @@ from pipeline.init.trial import (
     can_be_exported,
     depends_on_dtype,
     find_rivals,
+    have_other_numbers,
     have_same_answers,
-    have_same_numbers,
     ignores_item_order,
     search,
     takes_more_items,
@@ -185,7 +185,7 @@ def _check_lone_column(model: Model, feeds: Sequence[Feed], outcome: Outcome) ->
             continue
         plain = Option((), ("n",), dtype=option.dtype)
         other = try_options(model, [*outcome.options[:i], plain, *outcome.options[i + 1 :]])
-        if not other.error and not have_same_numbers(other, outcome):
+        if not other.error and have_other_numbers(other, outcome):
             raise InitError(
                 f"forward runs on {feed.port.name} as (n, 1) and as (n), with other answers, and "
                 f"nothing says which one is meant: {_advise(feed, '(n, features)', '(n)')}"

@@ -1108,7 +1108,7 @@ FAULTS = (
         "a bool that is one or the other becomes -1 as a number",
         "({in_brackets(arguments[0])} & 1)",
         "({arguments[0]} & 1)",
-        ("test_bools_are_those_of_eager_torch",),
+        ("test_a_bool_of_two_is_0_or_1_as_a_number",),
     ),
     Fault(
         "in a header, g++ may take an overflow of integers for impossible",
