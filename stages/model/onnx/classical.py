@@ -297,11 +297,15 @@ def _read_nodes(node: Node) -> _Nodes:
     if unknown := {*modes.tolist()} - {*_BRANCHES, "LEAF"}:
         raise ValueError(f"{', '.join(sorted(unknown))} is not known here: train on numbers")
     # All branches become `x < threshold`; where it is their opposite, the children change places.
-    # x <= threshold is x < the next larger number.
+    # x <= threshold is x < the next larger number. x <= inf is the opposite of x < -inf.
     threshold = _read_floats(node, "nodes_values")
-    next_larger = np.nextafter(threshold, threshold.dtype.type(np.inf))
+    with np.errstate(over="ignore"):
+        next_larger = np.nextafter(threshold, threshold.dtype.type(np.inf))
     leaf, opposite = modes == "LEAF", np.isin(modes, ["BRANCH_GT", "BRANCH_GTE"])
-    threshold = np.where(np.isin(modes, ["BRANCH_LEQ", "BRANCH_GT"]), next_larger, threshold)
+    with_equal = np.isin(modes, ["BRANCH_LEQ", "BRANCH_GT"])
+    every_number = with_equal & (threshold == np.inf)
+    opposite ^= every_number
+    threshold = np.where(with_equal, np.where(every_number, -np.inf, next_larger), threshold)
     missing_true = np.asarray(node("nodes_missing_value_tracks_true", np.zeros(len(tree_of_node))))
     if_true, if_false = (  # what a leaf names is not used, and may be absent
         np.array([position.get(key, 0) for key in zip(tree_of_node, node(name), strict=True)])
