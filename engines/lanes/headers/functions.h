@@ -252,18 +252,31 @@ struct Angle {
   D rest;
   Q quarter;
 };
-// For a float of 2^30 or more (Payne and Hanek): the product of its 24 bits and the relevant bits of 2/pi.
+// For a number of 2^30 or more (Payne and Hanek): the product of its 53 bits and the 192 bits of 2/pi that count. Those
+// before them give multiples of 4, which are whole turns; those behind them are too small. The least `rest` of all doubles
+// is about 2^-61, so of the 126 bits behind the point enough are left.
 FAR double far_angle(double x, int64_t *quarter) {
-  const uint64_t two_over_pi[] = {0xa2f9836e4e441529, 0xfc2757d1f534ddc0, 0xdb6295993c439041, 0xfe5163abdebbc561};
+  static constexpr uint64_t two_over_pi[] = {
+      0,                  0xa2f9836e4e441529, 0xfc2757d1f534ddc0, 0xdb6295993c439041, 0xfe5163abdebbc561,
+      0xb7246e3a424dd2e0, 0x06492eea09d1921c, 0xfe1deb1cb129a73e, 0xe88235f52ebb4484, 0xe99c7026b45f7e41,
+      0x3991d639835339f4, 0x9c845f8bbdf9283b, 0x1ff897ffde05980f, 0xef2f118b5a0a6d1f, 0x6d367ecf27cb09b7,
+      0x4f463f669e5fea2d, 0x7527bac7ebe5f17b, 0x3d0739f78a5292ea, 0x6bfb5fb11f8d5d08, 0x56033046fc7b6bab};
   if (!(x - x == 0)) return (double)kNaN;
   const int64_t b = same_bits<int64_t>(x);
   const int exponent = (int)(b >> 52 & 0x7ff) - 1022;  // x = 0.1... * 2^exponent
-  if (exponent > 128) return (double)kNaN;             // x is no float
-  const uint64_t mantissa = (((uint64_t)b & 0x000fffffffffffff) | 0x0010000000000000) >> 29;
-  const int skip = exponent - 24 - 2, word = skip / 64, shift = skip % 64;
-  unsigned __int128 window = (unsigned __int128)two_over_pi[word] << 64 | two_over_pi[word + 1];
-  if (shift > 0) window = window << shift | two_over_pi[word + 2] >> (64 - shift);
-  const unsigned __int128 turned = window * mantissa, one = (unsigned __int128)1 << 126;
+  const uint64_t mantissa = ((uint64_t)b & 0x000fffffffffffff) | 0x0010000000000000;
+  const uint32_t skip = (uint32_t)(exponent - 53 - 2 + 64), shift = skip % 64;
+  const uint64_t *const word = two_over_pi + skip / 64;
+  uint64_t high = word[0], middle = word[1], low = word[2];
+  if (shift > 0) {
+    high = high << shift | middle >> (64 - shift);
+    middle = middle << shift | low >> (64 - shift);
+    low = low << shift | word[3] >> (64 - shift);
+  }
+  // In units of 2^-126 quarter turns, without the whole turns.
+  const unsigned __int128 turned = ((unsigned __int128)(high * mantissa) << 64) + (unsigned __int128)middle * mantissa +
+                                   ((unsigned __int128)low * mantissa >> 64);
+  const unsigned __int128 one = (unsigned __int128)1 << 126;
   const int64_t nearest = (int64_t)((turned + one / 2) >> 126);
   const __int128 left = (__int128)(turned - one * (uint64_t)nearest);
   const double both = (double)(int64_t)(left >> 64) * 0x1p64 + (double)(uint64_t)left;
@@ -271,9 +284,11 @@ FAR double far_angle(double x, int64_t *quarter) {
   *quarter = x < 0 ? -nearest : nearest;
   return x < 0 ? -rest : rest;
 }
-INLINE Angle angle(D x) {
+// of_float: x is a float. None comes so near to a multiple of pi/2 that a third part of pi/2 changes its results.
+INLINE Angle angle(D x, bool of_float) {
   const D n = round(x * splat(2 / kPi));
   Angle found{fma(n, splat(-6.123233995736766e-17), fma(n, splat(-kPi / 2), x)), bits(n + splat(0x1.8p52))};
+  if (!of_float) found.rest = fma(n, splat(1.4973849048591698e-33), found.rest);
   const I near = lt(abs(x), splat(0x1p30));
   UNROLL for (int l = 0; l < LANES; ++l) {
     if (near[l]) continue;
@@ -299,16 +314,16 @@ INLINE D turned(Angle a, Q quarter) {
   const D found = select(odd(quarter), cosine(a.rest), sine(a.rest));
   return number(bits(found) ^ ((quarter << 62) & splat(INT64_MIN)));
 }
-INLINE D sin(D x) {
-  const Angle a = angle(x);
+INLINE D sin(D x, bool of_float = false) {
+  const Angle a = angle(x, of_float);
   return select(equal(x, splat(0.0)), x, turned(a, a.quarter));
 }
-INLINE D cos(D x) {
-  const Angle a = angle(x);
+INLINE D cos(D x, bool of_float = false) {
+  const Angle a = angle(x, of_float);
   return turned(a, a.quarter + splat((int64_t)1));
 }
-INLINE D tan(D x) {
-  const Angle a = angle(x);
+INLINE D tan(D x, bool of_float = false) {
+  const Angle a = angle(x, of_float);
   const D s = sine(a.rest), c = cosine(a.rest);
   const Q swap = odd(a.quarter);
   const D found = select(swap, splat(0.0) - c, s) / select(swap, s, c);
@@ -399,8 +414,10 @@ INLINE D fmod(D a, D b) {
 
 #define FROM_DOUBLE(name) INLINE F name(F x) { return to_float32(name(to_float64(x))); }
 FROM_DOUBLE(exp2) FROM_DOUBLE(log2) FROM_DOUBLE(log10) FROM_DOUBLE(sinh) FROM_DOUBLE(cosh) FROM_DOUBLE(asinh)
-FROM_DOUBLE(acosh) FROM_DOUBLE(atanh) FROM_DOUBLE(sin) FROM_DOUBLE(cos) FROM_DOUBLE(tan) FROM_DOUBLE(asin)
-FROM_DOUBLE(acos) FROM_DOUBLE(atan) FROM_DOUBLE(erfc)
+FROM_DOUBLE(acosh) FROM_DOUBLE(atanh) FROM_DOUBLE(asin) FROM_DOUBLE(acos) FROM_DOUBLE(atan) FROM_DOUBLE(erfc)
+#undef FROM_DOUBLE
+#define FROM_DOUBLE(name) INLINE F name(F x) { return to_float32(name(to_float64(x), true)); }
+FROM_DOUBLE(sin) FROM_DOUBLE(cos) FROM_DOUBLE(tan)
 #undef FROM_DOUBLE
 #define FROM_DOUBLE(name) INLINE F name(F x, F y) { return to_float32(name(to_float64(x), to_float64(y))); }
 FROM_DOUBLE(atan2) FROM_DOUBLE(pow) FROM_DOUBLE(hypot) FROM_DOUBLE(fmod)
