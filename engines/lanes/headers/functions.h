@@ -387,11 +387,19 @@ INLINE D erf(D x) {
                                 9.422759064650411e-11);
   return copysign(select(less(splat(0.5), a), splat(1.0) - erfc_of_positive(at_most(a, splat(28.0))), near), x);
 }
-INLINE D hypot(D x, D y) {
+INLINE D hypot_of_moderate(D x, D y) {  // whose squares neither overflow nor lose bits that count
   const D found = sqrt(fma(x, x, y * y));
   const Q far = equal(abs(x), splat((double)kInfinity)) | equal(abs(y), splat((double)kInfinity));
   return select(far, splat((double)kInfinity), found);
 }
+INLINE D hypot(D x, D y) {
+  const D size = greater(abs(x), abs(y)), one = splat(1.0);
+  const Q large = less(splat(0x1p500), size), small = less(size, splat(0x1p-450));
+  const D by = select(large, splat(0x1p-600), select(small, splat(0x1p600), one));
+  const D back = select(large, splat(0x1p600), select(small, splat(0x1p-600), one));
+  return hypot_of_moderate(x * by, y * by) * back;
+}
+INLINE F hypot(F x, F y) { return to_float32(hypot_of_moderate(to_float64(x), to_float64(y))); }
 
 // Exact: subtracts multiples of the divisor until the rest is smaller than the divisor.
 INLINE D fmod(D a, D b) {
@@ -420,7 +428,7 @@ FROM_DOUBLE(acosh) FROM_DOUBLE(atanh) FROM_DOUBLE(asin) FROM_DOUBLE(acos) FROM_D
 FROM_DOUBLE(sin) FROM_DOUBLE(cos) FROM_DOUBLE(tan)
 #undef FROM_DOUBLE
 #define FROM_DOUBLE(name) INLINE F name(F x, F y) { return to_float32(name(to_float64(x), to_float64(y))); }
-FROM_DOUBLE(atan2) FROM_DOUBLE(pow) FROM_DOUBLE(hypot) FROM_DOUBLE(fmod)
+FROM_DOUBLE(atan2) FROM_DOUBLE(pow) FROM_DOUBLE(fmod)
 #undef FROM_DOUBLE
 
 // The remainder has the divisor's sign.

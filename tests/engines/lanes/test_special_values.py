@@ -221,6 +221,13 @@ def test_angles_of_float64_are_right_at_any_size() -> None:
     require_close_to_eager(functions, x.unsqueeze(1))
 
 
+def test_hypot_of_float64_neither_overflows_nor_underflows() -> None:
+    numbers = [1e200, 1e-200, 1e10, 1.0, 0.0, 5e-324, 3e-310, 1.7e308, 2.0**500, 2.0**-450]
+    numbers += [-3e160, math.inf, math.nan]
+    x, y = torch.cartesian_prod(*[torch.tensor(numbers, dtype=torch.float64)] * 2).unbind(1)
+    require_close_to_eager({"hypot": torch.hypot}, x[:, None], y[:, None])
+
+
 def require_close_to_eager(functions: dict[str, Callable[..., Tensor]], *inputs: Tensor) -> None:
     """Requires, in float64, the answers of eager torch to a few units in the last place, in calls
     of at most MOST rows."""
