@@ -479,7 +479,15 @@ WHOLE(I, int32_t) WHOLE(Q, int64_t)
 
 INLINE Q to_int64(I x) { return wide(x); }
 INLINE Q to_int64(F x) { return to_int64(to_float64(x)); }
-INLINE F to_float32(Q x) { return to_float32(to_float64(x)); }
+#if defined(__aarch64__)
+// clang's vectors would convert through double there. Where double does not hold x, 11 bits become one, which is 1 if any of
+// them was: then double holds it, and the second rounding is right.
+INLINE F to_float32(Q x) {
+  const Q ends = splat((int64_t)0x7ff), fewer = (x | ((x & ends) + ends)) & ~ends;
+  const int64_t most = (int64_t)1 << 53;
+  return to_float32(to_float64(select(less(splat(-most), x) & less(x, splat(most)), x, fewer)));
+}
+#endif
 INLINE I to_int32(Q x) { return narrow(x); }
 INLINE I to_int32(D x) { return narrow(to_int64(x)); }
 INLINE I to_int32(I x) { return x; }

@@ -86,6 +86,12 @@ INLINE F to_float32(D x) {
   return __builtin_convertvector(whole, F);
 }
 INLINE F to_float32(I x) { return __builtin_convertvector(x, F); }
+#if !defined(__aarch64__)  // see functions.h
+INLINE F to_float32(Q x) {
+  WHOLE_OF(Q_, x);
+  return __builtin_convertvector(whole, F);
+}
+#endif
 INLINE Q wide(I x) { return same_bits<Q>(__builtin_convertvector(x, Q_)); }
 INLINE I narrow(Q x) {
   WHOLE_OF(Q_, x);

@@ -91,6 +91,9 @@ INLINE D to_float64(I x) { return {(double)x.v}; }
 INLINE D to_float64(Q x) { return {(double)x.v}; }
 INLINE F to_float32(D x) { return (float)x.v; }
 INLINE F to_float32(I x) { return (float)x.v; }
+#if !defined(__aarch64__)  // see functions.h
+INLINE F to_float32(Q x) { return (float)x.v; }
+#endif
 INLINE Q wide(I x) { return {x.v}; }
 INLINE I narrow(Q x) { return (int32_t)x.v; }
 INLINE I to_int32(F x) { return x.v >= -0x1p31f && x.v < 0x1p31f ? (int32_t)x.v : INT32_MIN; }

@@ -210,6 +210,16 @@ def test_bools_are_those_of_eager_torch() -> None:
     require_answers_of_eager(BOOLS, x, y)
 
 
+def test_integers_of_64_bits_become_float32_with_one_rounding() -> None:
+    """Through float64 they are rounded twice: 2^60 + 2^36 + 1 loses its 1, then half a unit."""
+    half_units = [2**e + k * 2 ** (e - 24) for e in range(53, 63) for k in (1, 3)]
+    beside = [x + lost for x in half_units for lost in (-1, 0, 1)]
+    ends = torch.iinfo(torch.int64)
+    x = torch.tensor([*beside, ends.min, ends.max, 2**53 + 1, -1])[:MOST, None]
+    functions = {"of x": lambda x, y: x.float() + y, "of -x": lambda x, y: (-x).float()}
+    require_answers_of_eager(functions, x, torch.zeros_like(x, dtype=torch.float32))
+
+
 def test_angles_of_float64_are_right_at_any_size() -> None:
     """Also at the doubles that come nearest to a multiple of pi/2, below and above 2^30."""
     near = [6381956970095103 * 2.0**797, 5.319372648326541e255, 715392349.9834924, math.pi]
