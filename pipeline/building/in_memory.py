@@ -393,13 +393,16 @@ def _open_chosen(bundle: Bundle, threads: int | None) -> Session:
 
 
 def _result_lines(bundle: Bundle, progress: Sequence[str]) -> list[str]:
-    """Return lines about the engine, the largest difference from the model's own answers, and the
-    speed. `progress`: the lines of the build; those about the speed are among them."""
+    """Return lines about the engine, the largest difference from the model's own answers, the
+    speed, and that the independence of rows is only tried. `progress`: the lines of the build; the
+    last two are among them."""
     ((target, record),) = bundle.manifest.targets.items()
     worst = record.candidates[str(record.chosen)].worst.values()
     largest = number(max((deviation.max_abs for deviation in worst), default=0.0))
-    prefix = f"  {target}: "
+    prefix, tried = f"  {target}: ", "that rows are independent is tried"
+    notes = [line.strip().removeprefix("note: ") for line in progress]
     return [
+        *(note for note in notes if note.startswith(tried)),
         f"{record.chosen}: the largest difference from the model's own answers is {largest}",
         *(line.removeprefix(prefix) for line in progress if line.startswith(prefix)),
     ]

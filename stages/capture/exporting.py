@@ -7,6 +7,7 @@ user's own line, where the model keeps state, fixes n, or does not export.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
@@ -136,6 +137,11 @@ def export_with_fallback(
         by_row = _export_row_wise(model, signature, arguments, soa_arguments)
         if by_row is None:
             raise refusal from error
+        if numbers := _numbers_of_row_count(model, signature, arguments):
+            raise CaptureError(
+                f"{refusal}. Captured one by one, its rows are wrong: its graph has other numbers "
+                f"at another row count ({', '.join(numbers)})"
+            ) from error
         return Exported(by_row, str(refusal))
     if find_written_state(program):
         without_line = CaptureError("the model writes into its own state: an artifact keeps none")
@@ -162,6 +168,43 @@ def _export_row_wise(
         return export_convention(by_row, signature, soa_arguments)
     except Exception:  # torch has no exception type for this; the first refusal says more
         return None
+
+
+def _numbers_of_row_count(
+    model: torch.nn.Module, signature: Signature, arguments: list[torch.Tensor]
+) -> list[str]:
+    """The numbers with which the model computes at two or at three rows only, as text: the row
+    count, or what Python made of it. Sizes and indices are not meant. Empty if the model does not
+    export at these row counts."""
+    most = min(3, *example_case(signature).values())
+    numbers: list[set[str]] = []
+    for n in (most - 1, most):
+        rows = [
+            x if bound.rowless else x[:n].clone()
+            for x, bound in zip(arguments, signature.inputs, strict=True)
+        ]
+        try:
+            with quiet_torch(), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+                program = torch.export.export(model, tuple(rows), strict=False)
+                numbers.append(set(_numbers_in(program.run_decompositions({}))))
+        except Exception:  # torch raises many types; the trial of the eager model goes on
+            return []
+    return sorted(numbers[0] ^ numbers[1])
+
+
+def _numbers_in(program: ExportedProgram) -> Iterator[str]:
+    """Yield each number with which a graph computes, as text: floats, integers of elementwise
+    operations or that fill a tensor, and constants without dimensions."""
+    aten = torch.ops.aten
+    fills = (aten.full.default, aten.full_like.default, aten.scalar_tensor.default)
+    for node in program.graph.nodes:
+        whole = node.target in fills or torch.Tag.pointwise in getattr(node.target, "tags", ())
+        for value in (*node.args, *node.kwargs.values()):
+            if isinstance(value, float) or (whole and isinstance(value, int)):
+                yield str(value)
+    for constant in program.constants.values():
+        if isinstance(constant, torch.Tensor) and constant.dim() == 0:
+            yield str(constant.item())
 
 
 def why_refused(

@@ -317,3 +317,33 @@ def test_a_call_without_a_column_names_it_and_the_nearest_one(fast: Compiled) ->
     other = {"pt": JETS["pt"], "etas": JETS["eta"], "phi": JETS["phi"]}
     with pytest.raises(SoaPipelineError, match=r"no column 'eta'.*did you mean 'etas'"):
         fast(other)
+
+
+class BranchesAbove(nn.Module):
+    """Takes another path above 5,000 rows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sum(1, keepdim=True) * (2 if x.shape[0] > 5000 else 1)
+
+
+class Loops(nn.Module):
+    """A loop over rows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([row.sum(0, keepdim=True) for row in x]) if len(x) else x[:, :1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "line"),
+    [
+        (BranchesAbove, "the row count of x <= 5000"),
+        (Loops, "that rows are independent is tried, not shown: its rows were captured one by one"),
+    ],
+)
+def test_rows_that_are_not_shown_to_be_independent_are_bounded(
+    kind: type[nn.Module], line: str
+) -> None:
+    lines: list[str] = []
+    with pipeline.compile(kind(), JETS, say=lines.append) as compiled:
+        assert not compiled.session.signature.ranges["n"].unbounded
+    assert any(line in said for said in lines), lines

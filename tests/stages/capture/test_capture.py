@@ -394,6 +394,22 @@ def test_a_model_that_acts_otherwise_at_one_row_count_is_refused(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
+    "function",
+    [
+        lambda y, n: torch.where(y > 1e5, y * float(n), y),
+        lambda y, n: torch.where(y > 1e5, y * n, y),
+        lambda y, n: torch.where(y > 1e5, torch.full_like(y, n), y),
+        lambda y, n: torch.where(y > 1e5, torch.tensor(float(n)), y),
+    ],
+)
+def test_a_row_count_among_the_numbers_is_seen_where_no_trial_sees_it(
+    function: Callable[[torch.Tensor, int], torch.Tensor], tmp_path: Path
+) -> None:
+    model = WithRowCount(lambda y, n: function(y, n) + 0 * y[torch.arange(int(n))])
+    assert "its graph has other numbers at another row count (" in refusal(model.eval(), tmp_path)
+
+
+@pytest.mark.parametrize(
     ("kind", "engines"),
     [
         (mlps.MutatesInput, ("exported",)),
