@@ -297,7 +297,7 @@ def _choose_columns(numbered: _Numbered, equal: bool) -> _Columns:
     if not len(columns):
         columns = np.zeros((1, 3))  # no tree has a node
     threshold = numbered.nodes.threshold.copy()
-    threshold[inner][only_missing] = 0
+    threshold[inner][only_missing] = 0  # `inner` is a slice, so this writes into `threshold`
     return _Columns(
         feature=columns[:, 0],
         replaced=columns[:, 1],

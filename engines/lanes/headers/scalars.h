@@ -26,16 +26,6 @@ struct Q {
   int64_t v;
 };
 
-template <class V>
-struct Element;
-#define ELEMENT(V, T) \
-  template <>         \
-  struct Element<V> { \
-    typedef T Type;   \
-  };
-ELEMENT(F, float) ELEMENT(I, int32_t) ELEMENT(D, double) ELEMENT(Q, int64_t)
-#undef ELEMENT
-
 template <class To, class From>
 INLINE To same_bits(From from) {
   return __builtin_bit_cast(To, from);
